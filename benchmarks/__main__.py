@@ -1,0 +1,45 @@
+"""`python -m benchmarks [--quick] [--strict] [--json] [NAME ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+
+from benchmarks.figures import table
+
+MODULES = ("dispatch", "transport", "end_to_end")
+
+
+def main() -> None:
+    """Runs the benches asked for, one after another, and prints their tables."""
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a limit is missed")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("modules", nargs="*", metavar="NAME", help=f"of {', '.join(MODULES)}")
+    arguments = parser.parse_args()
+    unknown = set(arguments.modules) - set(MODULES)
+    if unknown:
+        parser.error(f"unknown bench: {', '.join(sorted(unknown))}")
+    everything = []
+    if not arguments.json:
+        print(f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.machine()}")
+    for name in arguments.modules or MODULES:
+        figures = importlib.import_module(f"benchmarks.{name}").run(arguments.quick)
+        everything += figures
+        if not arguments.json:
+            print(f"\n{name}\n{table(figures)}", flush=True)
+    if arguments.json:
+        print(json.dumps(everything))
+    missed = [figure["name"] for figure in everything if not figure["ok"]]
+    if missed:
+        print(f"limits missed: {'; '.join(missed)}", file=sys.stderr)
+        sys.exit(1 if arguments.strict else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""What a request costs through real processes, and how many the control path carries.
+
+* CPU over ONNX Runtime: gateway + scheduler + one agent, one request at a time; the CPU time all
+  three spent on it minus what the same model costs when called in process. Read per request from
+  the kernel's run-time accounting of every thread, so that idle time does not count.
+* Control path: client, gateway, scheduler and two agents (five processes); agents emulate a device
+  that takes no time, tensors are tiny, 64 requests are in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import catenary
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.figures import Figure, at_least, at_most
+from catenaryd.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.models import ensure_model
+from services.domain.ids import ModelKey
+from services.domain.model import ModelManifest
+from services.model_repository import ModelRepository
+
+CPU_LIMIT_MS = 2.5
+CONTROL_PATH_LIMIT_RPS = 600.0
+IN_FLIGHT = 64
+FEATURES = 64
+HIDDEN = 256
+
+
+def small_model(repository: ModelRepository) -> ModelKey:
+    """Writes a small real ONNX model (four dense layers) and its block table; returns its key."""
+    generator = np.random.default_rng(1)
+    nodes, weights, width, name = [], [], FEATURES, "x"
+    for layer, following in enumerate((HIDDEN, HIDDEN, HIDDEN, FEATURES)):
+        matrix = generator.normal(0, width**-0.5, (width, following)).astype(np.float32)
+        weights.append(numpy_helper.from_array(matrix, f"w{layer}"))
+        nodes.append(helper.make_node("MatMul", [name, f"w{layer}"], [f"m{layer}"]))
+        nodes.append(helper.make_node("Relu", [f"m{layer}"], [f"r{layer}"]))
+        name, width = f"r{layer}", following
+    graph = helper.make_graph(
+        nodes, "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", FEATURES])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", FEATURES])],
+        weights,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    key = ModelKey("small", "1")
+    repository.write_manifest(
+        ModelManifest(
+            key=key, platform="onnxruntime_onnx", file="model.onnx", slo_ns=1_000_000_000,
+            max_batch=8, float16_boundaries=True,
+        )
+    )  # fmt: skip
+    onnx.save(model, repository.model_file(key))
+    ensure_model(repository.root, "small")
+    return key
+
+
+def cpu_ns(pids: list[int]) -> int:
+    """Returns the CPU time all threads of these processes have used, in nanoseconds."""
+    total = 0
+    for pid in pids:
+        for task in os.scandir(f"/proc/{pid}/task"):
+            total += int(Path(task.path, "schedstat").read_text().split()[0])
+    return total
+
+
+@asynccontextmanager
+async def cluster_of(
+    folder: Path, agents: int, device: str, stages: list[list[int]], batch: int, **agent: Any
+) -> AsyncIterator[LocalCluster]:
+    """Runs a local cluster that serves the small model with one agent per stage."""
+    repository = ModelRepository(folder / "models")
+    (folder / "models").mkdir(parents=True, exist_ok=True)
+    if not repository.list():
+        small_model(repository)
+    partitions = [
+        {"blocks": blocks, "agents": [f"agent-{index}"]} for index, blocks in enumerate(stages)
+    ]
+    pipelines = [{"batch": batch, "partitions": partitions}]
+    plan = folder / f"plan-{agents}-{batch}.json"
+    plan.write_text(json.dumps({"models": [{"name": "small", "pipelines": pipelines}]}))
+    cluster = LocalCluster(
+        ClusterOptions(
+            agents=agents, device=device, models=("small",), plan_file=plan, grpc_port=0,
+            http_port=0, data_dir=folder, extra={"agent": agent},
+        )
+    )  # fmt: skip
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+def block_count(folder: Path) -> int:
+    """Returns the number of blocks of the small model."""
+    repository = ModelRepository(folder / "models")
+    (folder / "models").mkdir(parents=True, exist_ok=True)
+    key = repository.list()[0] if repository.list() else small_model(repository)
+    return repository.block_table(key).blocks
+
+
+async def cpu_over_onnxruntime(folder: Path, requests: int) -> list[Figure]:
+    """Measures CPU per request, one at a time, interleaved with calls in process."""
+    row = np.random.default_rng(2).normal(size=(1, FEATURES)).astype(np.float32)
+    blocks = block_count(folder)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    repository = ModelRepository(folder / "models")
+    session = onnxruntime.InferenceSession(
+        str(repository.model_file(repository.list()[0])), options, providers=["CPUExecutionProvider"]
+    )
+    direct, served, latency = [], [], []
+    async with cluster_of(folder, 1, "cpu", [[0, blocks]], 1) as cluster:
+        pids = [pid for child in cluster.children.values() if (pid := child.pid) is not None]
+        async with catenary.AsyncClient(f"127.0.0.1:{cluster.grpc_port}") as client:
+            for number in range(requests + 50):
+                before = time.thread_time_ns()
+                session.run(None, {"x": row})
+                direct.append(time.thread_time_ns() - before)
+                spent, start = cpu_ns(pids), time.perf_counter_ns()
+                await client.infer("small", {"x": row})
+                took = time.perf_counter_ns() - start
+                # Reports and completions are still being written when the answer is here.
+                await asyncio.sleep(0.005)
+                if number >= 50:
+                    served.append(cpu_ns(pids) - spent)
+                    latency.append(took)
+    over = (statistics.median(served) - statistics.median(direct)) / 1e6
+    return [
+        at_most("request through gateway + scheduler + agent, CPU over ORT, p50", over, "ms", CPU_LIMIT_MS),
+        at_most("  the same request, wall time at the client, p50", statistics.median(latency) / 1e6, "ms"),
+    ]  # fmt: skip
+
+
+async def _load(target: str, seconds: float) -> tuple[int, int, list[float]]:
+    row = np.zeros((1, FEATURES), np.float32)
+    done, failed, latencies = 0, 0, []
+    async with catenary.AsyncClient(target) as client:
+        await client.infer("small", {"x": row})
+        end = time.perf_counter() + seconds
+
+        async def worker() -> None:
+            nonlocal done, failed
+            while (start := time.perf_counter()) < end:
+                try:
+                    await client.infer("small", {"x": row})
+                except catenary.CatenaryError:
+                    failed += 1
+                else:
+                    done += 1
+                    latencies.append(time.perf_counter() - start)
+
+        await asyncio.gather(*(worker() for _ in range(IN_FLIGHT)))
+    return done, failed, latencies
+
+
+def _load_process(target: str, seconds: float, results: Any) -> None:
+    import uvloop
+
+    results.put(uvloop.run(_load(target, seconds)))
+
+
+async def control_path(folder: Path, batch: int, seconds: float) -> list[Figure]:
+    """Measures requests per second through five processes."""
+    blocks = block_count(folder)
+    half = blocks // 2
+    async with cluster_of(
+        folder, 2, "emulated:null", [[0, half], [half, blocks]], batch, emulated_slowdown=0.0
+    ) as cluster:
+        context = multiprocessing.get_context("spawn")
+        results = context.Queue()
+        target = f"127.0.0.1:{cluster.grpc_port}"
+        process = context.Process(target=_load_process, args=(target, seconds, results))
+        process.start()
+        done, failed, latencies = await asyncio.to_thread(results.get, timeout=seconds + 60)
+        process.join()
+        pids = {name: child.pid for name, child in cluster.children.items()}
+        cpu = {name: cpu_ns([pid]) / 1e3 / max(done, 1) for name, pid in pids.items() if pid}
+    rate = done / seconds
+    name = f"control path, five processes, 64 in flight, batch {batch}"
+    figures = [
+        at_least(name, rate, "requests/s", CONTROL_PATH_LIMIT_RPS),
+        at_most("  failed requests", float(failed), "requests", 0.0),
+        at_most("  p50 latency", statistics.median(latencies) * 1e3, "ms"),
+    ]
+    figures += [
+        at_most(f"  CPU per request, {process_name} (start included)", value, "us")
+        for process_name, value in cpu.items()
+    ]
+    return figures
+
+
+async def _run(quick: bool) -> list[Figure]:
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        figures += await cpu_over_onnxruntime(Path(scratch), 100 if quick else 500)
+        for batch in (1, 8):
+            figures += await control_path(Path(scratch), batch, 3.0 if quick else 10.0)
+    return figures
+
+
+def run(quick: bool = False) -> list[Figure]:
+    """Returns the figures of this module."""
+    return asyncio.run(_run(quick))

@@ -1,0 +1,192 @@
+"""`catenaryd`: the platform's commands. Errors are one sentence on stderr and exit code 1."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from catenaryd.process_options import given, settings_options
+from catenaryd.supervisor import end_with_parent
+from gateway.settings import GatewaySettings
+from gpu_agent.settings import AgentSettings
+from scheduler.settings import SchedulerSettings
+from services.errors import CatenaryError
+from services.lifecycle import Process, run_process
+from services.log import configure_logging, get_logger
+from services.settings import ProcessSettings, describe, load_settings
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(context_settings=CONTEXT)
+@click.option("--config", type=click.Path(path_type=Path, exists=True), help="catenary.yaml to read.")
+@click.option("--supervised", is_flag=True, hidden=True, help="End with the parent process.")
+@click.pass_context
+def cli(context: click.Context, config: Path | None, supervised: bool) -> None:
+    """Runs Catenary: a whole local cluster (`up`), or one of its processes.
+
+    Settings come from the file given with --config, then CATENARY_* variables, then flags.
+
+    Example: catenaryd up --model efficientnet-lite0 --agents 3
+    """
+    if supervised:
+        end_with_parent()
+    context.obj = config
+
+
+def _run(
+    kind: str, settings: ProcessSettings, instance: str, make: type[Process] | Any
+) -> None:
+    configure_logging(kind, instance, settings.log_level, settings.log_json)
+    get_logger("catenaryd").info("settings", **describe(settings))
+    sys.exit(run_process(make(settings), settings.drain_timeout_s))
+
+
+@cli.command()
+@settings_options(SchedulerSettings)
+@click.pass_obj
+def scheduler(config: Path | None, **flags: Any) -> None:
+    """Runs a scheduler: plans, reserves, dispatches; leader or standby by a lease in Redis.
+
+    Example: catenaryd scheduler --redis-url redis://127.0.0.1:6379 --model-repository models
+    --models efficientnet-lite0 --insecure
+    """
+    from scheduler.process import SchedulerProcess
+
+    settings = load_settings(
+        SchedulerSettings, file=config, section="scheduler", flags=given(flags)
+    )
+    _run("scheduler", settings, settings.scheduler_id, SchedulerProcess)
+
+
+@cli.command()
+@settings_options(GatewaySettings)
+@click.pass_obj
+def gateway(config: Path | None, **flags: Any) -> None:
+    """Runs a gateway: the Open Inference Protocol over gRPC and HTTP.
+
+    Example: catenaryd gateway --scheduler-addresses 127.0.0.1:8004 --insecure
+    """
+    from gateway.process import GatewayProcess
+
+    settings = load_settings(GatewaySettings, file=config, section="gateway", flags=given(flags))
+    _run("gateway", settings, settings.gateway_id, GatewayProcess)
+
+
+@cli.command()
+@settings_options(AgentSettings)
+@click.pass_obj
+def agent(config: Path | None, **flags: Any) -> None:
+    """Runs an agent: hosts partitions of models on one device.
+
+    Example: catenaryd agent --agent-id agent-0 --device cuda:0 --model-repository models --insecure
+    """
+    from gpu_agent.process import AgentProcess
+
+    settings = load_settings(AgentSettings, file=config, section="agent", flags=given(flags))
+    _run("agent", settings, settings.agent_id, AgentProcess)
+
+
+@cli.command()
+@click.option("--agents", default=3, show_default=True, help="How many agents to start.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or emulated:CLASS.")
+@click.option("--model", "models", multiple=True, help="Model to serve; may be repeated.")
+@click.option(
+    "--plan", "plan_file", type=click.Path(path_type=Path, exists=True), help="Placement to use."
+)
+@click.option("--grpc-port", default=8001, show_default=True, help="0 takes a free one.")
+@click.option("--http-port", default=8000, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path), default=Path(".catenary"), show_default=True,
+    help="Models, logs and Redis data.",
+)  # fmt: skip
+@click.option("--redis-url", help="Use this Redis instead of starting one.")
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON line.")
+@click.pass_obj
+def up(config: Path | None, as_json: bool, models: tuple[str, ...], **flags: Any) -> None:
+    """Runs a whole cluster on this machine until Ctrl-C, restarting whatever dies.
+
+    Prints one line once everything is ready.
+
+    Example: catenaryd up --agents 3 --model efficientnet-lite0 --json
+    """
+    from catenaryd.local_cluster import ClusterOptions
+    from catenaryd.up import run_up
+
+    options = ClusterOptions(models=models, config_file=config, **flags)
+    configure_logging("up", "local", "warning", False)
+    sys.exit(asyncio.run(run_up(options, as_json=as_json)))
+
+
+@cli.command()
+@click.argument("model")
+@click.option(
+    "--model-repository", type=click.Path(path_type=Path), default=Path("models"),
+    show_default=True, help="Folder with <model>/<version>/.",
+)  # fmt: skip
+@click.option("--blocks", default=10, show_default=True, help="How many blocks to aim for.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+def prepare(model: str, model_repository: Path, blocks: int, as_json: bool) -> None:
+    """Cuts MODEL (name or name:version) into blocks and writes blocks.json beside it.
+
+    Example: catenaryd prepare efficientnet-lite0 --model-repository models --blocks 10
+    """
+    from catenaryd.models import find_model, prepare_table
+
+    table = prepare_table(model_repository, find_model(model_repository, model), blocks)
+    if as_json:
+        click.echo(json.dumps(table))
+        return
+    for block in table["blocks"]:
+        click.echo(
+            f"block {block['index']:>3}  {block['compute_ms']:9.3f} ms"
+            f"  {block['output_bytes_per_row']:>12,} bytes out per row"
+        )
+
+
+@cli.command()
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path), default=Path(".catenary/demo"),
+    show_default=True, help="Models, logs and Redis data.",
+)  # fmt: skip
+def demo(data_dir: Path) -> None:
+    """Serves real photographs over a chain of three agents and shows where the time went.
+
+    Example: catenaryd demo
+    """
+    from catenaryd.demo import run_demo
+
+    configure_logging("demo", "local", "error", False)
+    sys.exit(asyncio.run(run_demo(data_dir)))
+
+
+@cli.command("create-key")
+@click.argument("name")
+@click.option("--keys-file", type=click.Path(path_type=Path), required=True, help="File to add to.")
+def create_key(name: str, keys_file: Path) -> None:
+    """Creates an API key called NAME, prints it once and stores only its hash.
+
+    Example: catenaryd create-key alice --keys-file keys.json
+    """
+    from services.security.keys import add_key
+
+    click.echo(add_key(keys_file, name))
+
+
+def main() -> None:
+    """Entry point of `catenaryd`."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except CatenaryError as error:
+        click.echo(error.message, err=True)
+        sys.exit(1)

@@ -1,0 +1,108 @@
+"""`make demo`: real photographs over a chain of three agents, and where the time went."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import catenary
+import click
+import numpy as np
+from catenary.waterfall import render_waterfall
+
+from catenaryd.demo_models import PHOTOGRAPHS, labels, photograph, preprocess, top_k
+from catenaryd.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.models import ensure_model
+from gpu_agent.executors import Device, load_executor
+from services.domain.ids import ModelKey, PartitionKey
+from services.errors import CatenaryError
+from services.model_repository import ModelRepository
+
+MODEL = "efficientnet-lite0"
+TOP = 5
+WATERFALL_WIDTH = 100
+
+
+def demo_placement(blocks: int) -> dict[str, object]:
+    """Returns three partitions: the middle one pooled by two agents, the ends on the third."""
+    first, second = round(blocks * 0.3), round(blocks * 0.75)
+    return {
+        "models": [{
+            "name": MODEL,
+            "slo_ms": 1000,
+            "pipelines": [{
+                "batch": 4,
+                "partitions": [
+                    {"blocks": [0, first], "agents": ["agent-0"]},
+                    {"blocks": [first, second], "agents": ["agent-1", "agent-2"]},
+                    {"blocks": [second, blocks], "agents": ["agent-0"]},
+                ],
+            }],
+        }]
+    }  # fmt: skip
+
+
+def unsplit_logits(repository: ModelRepository, key: ModelKey, images: list[np.ndarray]) -> np.ndarray:
+    """Returns the whole model's answers, computed in this process. Shape [images, classes]."""
+    blocks = repository.block_table(key).blocks
+    executor = load_executor(
+        repository, PartitionKey(key, 0, blocks), device=Device.parse("cpu"), float16_boundaries=False
+    )
+    try:
+        return np.concatenate([executor.run([image])[0] for image in images])
+    finally:
+        executor.close()
+
+
+async def run_demo(data_dir: Path) -> int:
+    """Runs the demo and returns its exit code: 0 if every answer agrees with the unsplit model."""
+    click.echo("preparing efficientnet-lite0 (real ImageNet weights, cut into blocks)")
+    key = await asyncio.to_thread(ensure_model, data_dir / "models", MODEL)
+    repository = ModelRepository(data_dir / "models")
+    plan_file = data_dir / "plan.json"
+    plan_file.write_text(json.dumps(demo_placement(repository.block_table(key).blocks), indent=2))
+    images = [preprocess(photograph(name)) for name in PHOTOGRAPHS]
+    reference = await asyncio.to_thread(unsplit_logits, repository, key, images)
+
+    cluster = LocalCluster(
+        ClusterOptions(
+            agents=3, models=(MODEL,), plan_file=plan_file, grpc_port=0, http_port=0,
+            data_dir=data_dir,
+        )
+    )  # fmt: skip
+    try:
+        click.echo("starting redis, a scheduler, a gateway and three agents")
+        facts = await cluster.start(lambda line: click.echo(f"  {line}"))
+        agreed = await _classify(facts, images, reference)
+    except CatenaryError as error:
+        click.echo(error.message, err=True)
+        return 1
+    finally:
+        await cluster.stop()
+    click.echo("stopped" if agreed else "an answer differs from the unsplit model")
+    return 0 if agreed else 1
+
+
+async def _classify(facts: dict[str, object], images: list[np.ndarray], reference: np.ndarray) -> bool:
+    names = labels()
+    agreed = True
+    async with catenary.AsyncClient(str(facts["grpc"]), admin_target=str(facts["admin"])) as client:
+        model = await client.model_metadata(MODEL)
+        tensor, output = model.inputs[0].name, model.outputs[0].name
+        for _warm in range(2):
+            await client.infer(MODEL, {tensor: images[0]})
+        for name, image, expected in zip(PHOTOGRAPHS, images, reference, strict=True):
+            answer = await client.infer(MODEL, {tensor: image}, request_id=f"demo-{name}")
+            logits = answer.outputs[output][0]
+            ranked, wanted = top_k(logits, TOP), top_k(expected, TOP)
+            same = ranked[0][0] == wanted[0][0] and {i for i, _ in ranked} == {i for i, _ in wanted}
+            agreed &= same
+            verdict = "as the unsplit model" if same else "DIFFERS from the unsplit model"
+            click.echo(f"\n{name} (top-{TOP} {verdict})")
+            for index, probability in ranked:
+                click.echo(f"  {probability:6.1%}  {names[index]}")
+        trace = await client.trace(f"demo-{PHOTOGRAPHS[-1]}")
+    click.echo(f"\nwhere the time of {trace.request_id} went")
+    click.echo(render_waterfall(trace, WATERFALL_WIDTH))
+    return agreed

@@ -1,0 +1,65 @@
+"""Gets models into a repository: the demo models by name, others by being there already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from catenaryd.demo_models import import_efficientnet_lite0
+from gpu_agent.partitioning import prepare_model
+from services.domain.ids import ModelKey
+from services.errors import ModelNotFound
+from services.model_repository import ModelRepository
+
+DEMO_MODELS = {"efficientnet-lite0": import_efficientnet_lite0}
+
+
+def find_model(root: Path, name: str) -> ModelKey:
+    """Returns the key of `name` or `name:version` (the highest version if none is given).
+
+    Raises:
+        ModelNotFound: it is neither in the repository nor a demo model.
+    """
+    wanted, _, version = name.partition(":")
+    keys = [
+        key for key in ModelRepository(root).list()
+        if key.name == wanted and version in ("", key.version)
+    ]  # fmt: skip
+    if not keys:
+        raise ModelNotFound(
+            f"model {name!r} is not in {root}; put it there as"
+            f" {wanted}/<version>/model.yaml, or use one of: {', '.join(DEMO_MODELS)}"
+        )
+    return max(keys, key=lambda key: (len(key.version), key.version))
+
+
+def ensure_model(root: Path, name: str) -> ModelKey:
+    """Imports a demo model if it is missing, cuts the model into blocks if nobody did."""
+    root.mkdir(parents=True, exist_ok=True)
+    repository = ModelRepository(root)
+    wanted = name.partition(":")[0]
+    present = any(key.name == wanted for key in repository.list())
+    if not present and wanted in DEMO_MODELS:
+        DEMO_MODELS[wanted](repository)
+    key = find_model(root, name)
+    if not repository.has_block_table(key):
+        prepare_model(repository, key)
+    return key
+
+
+def prepare_table(root: Path, key: ModelKey, blocks: int) -> dict[str, Any]:
+    """Cuts a model and returns the table as plain JSON values."""
+    table = prepare_model(ModelRepository(root), key, blocks)
+    return {
+        "model": str(key),
+        "model_hash": table.model_hash,
+        "batched": table.batched,
+        "blocks": [
+            {
+                "index": index,
+                "compute_ms": table.compute_ns[index] / 1e6,
+                "output_bytes_per_row": table.boundaries[index + 1].row_bytes,
+            }
+            for index in range(table.blocks)
+        ],
+    }

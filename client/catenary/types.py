@@ -1,0 +1,194 @@
+"""What calls take and give: plain frozen dataclasses, no protocol messages.
+
+All of them turn into JSON with `as_json`, arrays excepted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from catenary.errors import CatenaryError
+from catenary.tensors import Array
+
+ParameterValue = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """One inference request, for `infer_stream` or to send several times.
+
+    Attributes:
+        model: Name of the model.
+        inputs: Its input tensors by name.
+        version: Empty for the server's choice.
+        outputs: Names of the outputs wanted; None for all of them.
+        slo_ms: When the answer must be there, counted from the request's arrival.
+        request_id: Echoed in the result and known to `trace`; None draws one.
+        priority: Higher goes first, where the server supports it.
+        parameters: Further request parameters of the protocol.
+    """
+
+    model: str
+    inputs: Mapping[str, Array]
+    version: str = ""
+    outputs: Sequence[str] | None = None
+    slo_ms: float | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InferResult:
+    """The answer to one request.
+
+    `result["name"]` is one output array, read-only because it is a view of the reply's bytes.
+
+    Attributes:
+        outputs: Output arrays by name.
+        id: The request's id.
+        model: Model that answered.
+        version: Its version.
+        parameters: Parameters the server attached.
+        error: Why there are no outputs; only in a stream, elsewhere it is raised.
+    """
+
+    outputs: dict[str, Array]
+    id: str
+    model: str
+    version: str
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    error: CatenaryError | None = None
+
+    def __getitem__(self, name: str) -> Array:
+        self.raise_if_failed()
+        return self.outputs[name]
+
+    def raise_if_failed(self) -> None:
+        """Raises the error of this request, if it failed."""
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One model of the server's repository; `reason` says why it is not ready."""
+
+    name: str
+    version: str
+    ready: bool
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Name, datatype and shape of a tensor; -1 marks a dimension of any size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What a model takes and gives."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentInfo:
+    """One agent; `state` is joining, ready, draining or lost."""
+
+    agent_id: str
+    device: str
+    device_class: str
+    state: str
+    partitions: tuple[str, ...]
+    memory_bytes: int
+    utilisation_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentInfo:
+    """One deployed model as the scheduler sees it."""
+
+    name: str
+    version: str
+    ready: bool
+    reason: str
+    pipelines: int
+    queued_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """The cluster at one moment."""
+
+    scheduler_id: str
+    epoch: int
+    plan_id: str
+    agents: tuple[AgentInfo, ...]
+    models: tuple[DeploymentInfo, ...]
+    gateways: tuple[str, ...]
+    queued_requests: int
+    batches_in_flight: int
+    live_reservations: int
+    redis_connected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ActivePlan:
+    """The plan in force, as the document `apply_plan` takes, and why it looks like that."""
+
+    document: dict[str, Any]
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSpan:
+    """One stretch of a request's life; times count from its arrival at the gateway."""
+
+    name: str
+    process: str
+    start_ns: int
+    duration_ns: int
+    batch_id: int = 0
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Where the time of one request went; `outcome` is "OK" or the reason it failed."""
+
+    request_id: str
+    model: str
+    outcome: str
+    total_ns: int
+    spans: tuple[TraceSpan, ...]
+    trace_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedText:
+    """A piece of a generated answer; the last one has a finish reason."""
+
+    text: str
+    finish_reason: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def as_json(value: Any) -> Any:
+    """Returns a dataclass of this module, or a list of them, as plain JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return [as_json(item) for item in value] if isinstance(value, list | tuple) else value

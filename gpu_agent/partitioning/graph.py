@@ -1,0 +1,83 @@
+"""A model as a directed acyclic graph, reduced to what matters for cutting it.
+
+Nodes stand in a topological order; cutting at position `p` means nodes `[0, p)` run before nodes
+`[p, n)`. The *crossing set* of `p` is everything computed (or given) before `p` that is still needed
+behind it, graph outputs produced early included, so the crossing set carries all a later part can
+ask for and any range of nodes between two cuts is self-contained.
+
+Whatever does not depend on the model's inputs (weights, constant arithmetic) is not in the graph:
+front ends leave it out and duplicate it into every part that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation."""
+
+    reads: tuple[str, ...]
+    """Values it reads, those captured by a nested body (If, Loop) included."""
+    writes: tuple[str, ...]
+    """Values it produces."""
+    cost_ns: float = 1.0
+    """Estimated run time."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutGraph:
+    """A model's data flow."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    """In a topological order."""
+    value_bytes: Mapping[str, int]
+    """Size of each value for one row."""
+    bonds: frozenset[tuple[int, int]] = frozenset()
+    """Pairs of nodes never to be cut apart: (producer, consumer), such as Conv and its Relu."""
+    immovable: frozenset[str] = frozenset()
+    """Values that cannot be sent: no batch dimension in a batched model, a tuple, a sequence."""
+
+    def crossing_sets(self) -> list[tuple[str, ...]]:
+        """Returns the crossing set of every position 0..n, in order of production.
+
+        The set at 0 is the graph's inputs and the one at n its outputs, each in its declared order.
+        An input nobody reads is part of position 0 only.
+        """
+        count = len(self.nodes)
+        last_use: dict[str, int] = {}
+        for index, node in enumerate(self.nodes):
+            for value in node.reads:
+                last_use[value] = index
+        for value in self.outputs:
+            last_use[value] = count
+        alive = {value: None for value in self.inputs if value in last_use}
+        sets: list[tuple[str, ...]] = [self.inputs]
+        for index, node in enumerate(self.nodes):
+            alive.update((value, None) for value in node.writes if value in last_use)
+            # A value last read by this very node is not needed behind it.
+            for value in dict.fromkeys((*node.reads, *node.writes)):
+                if last_use.get(value) == index:
+                    alive.pop(value, None)
+            sets.append(tuple(alive))
+        sets[count] = self.outputs
+        return sets
+
+    def cut_positions(self) -> list[int]:
+        """Returns the inner positions where cutting is possible and sensible, ascending."""
+        forbidden = [False] * (len(self.nodes) + 1)
+        for producer, consumer in self.bonds:
+            for position in range(producer + 1, consumer + 1):
+                forbidden[position] = True
+        sets = self.crossing_sets()
+        return [
+            position
+            for position in range(1, len(self.nodes))
+            if not forbidden[position]
+            and sets[position]
+            and self.immovable.isdisjoint(sets[position])
+        ]

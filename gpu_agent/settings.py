@@ -1,0 +1,83 @@
+"""Settings of an agent process: what it runs on, whom it obeys and how much it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from gpu_agent.device import default_device_class, default_memory_bytes
+from services.settings import ProcessSettings
+
+
+class AgentSettings(ProcessSettings):
+    """One agent hosts partitions on one device (or on its share of one)."""
+
+    agent_id: str = Field(min_length=1, description="Name of this agent, unique in the cluster.")
+    device: str = Field("cpu", description='Device to compute on: "cpu", "cuda:0", "emulated:p4".')
+    device_class: str = Field(
+        "", description="Name the planner knows the device by; empty: derived from the device."
+    )
+    server_id: str = Field(
+        "", description="Agents of one server share its network card; empty: the agent alone."
+    )
+    scheduler_addresses: list[str] = Field(
+        default_factory=lambda: ["127.0.0.1:8004"],
+        description="host:port of every scheduler, leader and standbys; one that leads is obeyed.",
+    )
+    model_repository: Path = Field(
+        Path("models"), description="Folder that holds models/<name>/<version>/."
+    )
+    threads: int = Field(1, ge=1, description="Compute threads of the executor (ONNX, OpenMP).")
+    memory_bytes: int = Field(
+        0, ge=0, description="Memory for partitions; 0: what the device has (half of the host's)."
+    )
+    link_bytes_per_second: int = Field(
+        2_000_000_000, gt=0, description="Speed of the server's network card, for the planner."
+    )
+    transports: list[str] = Field(
+        default_factory=lambda: ["shm", "tcp", "grpc"],
+        description="Transports offered to peers, best first.",
+    )
+    transport_host: str = Field("127.0.0.1", description="Address peers reach this process at.")
+    runtime_dir: Path | None = Field(
+        None, description="Folder for sockets of the shm transport; empty: the system's choice."
+    )
+    emulated_slowdown: float = Field(
+        1.0, gt=0, description="An emulated device is this many times slower than this host."
+    )
+    emulated_profile: Path | None = Field(
+        None, description="File with the block times of the emulated device; empty: slowdown only."
+    )
+    health_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of the gRPC health service; empty: none."
+    )
+    max_held_bytes: int = Field(
+        1 << 30, gt=0, description="Bytes of received tensors held at a time; more is refused."
+    )
+    max_assemblies: int = Field(
+        256, gt=0, description="Batches waiting for rows of other gateways at a time."
+    )
+    max_unpushed_batches: int = Field(
+        4, ge=1, description="Computed batches on their way out; more pause the device."
+    )
+    push_timeout_s: float = Field(
+        2.0, gt=0, description="A peer that takes no frame for this long counts as lost."
+    )
+    heartbeat_s: float = Field(1.0, gt=0, description="Time between heartbeats to the scheduler.")
+    silence_s: float = Field(
+        3.0, gt=0, description="A scheduler silent for this long counts as gone."
+    )
+
+    @model_validator(mode="after")
+    def _derive(self) -> AgentSettings:
+        """Fills what follows from the other fields."""
+        if not self.server_id:
+            self.server_id = self.agent_id
+        if not self.device_class:
+            self.device_class = default_device_class(self.device)
+        if not self.memory_bytes:
+            self.memory_bytes = default_memory_bytes(self.device)
+        if not self.scheduler_addresses:
+            raise ValueError("scheduler_addresses: at least one is needed")
+        return self

@@ -1,0 +1,171 @@
+"""What a dispatcher is told (events, in the past) and what it asks for (commands).
+
+All times are nanoseconds on the scheduler's monotonic clock. The service feeds these from gRPC and
+a real clock, a simulator from an event heap and a virtual one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.domain.ids import AgentId, BatchId, ModelKey, Nanoseconds, PartitionKey, RequestId
+from services.domain.plan import Agent, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """Rows that want to be scheduled before a deadline."""
+
+    request: RequestId
+    model: ModelKey
+    rows: int
+    deadline_ns: Nanoseconds
+    priority: int = 0
+    in_flight: tuple[AdoptedRows, ...] = ()
+    """Rows a previous scheduler already dispatched; only the others are scheduled."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedRows:
+    """Rows of a request on their way in a batch this dispatcher did not send."""
+
+    batch: BatchId
+    request_row: int
+    rows: int
+    expected_ns: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """The client went away, or its deadline passed at the gateway."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCompleted:
+    """The gateway has every row."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class StageReported:
+    """One hop of one batch is done, and this is when it really ran."""
+
+    batch: BatchId
+    position: int
+    compute_start_ns: Nanoseconds
+    compute_end_ns: Nanoseconds
+    transfer_start_ns: Nanoseconds | None = None
+    transfer_end_ns: Nanoseconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailed:
+    """A batch came to an end without a result."""
+
+    batch: BatchId
+    agent: AgentId | None
+    reason: str
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AgentJoined:
+    """An agent can be planned on and dispatched to."""
+
+    agent: Agent
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLost:
+    """An agent is gone; what it held is gone with it."""
+
+    agent: AgentId
+
+
+@dataclass(frozen=True, slots=True)
+class PlanActivated:
+    """Every partition of this plan is loaded; dispatch by it from now on."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; `next_wakeup` was reached."""
+
+
+Event = (
+    RequestArrived | RequestCancelled | RequestCompleted | StageReported | BatchFailed
+    | AgentJoined | AgentLost | PlanActivated | Tick
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSlice:
+    """Rows `[request_row, request_row + rows)` of a request at `batch_row` of a batch."""
+
+    request: RequestId
+    request_row: int
+    rows: int
+    batch_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedHop:
+    """One hop of a dispatched batch and its device reservation."""
+
+    agent: AgentId
+    partition: PartitionKey
+    start_ns: Nanoseconds
+    duration_ns: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchBatch:
+    """Send these rows down this path."""
+
+    batch: BatchId
+    rows: int
+    slices: tuple[BatchSlice, ...]
+    path: tuple[PlannedHop, ...]
+    expected_finish_ns: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Answer this request with an error; `reason` is one of `services.errors`."""
+
+    request: RequestId
+    reason: str
+    message: str
+    retry_after_ns: Nanoseconds | None = None
+    earliest_finish_ns: Nanoseconds | None = None
+    details: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CancelBatch:
+    """These agents may forget this batch."""
+
+    batch: BatchId
+    agents: tuple[AgentId, ...]
+
+
+Command = DispatchBatch | Reject | CancelBatch
+
+
+class Dispatcher(Protocol):
+    """All decisions of one kind of plan, without I/O."""
+
+    def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
+        """Folds one event into the state and returns what is to be done."""
+        ...
+
+    def next_wakeup(self) -> Nanoseconds | None:
+        """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
+        ...

@@ -1,0 +1,101 @@
+"""Changes on their way to Redis: coalesced by field, bounded in number.
+
+Writing a field twice before it is flushed costs one write. While Redis is away the journal holds
+at most `limit` entries; beyond that it forgets them all and asks for a snapshot instead, which
+holds the whole state anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler.state.keys import Table
+
+Fields = dict[str, str | None]
+"""Field of a hash -> its value; None deletes it."""
+
+
+@dataclass(slots=True)
+class Changes:
+    """One batch: hash fields to set or delete, and entries for the event stream."""
+
+    tables: dict[Table, Fields] = field(default_factory=dict)
+    events: list[dict[str, str]] = field(default_factory=list)
+    replace: bool = False
+    """True for a snapshot: tables are emptied first."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.tables.values())) + len(self.events)
+
+
+class Journal:
+    """Collects changes between two flushes. Never blocks and never raises."""
+
+    def __init__(self, limit: int = 50_000) -> None:
+        self._limit = limit
+        self._changes = Changes()
+        self._count = 0
+        self.needs_snapshot = False
+        """True when only a full snapshot makes Redis right again."""
+
+    def __bool__(self) -> bool:
+        return self._count > 0 or self.needs_snapshot
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, table: Table, name: str, value: str | None) -> None:
+        """Sets a field, or deletes it if `value` is None."""
+        if self.needs_snapshot:
+            return
+        fields = self._changes.tables.setdefault(table, {})
+        if name not in fields:
+            self._grow(1)
+            if self.needs_snapshot:
+                return
+        fields[name] = value
+
+    def event(self, kind: str, facts: Mapping[str, str]) -> None:
+        """Appends an entry to the event stream."""
+        if self.needs_snapshot:
+            return
+        self._grow(1)
+        if not self.needs_snapshot:
+            self._changes.events.append({"kind": kind, **facts})
+
+    def take(self) -> Changes:
+        """Returns everything collected, and starts anew."""
+        changes, self._changes, self._count = self._changes, Changes(), 0
+        return changes
+
+    def put_back(self, changes: Changes) -> None:
+        """Returns a batch that did not arrive; newer values of the same fields win.
+
+        Stream entries of the batch may have arrived even so, and are then there twice.
+        """
+        if changes.replace:
+            self.require_snapshot()
+        if self.needs_snapshot:
+            return
+        newer = self._changes
+        for table, fields in newer.tables.items():
+            changes.tables.setdefault(table, {}).update(fields)
+        changes.events.extend(newer.events)
+        self._changes, self._count = changes, len(changes)
+        self._grow(0)
+
+    def require_snapshot(self) -> None:
+        """Forgets what was collected; the next flush must write everything."""
+        self._changes, self._count = Changes(), 0
+        self.needs_snapshot = True
+
+    def snapshot_taken(self) -> None:
+        """Collects changes again, on top of a snapshot of this very moment."""
+        self._changes, self._count = Changes(), 0
+        self.needs_snapshot = False
+
+    def _grow(self, by: int) -> None:
+        self._count += by
+        if self._count > self._limit:
+            self.require_snapshot()

@@ -1,0 +1,65 @@
+"""The Redis keys of one cluster. `docs/redis.md` explains them to operators.
+
+Every key of a cluster carries the hash tag `{<cluster>}`, so that one fenced script may touch all
+of them also on Redis Cluster. A cluster that outgrows one scheduler is divided by models into
+shards; each shard is a cluster of its own here, hence the keys of one model always share a slot.
+
+    catenary:{main}:lease             string, PX   token of the leader, e.g. "scheduler-0/5f..a1"
+    catenary:{main}:epoch             string       fencing epoch; only ever grows
+    catenary:{main}:clock             hash         scheduler_ns, redis_us, epoch of the last batch
+    catenary:{main}:deployments       hash         "name:version" -> how it is to be served (JSON)
+    catenary:{main}:plan              hash         target / active -> placement document (JSON)
+    catenary:{main}:measured          hash         "agent|name:version[a,b)" -> times per batch
+    catenary:{main}:agents            hash         agent -> device, server, state (JSON)
+    catenary:{main}:book              hash         reservation -> "resource batch start end"
+    catenary:{main}:batches           hash         batch -> path, slices, expected finish (JSON)
+    catenary:{main}:events            stream       what happened, newest few thousand entries
+
+Nothing but the lease expires, so the server must run with `maxmemory-policy noeviction`: an
+evicted reservation would be a double booking after a fail-over. Sizes are bounded by what is live:
+`book` and `batches` by the batches in flight, `events` by `MAXLEN ~`, the rest by the cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+from services.errors import InvalidInput
+
+_CLUSTER = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Table(StrEnum):
+    """The hashes the journal writes; the value is the last part of the key."""
+
+    DEPLOYMENTS = "deployments"
+    PLAN = "plan"
+    MEASURED = "measured"
+    AGENTS = "agents"
+    BOOK = "book"
+    BATCHES = "batches"
+
+
+class Keys:
+    """Names of the keys of one cluster.
+
+    Attributes:
+        lease: Holds the leader's token while it leads.
+        epoch: The fencing epoch.
+        clock: The last pair of equal moments on the leader's and on Redis' clock.
+        events: Stream of what happened.
+    """
+
+    def __init__(self, cluster: str) -> None:
+        if not _CLUSTER.fullmatch(cluster):
+            raise InvalidInput("cluster", "use 1 to 64 letters, digits, dots, dashes, underscores")
+        self._prefix = f"catenary:{{{cluster}}}:"
+        self.lease = self._prefix + "lease"
+        self.epoch = self._prefix + "epoch"
+        self.clock = self._prefix + "clock"
+        self.events = self._prefix + "events"
+
+    def table(self, table: Table) -> str:
+        """Returns the key of one hash."""
+        return self._prefix + table.value

@@ -1,0 +1,133 @@
+"""A cluster's state in Redis: one fenced batch of changes in, everything out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from redis.asyncio import Redis
+
+from scheduler.state.journal import Changes
+from scheduler.state.keys import Keys, Table
+from scheduler.state.lease import Lease
+from scheduler.state.script import Script
+from services.domain.ids import Nanoseconds
+from services.errors import StaleEpoch
+
+_EVENTS_KEPT = 5_000
+_FIELDS_PER_COMMAND = 1_000  # Lua's unpack takes a few thousand values at most
+
+# KEYS: lease, epoch, clock, then every key the commands touch.
+# ARGV: token, epoch, scheduler_ns, then commands: number of arguments, name, key index, arguments.
+# The clock pair is written by the same script, so that it is never older than the changes.
+_APPLY = Script("""
+if redis.call('GET', KEYS[1]) ~= ARGV[1] or redis.call('GET', KEYS[2]) ~= ARGV[2] then
+  return 0
+end
+local now = redis.call('TIME')
+local now_us = string.format('%.0f', tonumber(now[1]) * 1000000 + tonumber(now[2]))
+redis.call('HSET', KEYS[3], 'scheduler_ns', ARGV[3], 'redis_us', now_us, 'epoch', ARGV[2])
+local i = 4
+while i <= #ARGV do
+  local count = tonumber(ARGV[i])
+  local arguments = {}
+  for j = 1, count do
+    arguments[j] = ARGV[i + 2 + j]
+  end
+  redis.call(ARGV[i + 1], KEYS[tonumber(ARGV[i + 2])], unpack(arguments))
+  i = i + 3 + count
+end
+return 1
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class ClockAnchor:
+    """The same moment on a scheduler's monotonic clock and on Redis' wall clock."""
+
+    scheduler_ns: Nanoseconds
+    redis_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """Everything a predecessor left behind, as text."""
+
+    tables: dict[Table, dict[str, str]]
+    anchor: ClockAnchor | None
+    """None if nothing was ever written."""
+    now: ClockAnchor
+    """Our own clock against Redis', taken when this was read."""
+
+
+class Store:
+    """Reads and writes one cluster. Errors of the connection pass through as redis-py's."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+
+    async def apply(self, lease: Lease, changes: Changes) -> None:
+        """Applies a batch if `lease` is still held with its epoch, all of it or nothing.
+
+        Raises:
+            StaleEpoch: the lease is gone or somebody else's.
+        """
+        keys = [self._keys.lease, self._keys.epoch, self._keys.clock]
+        commands: list[str] = []
+        for command, key, arguments in self._commands(changes):
+            if key not in keys:
+                keys.append(key)
+            commands += [str(len(arguments)), command, str(keys.index(key) + 1), *arguments]
+        head = [lease.token, str(lease.epoch), str(time.monotonic_ns())]
+        if await _APPLY.run(self._redis, keys, head + commands) != 1:
+            raise StaleEpoch(f"epoch {lease.epoch} no longer holds the lease")
+
+    def _commands(self, changes: Changes) -> Iterator[tuple[str, str, list[str]]]:
+        if changes.replace:
+            for table in Table:
+                yield "DEL", self._keys.table(table), []
+        for table, fields in changes.tables.items():
+            key = self._keys.table(table)
+            pairs = [text for name, value in fields.items() if value is not None
+                     for text in (name, value)]  # fmt: skip
+            gone = [name for name, value in fields.items() if value is None]
+            yield from (("HSET", key, part) for part in _parts(pairs))
+            yield from (("HDEL", key, part) for part in _parts(gone))
+        for facts in changes.events:
+            flat = [text for pair in facts.items() for text in pair]
+            yield "XADD", self._keys.events, ["MAXLEN", "~", str(_EVENTS_KEPT), "*", *flat]
+
+    async def load(self) -> StoredState:
+        """Returns what is stored, and how our clock stands to Redis' at this moment."""
+        async with self._redis.pipeline(transaction=True) as pipeline:
+            for table in Table:
+                pipeline.hgetall(self._keys.table(table))
+            pipeline.hgetall(self._keys.clock)
+            answers = cast(list[dict[bytes | str, bytes | str]], await pipeline.execute())
+        tables = {table: _texts(answer) for table, answer in zip(Table, answers[:-1], strict=True)}
+        clock = _texts(answers[-1])
+        anchor = ClockAnchor(int(clock["scheduler_ns"]), int(clock["redis_us"])) if clock else None
+        return StoredState(tables, anchor, await self.read_clock())
+
+    async def read_clock(self) -> ClockAnchor:
+        """Returns this moment on both clocks, right to half a round trip."""
+        before = time.monotonic_ns()
+        seconds, micros = await self._redis.time()
+        middle = (before + time.monotonic_ns()) // 2
+        return ClockAnchor(middle, int(seconds) * 1_000_000 + int(micros))
+
+
+def _parts(texts: list[str]) -> Iterator[list[str]]:
+    for first in range(0, len(texts), _FIELDS_PER_COMMAND):
+        yield texts[first : first + _FIELDS_PER_COMMAND]
+
+
+def _texts(answer: dict[bytes | str, bytes | str]) -> dict[str, str]:
+    return {_text(name): _text(value) for name, value in answer.items()}
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,168 @@
+"""Empties the journal into Redis every few milliseconds and keeps the lease, across outages.
+
+Nobody waits for this task. While Redis is away the leader goes on dispatching from memory; when it
+is back, the lease decides: still ours - go on; gone - take it with a higher epoch and write
+everything anew; somebody else's, or somebody led in between - this leader's term is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from scheduler.state.journal import Changes, Journal
+from scheduler.state.lease import Lease
+from scheduler.state.store import Store
+from services.domain.ids import Epoch
+from services.errors import StaleEpoch
+from services.log import get_logger
+
+_REDIS_FAILURES = (RedisError, OSError, TimeoutError)
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often the task does what."""
+
+    flush_s: float = 0.005
+    """Changes of this long go in one batch."""
+    renew_s: float = 0.5
+    """The lease is renewed this often."""
+    longest_backoff_s: float = 1.0
+    """Between attempts to reach Redis again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the state comes from, and who wants to know about changes of leadership."""
+
+    collect: Callable[[], None]
+    """Moves what changed since the last call into the journal."""
+    snapshot: Callable[[], Changes]
+    """Returns the whole state of this very moment, with `replace` set."""
+    epoch_raised: Callable[[Epoch], None]
+    """Called when the lease had to be taken again and orders must carry a higher epoch."""
+
+
+class WriteBehind:
+    """One leader's line to Redis.
+
+    Attributes:
+        connected: False while Redis does not answer.
+    """
+
+    def __init__(
+        self, store: Store, lease: Lease, journal: Journal, sources: Sources, rhythm: Rhythm
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._journal = journal
+        self._sources = sources
+        self._rhythm = rhythm
+        self._work = asyncio.Event()
+        self._renew_at = 0.0
+        self._beyond = 0
+        self._backoff_s = 0.0
+        self.connected = True
+
+    def touch(self) -> None:
+        """Says that something changed; it is written within a flush interval or two."""
+        self._work.set()
+
+    def go_beyond(self, epoch: int) -> None:
+        """Makes the epoch exceed one that an agent obeys: Redis must have lost its last writes."""
+        if epoch >= self._lease.epoch:
+            self._beyond = max(self._beyond, epoch)
+            self._work.set()
+
+    async def run(self) -> None:
+        """Runs until cancelled.
+
+        Raises:
+            StaleEpoch: this process no longer leads.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await self._wait_for_work(loop.time())
+                await self._beat(loop.time())
+            except _REDIS_FAILURES as failure:
+                await self._back_off(failure)
+
+    async def flush(self) -> None:
+        """Writes what is pending now; errors of the connection pass through."""
+        self._sources.collect()
+        if self._journal:
+            await self._write()
+
+    async def _wait_for_work(self, now: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, self._renew_at - now)):
+                await self._work.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(self._rhythm.flush_s)  # what comes meanwhile goes along
+
+    async def _beat(self, now: float) -> None:
+        self._work.clear()
+        if self._beyond > 0:
+            await self._jump()
+        if now >= self._renew_at or not self.connected:
+            if not await self._lease.renew():
+                await self._reacquire()
+            self._renew_at = now + self._rhythm.renew_s
+        await self.flush()
+        if not self.connected:
+            _log.info("redis_connected", epoch=self._lease.epoch)
+        self.connected = True
+        self._backoff_s = 0.0
+
+    async def _write(self) -> None:
+        journal = self._journal
+        if journal.needs_snapshot:
+            changes = self._sources.snapshot()
+            journal.snapshot_taken()
+        else:
+            changes = journal.take()
+        try:
+            await self._store.apply(self._lease, changes)
+        except StaleEpoch:
+            journal.put_back(changes)
+            await self._reacquire()
+        except BaseException:
+            journal.put_back(changes)
+            raise
+
+    async def _reacquire(self) -> None:
+        """Takes an expired lease again, unless anybody has led since it was ours."""
+        before = max(self._lease.epoch, self._beyond)
+        if not await self._lease.try_acquire(self._beyond):
+            raise StaleEpoch(f"another scheduler leads; epoch {before} is over")
+        if self._lease.epoch != before + 1:
+            await self._lease.release()
+            raise StaleEpoch(f"another scheduler led since epoch {before}")
+        self._beyond = 0
+        self._journal.require_snapshot()
+        self._work.set()
+        _log.warning("lease_reacquired", epoch=self._lease.epoch)
+        self._sources.epoch_raised(self._lease.epoch)
+
+    async def _jump(self) -> None:
+        if not await self._lease.renew():
+            self._beyond = 0  # a real successor: an ordinary loss of the lease
+            return await self._reacquire()
+        await self._lease.release()
+        return await self._reacquire()
+
+    async def _back_off(self, failure: BaseException) -> None:
+        if self.connected:
+            _log.warning("redis_lost", error=repr(failure))
+        self.connected = False
+        self._sources.collect()  # keeps the dispatcher's own list short
+        self._backoff_s = min(self._rhythm.longest_backoff_s, max(0.02, self._backoff_s * 2))
+        await asyncio.sleep(self._backoff_s)
+        self._work.set()

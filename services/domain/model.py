@@ -1,0 +1,57 @@
+"""What the whole system knows of a model without loading it: signature, blocks and their costs.
+
+A model is a chain of *blocks*. Block `i` lies between boundary `i` and boundary `i+1`; boundary 0
+is the model's input, the last boundary its output. The tensors of a boundary are everything
+computed before it that is still needed behind it, so any range of blocks is a self-contained
+partition: it reads boundary `first` and writes boundary `last`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.domain.ids import ModelKey, Nanoseconds
+from services.domain.tensors import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The tensors that cross between two blocks, in wire order."""
+
+    tensors: tuple[TensorSpec, ...]
+    """Dimension 0 is the batch (`ANY`) if the model is batched."""
+    row_bytes: int
+    """Bytes of one row in the tensors' own datatypes (float32 counted as 4 bytes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """A model cut into blocks. Made once per model by `gpu_agent.partitioning`, kept beside it."""
+
+    model_hash: str
+    """SHA-256 of the model file; a table of another hash is refused."""
+    batched: bool
+    """True if dimension 0 of every boundary tensor is the batch."""
+    boundaries: tuple[Boundary, ...]
+    """`blocks + 1` entries."""
+    compute_ns: tuple[Nanoseconds, ...]
+    """Measured single-row time of each block on the device that made the table."""
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.boundaries) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelManifest:
+    """`model.yaml` of the model repository: how a model wants to be served."""
+
+    key: ModelKey
+    platform: str
+    """"onnxruntime_onnx" or "pytorch_exported"."""
+    file: str
+    """File name beside `model.yaml`."""
+    slo_ns: Nanoseconds
+    max_batch: int
+    float16_boundaries: bool

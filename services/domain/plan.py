@@ -1,0 +1,74 @@
+"""Plans: which partitions of which models run where, and what that promises.
+
+A *pipeline* is a chain of *stages*; a stage is a contiguous range of blocks hosted by a pool of
+agents, any of which can run it. One batch size holds for the whole pipeline (PPipe, section 5).
+A model may have several pipelines; agents may appear in several stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey, PlanId, ServerId
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One partition and the pool of agents that host it."""
+
+    partition: PartitionKey
+    agents: tuple[AgentId, ...]
+    compute_ns: tuple[Nanoseconds, ...]
+    """Compute time at batch 1, 2, ..; index 0 is batch 1. Covers the pipeline's batch size."""
+    input_bytes: int
+    """Bytes of one row that enter this stage (0 for the first stage: inputs are not booked)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Stages in order, and the one batch size they are planned for."""
+
+    pipeline_id: str
+    batch_size: int
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """How one model is served."""
+
+    model: ModelKey
+    slo_ns: Nanoseconds
+    """Deadline of a request that names none."""
+    pipelines: tuple[Pipeline, ...]
+    float16_boundaries: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """What the planner and the book know of one device."""
+
+    agent_id: AgentId
+    device_class: str
+    server: ServerId
+    """Agents of one server share its uplink and downlink."""
+    memory_bytes: int
+    link_bytes_per_second: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A complete plan for a cluster. Immutable; a change is a new plan."""
+
+    plan_id: PlanId
+    models: tuple[ModelPlan, ...]
+
+    def partitions_of(self, agent: AgentId) -> tuple[PartitionKey, ...]:
+        """Returns what `agent` must host, without repetition, in plan order."""
+        hosted: dict[PartitionKey, None] = {}
+        for model in self.models:
+            for pipeline in model.pipelines:
+                for stage in pipeline.stages:
+                    if agent in stage.agents:
+                        hosted.setdefault(stage.partition)
+        return tuple(hosted)

@@ -1,0 +1,69 @@
+"""Logs: structlog, one event a line on stderr, each with the process and the instance.
+
+Event names are snake_case facts (`agent_lost`), everything else is a key. Tensors and prompts are
+never logged. Lines of libraries that use `logging` come out in the same form.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+# Libraries that speak at INFO of things only their authors want to know.
+_CHATTY = ("aiohttp.access", "asyncio", "grpc", "grpc._cython", "urllib3")
+
+
+def configure_logging(process: str, instance: str, level: str, as_json: bool) -> None:
+    """Sets up logging for this process; every line carries `process` and `instance`.
+
+    Args:
+        process: Kind of process, e.g. "gateway".
+        instance: Which of them, e.g. "gateway-0".
+        level: "debug", "info", "warning" or "error".
+        as_json: True for one JSON object a line, False for text.
+    """
+    minimum = logging.getLevelNamesMapping()[level.upper()]
+
+    def add_origin(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        event["process"] = process
+        event["instance"] = instance
+        return event
+
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        add_origin,
+    ]
+    render: list[Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+        if as_json
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    structlog.configure(
+        processors=[*shared, *render],
+        wrapper_class=structlog.make_filtering_bound_logger(minimum),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[remove_meta, *render],
+        )
+    )
+    logging.root.handlers[:] = [handler]
+    logging.root.setLevel(minimum)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(minimum, logging.WARNING))
+
+
+def get_logger(name: str) -> FilteringBoundLogger:
+    """Returns a logger whose lines carry `logger=name`. May be called before `configure_logging`."""
+    logger: FilteringBoundLogger = structlog.get_logger(logger=name)
+    return logger

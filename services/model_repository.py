@@ -1,0 +1,292 @@
+"""The model repository: a folder `<name>/<version>/` with `model.yaml`, the model file, `blocks.json`.
+
+    models/
+      efficientnet-lite0/
+        1/
+          model.yaml     how the model wants to be served (`ModelManifest`)
+          model.onnx     or model.pt2
+          blocks.json    where it is cut and what each block costs (`BlockTable`)
+
+`blocks.json` carries the SHA-256 of the model file it was made from. A table of another file is
+refused, because its tensor names would cut the wrong graph. Emulated agents need no weights: where
+the model file is absent there is nothing to compare and the table is taken as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
+from services.domain.model import BlockTable, Boundary, ModelManifest
+from services.domain.tensors import DTYPE_OF, TensorSpec
+from services.errors import InvalidInput, ModelNotFound
+
+MANIFEST_FILE = "model.yaml"
+BLOCKS_FILE = "blocks.json"
+BLOCKS_VERSION = 1
+PLATFORMS = ("onnxruntime_onnx", "pytorch_exported")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_MANIFEST_KEYS = {"platform", "file", "slo_ms", "max_batch", "float16_boundaries"}
+
+
+class ModelRepository:
+    """Reads and writes the models below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._hashes: dict[Path, tuple[int, int, str]] = {}
+        """Model file -> (mtime, size, SHA-256): a file is read once, not on every look-up."""
+
+    def list(self) -> list[ModelKey]:
+        """Returns every model and version with a manifest, by name, then version ascending."""
+        if not self.root.is_dir():
+            return []
+        found = [
+            ModelKey(path.parent.parent.name, path.parent.name)
+            for path in self.root.glob(f"*/*/{MANIFEST_FILE}")
+            if _NAME.fullmatch(path.parent.parent.name) and _NAME.fullmatch(path.parent.name)
+        ]
+        return sorted(found, key=lambda key: (key.name, _version_order(key.version)))
+
+    def resolve(self, reference: str) -> ModelKey:
+        """Returns the key of "name" (its highest version) or "name:version".
+
+        Raises:
+            ModelNotFound: If there is no such model or version.
+        """
+        name, _, version = reference.partition(":")
+        found = [key for key in self.list() if key.name == name and version in ("", key.version)]
+        if not found:
+            raise ModelNotFound(f"model {reference!r} is not in the repository")
+        return found[-1]
+
+    def folder(self, key: ModelKey) -> Path:
+        """Returns the folder of one version; it need not exist yet."""
+        for field, text in (("model_name", key.name), ("model_version", key.version)):
+            if not _NAME.fullmatch(text):
+                raise InvalidInput(field, f"{text!r} is not a plain name of letters, digits, . _ -")
+        return self.root / key.name / key.version
+
+    def manifest(self, key: ModelKey) -> ModelManifest:
+        """Returns the manifest.
+
+        Raises:
+            ModelNotFound: If there is none.
+            InvalidInput: If it is not a manifest; the field names the file and key.
+        """
+        path = self.folder(key) / MANIFEST_FILE
+        try:
+            document = yaml.safe_load(path.read_text("utf-8"))
+        except FileNotFoundError:
+            raise ModelNotFound(f"model {key} is not in the repository") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"{key}/{MANIFEST_FILE}", f"is not YAML: {error}") from None
+        return _manifest_of(key, document)
+
+    def model_file(self, key: ModelKey) -> Path:
+        """Returns where the model's file is; it may be absent (emulated agents need none)."""
+        return self._inside(key, self.manifest(key).file)
+
+    def model_hash(self, key: ModelKey) -> str:
+        """Returns the SHA-256 of the model's file, in hexadecimal.
+
+        Raises:
+            ModelNotFound: If the file is absent.
+        """
+        path = self.model_file(key)
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            raise ModelNotFound(f"model {key} has no file {path.name}") from None
+        known = self._hashes.get(path)
+        if known is None or known[:2] != (status.st_mtime_ns, status.st_size):
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            known = (status.st_mtime_ns, status.st_size, digest)
+            self._hashes[path] = known
+        return known[2]
+
+    def block_table(self, key: ModelKey) -> BlockTable:
+        """Returns the model's blocks.
+
+        Raises:
+            ModelNotFound: If the model has not been cut yet (or does not exist).
+            InvalidInput: If the table is malformed or was made from another model file.
+        """
+        where = f"{key}/{BLOCKS_FILE}"
+        try:
+            document = json.loads((self.folder(key) / BLOCKS_FILE).read_bytes())
+        except FileNotFoundError:
+            raise ModelNotFound(f"model {key} has no {BLOCKS_FILE}: prepare it first") from None
+        except ValueError as error:
+            raise InvalidInput(where, f"is not JSON: {error}") from None
+        table = table_of_document(document, where)
+        if self.model_file(key).exists() and self.model_hash(key) != table.model_hash:
+            raise InvalidInput(
+                f"{where}.model_hash", "is of another model file: prepare the model again"
+            )
+        return table
+
+    def write_manifest(self, manifest: ModelManifest) -> None:
+        """Writes `model.yaml`, creating the folder."""
+        self._inside(manifest.key, manifest.file)
+        document = {
+            "platform": manifest.platform,
+            "file": manifest.file,
+            "slo_ms": manifest.slo_ns / NANOSECONDS_PER_MILLISECOND,
+            "max_batch": manifest.max_batch,
+            "float16_boundaries": manifest.float16_boundaries,
+        }
+        _manifest_of(manifest.key, document)
+        text = yaml.safe_dump(document, sort_keys=False)
+        _write(self.folder(manifest.key) / MANIFEST_FILE, text)
+
+    def write_block_table(self, key: ModelKey, table: BlockTable) -> None:
+        """Writes `blocks.json`."""
+        text = json.dumps(document_of_table(table), indent=1)
+        _write(self.folder(key) / BLOCKS_FILE, text + "\n")
+
+    def _inside(self, key: ModelKey, file: str) -> Path:
+        folder = self.folder(key)
+        path = folder / file
+        if not file or not path.resolve().is_relative_to(self.root.resolve()):
+            raise InvalidInput(f"{key}/{MANIFEST_FILE}.file", f"{file!r} is outside the repository")
+        return path
+
+
+def document_of_table(table: BlockTable) -> dict[str, Any]:
+    """Returns the JSON form of a table."""
+    return {
+        "version": BLOCKS_VERSION,
+        "model_hash": table.model_hash,
+        "batched": table.batched,
+        "boundaries": [
+            {
+                "row_bytes": boundary.row_bytes,
+                "tensors": [
+                    {"name": t.name, "datatype": t.datatype, "shape": list(t.shape)}
+                    for t in boundary.tensors
+                ],
+            }
+            for boundary in table.boundaries
+        ],
+        "compute_ns": list(table.compute_ns),
+    }
+
+
+def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
+    """Returns the table of its JSON form.
+
+    Raises:
+        InvalidInput: If a key is missing, of the wrong type or inconsistent; the field names it.
+    """
+    version = _field(document, "version", int, where)
+    if version != BLOCKS_VERSION:
+        raise InvalidInput(f"{where}.version", f"is {version}, this program reads {BLOCKS_VERSION}")
+    boundaries = tuple(
+        _boundary_of(entry, f"{where}.boundaries[{i}]")
+        for i, entry in enumerate(_field(document, "boundaries", list, where))
+    )
+    compute_ns = _integers(_field(document, "compute_ns", list, where), 0, f"{where}.compute_ns")
+    if len(boundaries) < 2 or len(compute_ns) != len(boundaries) - 1:
+        raise InvalidInput(f"{where}.compute_ns", "does not have one entry per block")
+    return BlockTable(
+        model_hash=_field(document, "model_hash", str, where),
+        batched=_field(document, "batched", bool, where),
+        boundaries=boundaries,
+        compute_ns=compute_ns,
+    )
+
+
+def _boundary_of(entry: Any, where: str) -> Boundary:
+    tensors = tuple(
+        _tensor_of(tensor, f"{where}.tensors[{i}]")
+        for i, tensor in enumerate(_field(entry, "tensors", list, where))
+    )
+    if not tensors:
+        raise InvalidInput(f"{where}.tensors", "is empty")
+    return Boundary(tensors, _field(entry, "row_bytes", int, where))
+
+
+def _tensor_of(entry: Any, where: str) -> TensorSpec:
+    datatype = _field(entry, "datatype", str, where)
+    if datatype not in DTYPE_OF:
+        raise InvalidInput(f"{where}.datatype", f"{datatype!r} is not a fixed-size datatype")
+    shape = _integers(_field(entry, "shape", list, where), -1, f"{where}.shape")
+    return TensorSpec(_field(entry, "name", str, where), datatype, shape)
+
+
+def _integers(values: list[Any], lowest: int, where: str) -> tuple[int, ...]:
+    for i, value in enumerate(values):
+        if type(value) is not int or value < lowest:
+            raise InvalidInput(f"{where}[{i}]", f"{value!r} is not an integer >= {lowest}")
+    return tuple(values)
+
+
+def _field(document: Any, key: str, kind: type, where: str) -> Any:
+    if not isinstance(document, dict):
+        raise InvalidInput(where, "is not an object")
+    if key not in document:
+        raise InvalidInput(f"{where}.{key}", "is missing")
+    value = document[key]
+    # bool is an int in Python, but `"version": true` is a mistake.
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InvalidInput(f"{where}.{key}", f"is not of type {kind.__name__}")
+    return value
+
+
+def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
+    where = f"{key}/{MANIFEST_FILE}"
+    if not isinstance(document, dict):
+        raise InvalidInput(where, "is not a mapping")
+    unknown = sorted(str(name) for name in document.keys() - _MANIFEST_KEYS)
+    if unknown:
+        raise InvalidInput(f"{where}.{unknown[0]}", "is not a key of a manifest")
+    platform = _field(document, "platform", str, where)
+    if platform not in PLATFORMS:
+        raise InvalidInput(f"{where}.platform", f"{platform!r} is none of {', '.join(PLATFORMS)}")
+    slo_ms = document.get("slo_ms", 1000)
+    if isinstance(slo_ms, bool) or not isinstance(slo_ms, int | float) or not 0 < slo_ms < 1e9:
+        raise InvalidInput(f"{where}.slo_ms", f"{slo_ms!r} is not a positive number")
+    max_batch = document.get("max_batch", 1)
+    if type(max_batch) is not int or not 1 <= max_batch <= 4096:
+        raise InvalidInput(f"{where}.max_batch", f"{max_batch!r} is not an integer in 1..4096")
+    float16 = document.get("float16_boundaries", True)
+    if not isinstance(float16, bool):
+        raise InvalidInput(f"{where}.float16_boundaries", "is not true or false")
+    return ModelManifest(
+        key=key,
+        platform=platform,
+        file=_field(document, "file", str, where),
+        slo_ns=round(slo_ms * NANOSECONDS_PER_MILLISECOND),
+        max_batch=max_batch,
+        float16_boundaries=float16,
+    )
+
+
+def _version_order(version: str) -> tuple[int, int, str]:
+    """Numbers before names, numbers by value: "2" < "10" < "beta"."""
+    return (0, int(version), "") if version.isdecimal() else (1, 0, version)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces the file at once, so that a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,6 @@
+"""Who may talk to us: TLS and mutual TLS between processes, API keys at the doors.
+
+`tls.ServerSecurity` and `tls.ClientSecurity` turn certificate files into gRPC credentials and
+socket contexts; `keys.ApiKeys` checks `Authorization: Bearer ...` against hashes. Running without
+TLS is possible only by the explicit setting `insecure`, which logs a warning.
+"""

@@ -1,0 +1,19 @@
+"""One real cluster, shared by the tests of this folder: three agents, three partitions."""
+
+from collections.abc import Iterator
+
+import pytest
+from cluster_harness import MODEL, RunningCluster, running_cluster
+
+from catenaryd.demo import demo_placement
+from catenaryd.models import ensure_model
+from services.model_repository import ModelRepository
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    data_dir = tmp_path_factory.mktemp("cluster")
+    key = ensure_model(data_dir / "models", MODEL)
+    blocks = ModelRepository(data_dir / "models").block_table(key).blocks
+    with running_cluster(data_dir, placement=demo_placement(blocks)) as running:
+        yield running

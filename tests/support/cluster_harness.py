@@ -1,0 +1,153 @@
+"""Starts `catenaryd up` as a real process for tests and talks to it from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "efficientnet-lite0"
+START_TIMEOUT_S = 150.0
+
+
+def environment() -> dict[str, str]:
+    """The environment of a real user, plus the import path of this checkout."""
+    path = os.pathsep.join(str(ROOT / part) for part in ("", "client", "protos"))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("CATENARY_")}
+    return {**clean, "PYTHONPATH": path}
+
+
+class RunningCluster:
+    """A `catenaryd up` process and what it printed."""
+
+    def __init__(self, process: subprocess.Popen[str], facts: dict[str, Any], data_dir: Path) -> None:
+        self.process = process
+        self.facts = facts
+        self.data_dir = data_dir
+
+    @property
+    def grpc(self) -> str:
+        return str(self.facts["grpc"])
+
+    @property
+    def http(self) -> str:
+        return str(self.facts["http"])
+
+    @property
+    def admin(self) -> str:
+        return str(self.facts["admin"])
+
+    def kill(self, name: str) -> int:
+        """Sends SIGKILL to a child (or "redis") and returns the pid it had."""
+        pid = redis_pid(self.data_dir) if name == "redis" else int(self.facts["pids"][name])
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def logs(self) -> str:
+        parts = []
+        for file in sorted((self.data_dir / "logs").glob("*.log")):
+            lines = file.read_text(errors="replace").splitlines()[-30:]
+            parts.append(f"== {file.name}\n" + "\n".join(lines))
+        return "\n".join(parts)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(40)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+def redis_pid(data_dir: Path) -> int:
+    """Finds the redis-server process whose working directory is below `data_dir`."""
+    import psutil
+
+    wanted = str((data_dir / "redis").resolve())
+    for process in psutil.process_iter(["name", "cmdline"]):
+        text = " ".join(process.info["cmdline"] or [])
+        if ("redis" in (process.info["name"] or "") or "valkey" in (process.info["name"] or "")) and (
+            wanted in text or _cwd(process).startswith(wanted)
+        ):
+            return int(process.pid)
+    raise AssertionError(f"no redis-server for {wanted}")
+
+
+def _cwd(process: Any) -> str:
+    import psutil
+
+    try:
+        return str(process.cwd())
+    except psutil.Error:
+        return ""
+
+
+@contextmanager
+def running_cluster(
+    data_dir: Path,
+    *,
+    models: tuple[str, ...] = (MODEL,),
+    placement: dict[str, object] | None = None,
+    config: dict[str, Any] | None = None,
+    agents: int = 3,
+    device: str = "cpu",
+) -> Iterator[RunningCluster]:
+    """Runs a cluster for the length of the block; shows its logs if the block fails."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    arguments = [sys.executable, "-m", "catenaryd"]
+    if config is not None:
+        file = data_dir / "catenary.yaml"
+        file.write_text(yaml.safe_dump(config))
+        arguments += ["--config", str(file)]
+    arguments += ["up", "--json", "--agents", str(agents), "--device", device,
+                  "--grpc-port", "0", "--http-port", "0", "--data-dir", str(data_dir)]  # fmt: skip
+    for model in models:
+        arguments += ["--model", model]
+    if placement is not None:
+        plan = data_dir / "plan.json"
+        plan.write_text(json.dumps(placement))
+        arguments += ["--plan", str(plan)]
+    with (data_dir / "up.log").open("w") as errors:
+        process = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment(), cwd=ROOT
+        )
+    cluster = RunningCluster(process, {}, data_dir)
+    try:
+        with futures.ThreadPoolExecutor(1) as pool:
+            assert process.stdout is not None
+            line = pool.submit(process.stdout.readline)
+            try:
+                text = line.result(START_TIMEOUT_S)
+            except futures.TimeoutError:
+                process.kill()
+                raise AssertionError("the cluster did not become ready") from None
+        assert text, "catenaryd up ended: " + (data_dir / "up.log").read_text()
+        cluster.facts = json.loads(text)
+        yield cluster
+    except BaseException:
+        print(cluster.logs(), file=sys.stderr)
+        raise
+    finally:
+        if process.poll() is None:
+            cluster.stop()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
+    """Polls until `condition` holds and returns how long that took; fails after `timeout_s`."""
+    start = time.monotonic()
+    while time.monotonic() - start < timeout_s:
+        if condition():
+            return time.monotonic() - start
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not happen within {timeout_s} s")
