@@ -13,7 +13,9 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import redis.exceptions
@@ -68,8 +70,13 @@ class EmbeddedRedis:
     @property
     def pid(self) -> int | None:
         """Of the running server, or None."""
-        running = self._process is not None and self._process.returncode is None
-        return self._process.pid if running and self._process is not None else None
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    @property
+    def running(self) -> bool:
+        """False before `start`, after `stop`, and if the server died."""
+        return self.pid is not None
 
     async def start(self) -> str:
         """Starts the server if it does not run and returns its URL once it answers.
@@ -78,13 +85,14 @@ class EmbeddedRedis:
             InvalidInput: another process uses the folder.
             Unavailable: it did not come up; the message ends with its last words.
         """
-        if self.pid is not None:
+        if self.running:
             return self._url
         self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock()
         try:
-            password, port = self._identity()
+            # First of all: an orphan holds the port we want back.
             await self._end_orphan()
+            password, port = self._identity()
             await self._launch(password, port)
         except BaseException:
             await self.stop()
@@ -128,8 +136,9 @@ class EmbeddedRedis:
         """Returns password and port; those of last time if the folder knows them."""
         file = self._dir / "identity.json"
         known: dict[str, object] = {}
-        if file.exists():
-            known = json.loads(file.read_text(encoding="utf-8"))
+        with suppress(OSError, ValueError):
+            # Lost or damaged is no harm: the password is given to each server anew.
+            known = dict(json.loads(file.read_text(encoding="utf-8")))
         password = str(known.get("password") or secrets.token_hex(16))
         remembered = known.get("port")
         port = self._wanted_port or (remembered if isinstance(remembered, int) else 0)
@@ -144,14 +153,8 @@ class EmbeddedRedis:
 
     async def _end_orphan(self) -> None:
         """Ends a server that outlived a killed parent; we hold the lock, so it is nobody's."""
-        file = self._dir / "redis.pid"
-        try:
-            pid = int(file.read_text().strip())
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            folder = Path(os.readlink(f"/proc/{pid}/cwd"))
-        except (OSError, ValueError):
-            return
-        if b"-server" not in command or folder != self._dir.resolve():
+        pid = _orphan_of(self._dir.resolve())
+        if pid is None:
             return
         _log.warning("ending_orphaned_redis", pid=pid)
         fd = os.pidfd_open(pid)
@@ -159,7 +162,7 @@ class EmbeddedRedis:
         ended = asyncio.Event()
         loop.add_reader(fd, ended.set)
         try:
-            os.kill(pid, 9)
+            os.kill(pid, signal.SIGKILL)
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await ended.wait()
         finally:
@@ -200,6 +203,17 @@ class EmbeddedRedis:
         finally:
             await client.aclose()
         raise Unavailable(f"Redis ended at start: {_last_words(self._dir / 'redis.log')}")
+
+
+def _orphan_of(folder: Path) -> int | None:
+    """Returns the id of a server that runs over `folder`, if there is one (Linux only)."""
+    try:
+        pid = int((folder / "redis.pid").read_text().strip())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        works_in = Path(os.readlink(f"/proc/{pid}/cwd"))
+    except (OSError, ValueError):
+        return None
+    return pid if b"-server" in command and works_in == folder else None
 
 
 def _configuration(folder: Path, password: str, port: int) -> str:

@@ -1,9 +1,10 @@
-"""gRPC channels and servers with the limits, keepalive, health and reflection we want everywhere."""
+"""gRPC channels and servers with the limits, keepalive, health and reflection we want."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -97,7 +98,7 @@ def _limits(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
     )
 
 
-class HealthSwitch(health_pb2_grpc.HealthServicer):
+class HealthSwitch(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """`grpc.health.v1.Health` for the whole server and each of its services.
 
     Starts as NOT_SERVING. Unlike the servicer of grpcio-health-checking it is switched without
@@ -130,7 +131,7 @@ class HealthSwitch(health_pb2_grpc.HealthServicer):
     async def Check(  # noqa: N802 - named by the protocol
         self,
         request: health_pb2.HealthCheckRequest,
-        context: grpc.aio.ServicerContext[object, object],
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> health_pb2.HealthCheckResponse:
         """Answers a probe; NOT_FOUND for a service this server does not have."""
         if request.service not in self._names:
@@ -140,7 +141,7 @@ class HealthSwitch(health_pb2_grpc.HealthServicer):
     async def Watch(  # noqa: N802 - named by the protocol
         self,
         request: health_pb2.HealthCheckRequest,
-        context: grpc.aio.ServicerContext[object, object],
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """Sends the status now and whenever it changes."""
         last: int | None = None

@@ -10,7 +10,7 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import uvloop
 
@@ -141,7 +141,7 @@ async def _unless(interrupt: asyncio.Event, work: Awaitable[None]) -> bool:
         await _cancel(task, waiter)
 
 
-async def _cancel(*tasks: asyncio.Future[None] | asyncio.Future[bool]) -> None:
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
     unfinished = [task for task in tasks if not task.done()]
     for task in unfinished:
         task.cancel()

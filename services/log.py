@@ -30,6 +30,8 @@ def configure_logging(process: str, instance: str, level: str, as_json: bool) ->
     def add_origin(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         event["process"] = process
         event["instance"] = instance
+        if "logger_name" in event:
+            event["logger"] = event.pop("logger_name")
         return event
 
     shared: list[Processor] = [
@@ -64,6 +66,6 @@ def configure_logging(process: str, instance: str, level: str, as_json: bool) ->
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """Returns a logger whose lines carry `logger=name`. May be called before `configure_logging`."""
-    logger: FilteringBoundLogger = structlog.get_logger(logger=name)
+    """Returns a logger whose lines name their origin; may be made before `configure_logging`."""
+    logger: FilteringBoundLogger = structlog.get_logger(logger_name=name)
     return logger

@@ -1,4 +1,4 @@
-"""The model repository: a folder `<name>/<version>/` with `model.yaml`, the model file, `blocks.json`.
+"""The model repository: folders `<name>/<version>/` of manifest, model file and block table.
 
     models/
       efficientnet-lite0/
@@ -33,6 +33,9 @@ MANIFEST_FILE = "model.yaml"
 BLOCKS_FILE = "blocks.json"
 BLOCKS_VERSION = 1
 PLATFORMS = ("onnxruntime_onnx", "pytorch_exported")
+
+ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
+"""Per boundary, per tensor: a shape it really had."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MANIFEST_KEYS = {"platform", "file", "slo_ms", "max_batch", "float16_boundaries"}
@@ -118,23 +121,41 @@ class ModelRepository:
     def block_table(self, key: ModelKey) -> BlockTable:
         """Returns the model's blocks.
 
+        Of the model file only the hash is looked at, and only if it is there.
+
         Raises:
             ModelNotFound: If the model has not been cut yet (or does not exist).
             InvalidInput: If the table is malformed or was made from another model file.
         """
         where = f"{key}/{BLOCKS_FILE}"
-        try:
-            document = json.loads((self.folder(key) / BLOCKS_FILE).read_bytes())
-        except FileNotFoundError:
-            raise ModelNotFound(f"model {key} has no {BLOCKS_FILE}: prepare it first") from None
-        except ValueError as error:
-            raise InvalidInput(where, f"is not JSON: {error}") from None
-        table = table_of_document(document, where)
+        table = table_of_document(self._blocks_document(key), where)
         if self.model_file(key).exists() and self.model_hash(key) != table.model_hash:
             raise InvalidInput(
                 f"{where}.model_hash", "is of another model file: prepare the model again"
             )
         return table
+
+    def example_shapes(self, key: ModelKey) -> ExampleShapes:
+        """Returns, per boundary, the shapes its tensors had in the one-row probing run.
+
+        They fill in for sizes that are free in the table; a table written without them has none,
+        and every free size then counts as 1.
+        """
+        where = f"{key}/{BLOCKS_FILE}"
+        document = self._blocks_document(key)
+        table = table_of_document(document, where)
+        shapes = []
+        for i, boundary in enumerate(table.boundaries):
+            row = []
+            for j, spec in enumerate(boundary.tensors):
+                entry = document["boundaries"][i]["tensors"][j]
+                field = f"{where}.boundaries[{i}].tensors[{j}].example_shape"
+                given = entry.get("example_shape", [max(1, size) for size in spec.shape])
+                if not isinstance(given, list) or len(given) != len(spec.shape):
+                    raise InvalidInput(field, "is not a shape of the tensor's rank")
+                row.append(_integers(given, 0, field))
+            shapes.append(tuple(row))
+        return tuple(shapes)
 
     def write_manifest(self, manifest: ModelManifest) -> None:
         """Writes `model.yaml`, creating the folder."""
@@ -150,10 +171,24 @@ class ModelRepository:
         text = yaml.safe_dump(document, sort_keys=False)
         _write(self.folder(manifest.key) / MANIFEST_FILE, text)
 
-    def write_block_table(self, key: ModelKey, table: BlockTable) -> None:
-        """Writes `blocks.json`."""
-        text = json.dumps(document_of_table(table), indent=1)
+    def write_block_table(
+        self, key: ModelKey, table: BlockTable, examples: ExampleShapes | None = None
+    ) -> None:
+        """Writes `blocks.json`, with the example shapes of every boundary if given."""
+        document = document_of_table(table)
+        for entry, shapes in zip(document["boundaries"], examples or (), strict=False):
+            for tensor, shape in zip(entry["tensors"], shapes, strict=True):
+                tensor["example_shape"] = list(shape)
+        text = json.dumps(document, indent=1)
         _write(self.folder(key) / BLOCKS_FILE, text + "\n")
+
+    def _blocks_document(self, key: ModelKey) -> Any:
+        try:
+            return json.loads((self.folder(key) / BLOCKS_FILE).read_bytes())
+        except FileNotFoundError:
+            raise ModelNotFound(f"model {key} has no {BLOCKS_FILE}: prepare it first") from None
+        except ValueError as error:
+            raise InvalidInput(f"{key}/{BLOCKS_FILE}", f"is not JSON: {error}") from None
 
     def _inside(self, key: ModelKey, file: str) -> Path:
         folder = self.folder(key)

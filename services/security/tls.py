@@ -48,14 +48,14 @@ class ServerSecurity:
         cert, key = _own_pair(settings)
         if mutual and settings.tls_ca_file is None:
             raise InvalidInput("tls_ca_file", "needed to check the certificates of peers")
-        return cls(
-            cert_file=cert, key_file=key, ca_file=settings.tls_ca_file if mutual else None
-        )
+        return cls(cert_file=cert, key_file=key, ca_file=settings.tls_ca_file if mutual else None)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """Returns gRPC credentials, or None when insecure."""
         if self.insecure:
             return None
+        # gRPC would find out at the first handshake, and tell only its own log.
+        self.ssl_context()
         return grpc.ssl_server_credentials(
             [(_read("tls_key_file", self.key_file), _read("tls_cert_file", self.cert_file))],
             root_certificates=_read("tls_ca_file", self.ca_file) if self.ca_file else None,
@@ -106,6 +106,8 @@ class ClientSecurity:
         """Returns gRPC credentials, or None when insecure."""
         if self.insecure:
             return None
+        # As in `ServerSecurity`: files that do not fit are reported here and not by gRPC.
+        self.ssl_context()
         return grpc.ssl_channel_credentials(
             root_certificates=_read("tls_ca_file", self.ca_file) if self.ca_file else None,
             private_key=_read("tls_key_file", self.key_file) if self.key_file else None,

@@ -1,0 +1,132 @@
+"""Prometheus metrics as typed attributes, and the page that shows them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from services.errors import Unavailable
+from services.telemetry import names
+from services.telemetry.names import MetricName
+
+LATENCY_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0,
+    10.0,
+)  # fmt: skip
+"""Seconds. Fine around the deadlines vision models are served with."""
+
+_MICRO_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 1e-1)
+_DRIFT_BUCKETS = (-0.05, -0.01, -0.002, 0.0, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+_ROW_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+_SLO_WINDOW = 1_000
+
+
+class Metrics:
+    """Everything a gateway, scheduler or agent counts; each uses its part.
+
+    One registry holds one `Metrics`. Pre-resolve labels where it is hot:
+    `count = metrics.frames.labels("shm", "sent"); count.inc()`.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = CollectorRegistry() if registry is None else registry
+        self._met: dict[str, deque[bool]] = {}
+        self._met_count: dict[str, int] = {}
+        self._define_gateway()
+        self._define_scheduler()
+        self._define_agent()
+
+    def _define_gateway(self) -> None:
+        self.requests = self._counter(names.REQUESTS)
+        self.request_seconds = self._histogram(names.REQUEST_SECONDS, LATENCY_BUCKETS)
+        self.requests_in_flight = self._gauge(names.REQUESTS_IN_FLIGHT)
+        self.in_flight_bytes = self._gauge(names.IN_FLIGHT_BYTES)
+        self.slo_attainment = self._gauge(names.SLO_ATTAINMENT)
+        self.slo_requests = self._counter(names.SLO_REQUESTS)
+        self.redispatches = self._counter(names.REDISPATCHES)
+
+    def _define_scheduler(self) -> None:
+        self.admission_rejected = self._counter(names.ADMISSION_REJECTED)
+        self.queued_requests = self._gauge(names.QUEUED_REQUESTS)
+        self.batches_in_flight = self._gauge(names.BATCHES_IN_FLIGHT)
+        self.batch_rows = self._histogram(names.BATCH_ROWS, _ROW_BUCKETS)
+        self.dispatch_seconds = self._histogram(names.DISPATCH_SECONDS, _MICRO_BUCKETS)
+        self.live_reservations = self._gauge(names.LIVE_RESERVATIONS)
+        self.reservation_drift = self._histogram(names.RESERVATION_DRIFT, _DRIFT_BUCKETS)
+        self.reservation_conflicts = self._counter(names.RESERVATION_CONFLICTS)
+        self.link_utilisation = self._gauge(names.LINK_UTILISATION)
+        self.agents = self._gauge(names.AGENTS)
+        self.gateways = self._gauge(names.GATEWAYS)
+        self.leader = self._gauge(names.LEADER)
+        self.epoch = self._gauge(names.EPOCH)
+        self.plan_active = self._gauge(names.PLAN_ACTIVE, suffix="_info")
+        self.redis_connected = self._gauge(names.REDIS_CONNECTED)
+        self.redis_write_seconds = self._histogram(names.REDIS_WRITE_SECONDS, LATENCY_BUCKETS)
+        self.redis_pending = self._gauge(names.REDIS_PENDING)
+
+    def _define_agent(self) -> None:
+        self.batches = self._counter(names.BATCHES)
+        self.stage_seconds = self._histogram(names.STAGE_SECONDS, LATENCY_BUCKETS)
+        self.queued_batches = self._gauge(names.QUEUED_BATCHES)
+        self.device_busy_seconds = self._counter(names.DEVICE_BUSY_SECONDS)
+        self.partitions = self._gauge(names.PARTITIONS)
+        self.partition_bytes = self._gauge(names.PARTITION_BYTES)
+        self.orders_refused = self._counter(names.ORDERS_REFUSED)
+        self.frames = self._counter(names.FRAMES)
+        self.frame_bytes = self._counter(names.FRAME_BYTES)
+
+    def observe_slo(self, model: str, met: bool) -> None:
+        """Counts one request with a deadline and updates the share that met theirs."""
+        window = self._met.setdefault(model, deque(maxlen=_SLO_WINDOW))
+        count = self._met_count.get(model, 0) + met
+        if len(window) == _SLO_WINDOW:
+            count -= window[0]
+        window.append(met)
+        self._met_count[model] = count
+        self.slo_requests.labels(model, "true" if met else "false").inc()
+        self.slo_attainment.labels(model).set(count / len(window))
+
+    def set_active_plan(self, plan_id: str) -> None:
+        """Makes `plan_id` the one plan shown as active; "" for none."""
+        self.plan_active.clear()
+        if plan_id:
+            self.plan_active.labels(plan_id).set(1)
+
+    def _counter(self, metric: MetricName) -> Counter:
+        name = f"{names.PREFIX}_{metric.name}"
+        return Counter(name, metric.help, metric.labels, registry=self.registry)
+
+    def _gauge(self, metric: MetricName, suffix: str = "") -> Gauge:
+        name = f"{names.PREFIX}_{metric.name}{suffix}"
+        return Gauge(name, metric.help, metric.labels, registry=self.registry)
+
+    def _histogram(self, metric: MetricName, buckets: Sequence[float]) -> Histogram:
+        name = f"{names.PREFIX}_{metric.name}"
+        return Histogram(name, metric.help, metric.labels, buckets=buckets, registry=self.registry)
+
+
+def start_metrics_server(
+    host: str, port: int, registry: CollectorRegistry
+) -> tuple[int, Callable[[], None]]:
+    """Serves `registry` at `http://host:port/metrics` on a thread of its own.
+
+    Returns:
+        The port (a free one is chosen for 0), and a function that stops the server.
+
+    Raises:
+        Unavailable: the address is taken or not ours.
+    """
+    try:
+        server, thread = prometheus_client.start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise Unavailable(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5.0)
+
+    return int(server.server_port), stop

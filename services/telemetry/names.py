@@ -1,0 +1,112 @@
+"""Names of metrics, labels, spans and span attributes, with what they mean.
+
+Metrics use base units; labels are of low cardinality (models, reasons, kinds), never request ids.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class MetricName(NamedTuple):
+    """A Prometheus metric without its prefix: name, help and labels."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+PREFIX = "catenary"
+"""Before every metric's name."""
+
+# Gateway.
+REQUESTS = MetricName(
+    "requests", "Requests answered, by outcome: OK or the reason of the error.",
+    ("model", "outcome"),
+)  # fmt: skip
+REQUEST_SECONDS = MetricName(
+    "request_duration_seconds", "From a request's arrival to its answer.", ("model",)
+)
+REQUESTS_IN_FLIGHT = MetricName("requests_in_flight", "Requests accepted and not yet answered.")
+IN_FLIGHT_BYTES = MetricName("in_flight_bytes", "Tensor bytes held for unanswered requests.")
+SLO_ATTAINMENT = MetricName(
+    "slo_attainment_ratio", "Share of recent requests that met their deadline.", ("model",)
+)
+SLO_REQUESTS = MetricName(
+    "slo_requests", "Requests with a deadline, by whether they met it.", ("model", "met")
+)
+REDISPATCHES = MetricName(
+    "redispatches", "Batches sent again after a loss, by its reason.", ("reason",)
+)
+
+# Scheduler.
+ADMISSION_REJECTED = MetricName(
+    "admission_rejected", "Requests refused instead of served, by reason.", ("reason",)
+)
+QUEUED_REQUESTS = MetricName("queued_requests", "Requests waiting for dispatch.", ("model",))
+BATCHES_IN_FLIGHT = MetricName("batches_in_flight", "Batches dispatched and not yet completed.")
+BATCH_ROWS = MetricName("batch_rows", "Rows of dispatched batches.", ("model",))
+DISPATCH_SECONDS = MetricName(
+    "dispatch_decision_seconds", "Time the dispatcher took to handle one event."
+)
+LIVE_RESERVATIONS = MetricName("live_reservations", "Reservations in the book.")
+RESERVATION_DRIFT = MetricName(
+    "reservation_drift_seconds", "How much later a reservation really ended than booked."
+)
+RESERVATION_CONFLICTS = MetricName(
+    "reservation_conflicts", "Corrections that collided with a later reservation."
+)
+LINK_UTILISATION = MetricName(
+    "link_utilisation_ratio", "Booked share of a server's link.", ("server", "direction")
+)
+AGENTS = MetricName("agents", "Agents known, by state.", ("state",))
+GATEWAYS = MetricName("gateways", "Gateways connected.")
+LEADER = MetricName("scheduler_leader", "1 on the scheduler that holds the lease.")
+EPOCH = MetricName("scheduler_epoch", "Fencing epoch this scheduler leads or last saw.")
+PLAN_ACTIVE = MetricName("plan_active", "The plan that is dispatched by.", ("plan_id",))
+REDIS_CONNECTED = MetricName("redis_connected", "1 while writes reach Redis.")
+REDIS_WRITE_SECONDS = MetricName("redis_write_seconds", "Time of one write-behind batch.")
+REDIS_PENDING = MetricName("redis_pending_changes", "Changes not yet written to Redis.")
+
+# Agent.
+BATCHES = MetricName(
+    "batches", "Batches that left this agent, by outcome: OK or a reason.", ("model", "outcome")
+)
+STAGE_SECONDS = MetricName(
+    "stage_seconds", "Time of one hop of one batch in one phase.", ("model", "phase")
+)
+QUEUED_BATCHES = MetricName("queued_batches", "Batches complete and waiting for the device.")
+DEVICE_BUSY_SECONDS = MetricName("device_busy_seconds", "Time the device spent computing.")
+PARTITIONS = MetricName("partitions_loaded", "Partitions this agent hosts.")
+PARTITION_BYTES = MetricName("partition_memory_bytes", "Memory of the hosted partitions.")
+ORDERS_REFUSED = MetricName("orders_refused", "Orders of a stale epoch that were refused.")
+FRAMES = MetricName("frames", "Frames moved between peers.", ("transport", "direction"))
+FRAME_BYTES = MetricName(
+    "frame_bytes", "Tensor bytes moved between peers.", ("transport", "direction")
+)
+
+# Spans of one request, outermost first.
+SPAN_REQUEST = "request"
+"""From arrival to answer, at the gateway."""
+SPAN_SCHEDULE = "schedule"
+"""From the request's arrival at the scheduler to its dispatch."""
+SPAN_HOP = "hop"
+"""One hop of one batch, at its agent: from the frame being complete until it was sent on."""
+SPAN_WAIT = "wait"
+"""Inside a hop: from the frame being complete to the start of compute."""
+SPAN_COMPUTE = "compute"
+"""Inside a hop: on the device."""
+SPAN_SEND = "send"
+"""Inside a hop: until the result was handed to the transport."""
+
+# Attributes of spans. Those not of our own are OpenTelemetry's.
+ATTRIBUTE_MODEL = "catenary.model"
+ATTRIBUTE_MODEL_VERSION = "catenary.model.version"
+ATTRIBUTE_REQUEST_ID = "catenary.request.id"
+ATTRIBUTE_BATCH_ID = "catenary.batch.id"
+ATTRIBUTE_BATCH_ROWS = "catenary.batch.rows"
+ATTRIBUTE_ATTEMPT = "catenary.attempt"
+ATTRIBUTE_AGENT_ID = "catenary.agent.id"
+ATTRIBUTE_BLOCKS = "catenary.blocks"
+ATTRIBUTE_POSITION = "catenary.position"
+ATTRIBUTE_ERROR_TYPE = "error.type"

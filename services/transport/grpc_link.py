@@ -1,0 +1,187 @@
+"""The sending side of the gRPC transport."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from services.errors import PartitionLost, PayloadTooLarge
+from services.transport.exchange import MemorySlot, lost, push_timed_out, pushable
+from services.transport.frames import Kind, Prefix, decode_prefix, encode_prefix
+from services.transport.interface import Capabilities, Slot
+from services.transport.memory import MemoryPool, Share
+from services.transport.settings import TransportSettings
+
+SERVICE = "catenary.v1.PeerTransport"
+METHOD = "Frames"
+CHUNK_BYTES = 1 << 20
+CAPABILITIES = Capabilities(transport="grpc", same_host=False, zero_copy=False)
+
+_WINDOW_BYTES = 8 << 20
+_INLINE_BYTES = 8192
+_OPTIONS = [
+    ("grpc.max_receive_message_length", CHUNK_BYTES),
+    ("grpc.max_send_message_length", 4 * CHUNK_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+]
+
+
+class GrpcLink:
+    """A stream to one peer, for sending."""
+
+    def __init__(
+        self,
+        target: str,
+        pool: MemoryPool,
+        settings: TransportSettings,
+        on_closed: Callable[[GrpcLink], None],
+    ) -> None:
+        self._settings = settings
+        self._on_closed = on_closed
+        self._share = Share(pool)
+        credentials = settings.security.client.channel_credentials()
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+        self._call = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+        self._turn = asyncio.Lock()
+        self._sent = 0
+        self._credited = 0
+        self._credit = asyncio.Event()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._reading: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._error: PartitionLost | None = None
+        self.peer_id = ""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Any host; copies on both sides."""
+        return CAPABILITIES
+
+    @property
+    def closed(self) -> bool:
+        """True once the peer is gone."""
+        return self._error is not None
+
+    async def introduce(self, peer_id: str) -> None:
+        """Says who we are and waits for the answer."""
+        name = peer_id.encode()
+        try:
+            await self._call.write(encode_prefix(Prefix(Kind.HELLO, len(name))) + name)
+            answer = await self._call.read()
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise lost("grpc", _why(error)) from error
+        if not isinstance(answer, bytes) or decode_prefix(answer, 0).kind is not Kind.WELCOME:
+            raise lost("grpc", "the peer did not say who it is")
+        self.peer_id = str(answer[32:], "utf-8", "replace")
+        self._reading = asyncio.get_running_loop().create_task(self._read_credits())
+
+    async def _read_credits(self) -> None:
+        why = "the peer ended the stream"
+        try:
+            while isinstance(message := await self._call.read(), bytes):
+                prefix = decode_prefix(message, 0)
+                if prefix.kind is Kind.CREDIT and prefix.argument <= self._sent:
+                    self._credited = prefix.argument
+                    self._credit.set()
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            why = _why(error)
+        except PartitionLost as error:
+            why = error.message
+        finally:
+            self._lose(lost("grpc", why))
+
+    async def export(self, nbytes: int, timeout_s: float) -> Slot:
+        """Returns a slot of `nbytes`; see `Link.export`."""
+        if self._error is not None:
+            raise self._error
+        if nbytes > self._settings.max_frame_bytes:
+            raise PayloadTooLarge(f"{nbytes} bytes exceed {self._settings.max_frame_bytes}")
+        block = None
+        if nbytes > _INLINE_BYTES:
+            block = await self._share.acquire(nbytes, timeout_s)
+        return MemorySlot(self, self._share, block, nbytes)
+
+    async def push(self, slot: Slot, header: bytes, timeout_s: float) -> None:
+        """Delivers slot and header; see `Link.push`."""
+        owned = pushable(self, slot, header)
+        if self._error is not None:
+            owned.give_back()
+            raise self._error
+        # A task of its own: a frame is sent whole or never, also when the caller is cancelled.
+        task = asyncio.get_running_loop().create_task(self._send(owned, header))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(task)
+        except TimeoutError:
+            self._lose(lost("grpc", "the peer takes no frames"))
+            raise push_timed_out("grpc", timeout_s) from None
+        except asyncio.CancelledError:
+            if task.cancelled() and self._error is not None:
+                raise self._error from None
+            raise
+
+    async def _send(self, slot: MemorySlot, header: bytes) -> None:
+        try:
+            async with self._turn:
+                view = slot.view
+                prefix = encode_prefix(Prefix(Kind.FRAME, len(header), len(view)))
+                # Header and first part together stay below the receiver's message limit.
+                await self._write(b"".join((prefix, header, view[:CHUNK_BYTES])))
+                for begin in range(CHUNK_BYTES, len(view), CHUNK_BYTES):
+                    await self._write(bytes(view[begin : begin + CHUNK_BYTES]))
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            self._lose(lost("grpc", _why(error)))
+            assert self._error is not None
+            raise self._error from error
+        finally:
+            slot.give_back()
+
+    async def _write(self, message: bytes) -> None:
+        while self._sent - self._credited > _WINDOW_BYTES - len(message):
+            self._credit.clear()
+            await self._credit.wait()
+        self._sent += len(message)
+        await self._call.write(message)
+
+    def _lose(self, error: PartitionLost) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        self._share.close(error)
+        self._call.cancel()
+        for task in self._sending:
+            task.cancel()
+        self._closing = asyncio.get_running_loop().create_task(self._release_channel())
+
+    async def _release_channel(self) -> None:
+        try:
+            if self._sending:
+                await asyncio.wait(tuple(self._sending), timeout=1.0)
+            await self._channel.close()
+        finally:
+            self._on_closed(self)
+
+    async def close(self) -> None:
+        """Closes the link and takes back every slot."""
+        self._lose(PartitionLost("the link was closed"))
+        for task in (self._reading, self._closing):
+            if task is not None and task is not asyncio.current_task():
+                with contextlib.suppress(Exception):
+                    await asyncio.wait((task,), timeout=2.0)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

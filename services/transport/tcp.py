@@ -1,0 +1,263 @@
+"""Frames over TCP, for two machines (or two containers that share no folder).
+
+A frame is a 32-byte prefix, the header and the raw payload. The payload is written from the slot
+to the socket and read from the socket into a pooled buffer: no copy but the kernel's two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from services.errors import InvalidInput, PartitionLost, PayloadTooLarge
+from services.transport.exchange import (
+    HANDSHAKE_S,
+    MemorySlot,
+    Received,
+    deliver,
+    lost,
+    push_timed_out,
+    pushable,
+    refused,
+)
+from services.transport.frames import Kind, Prefix, encode_prefix
+from services.transport.interface import Address, Capabilities, FrameHandler, Link, Slot
+from services.transport.memory import MemoryPool, Share, private_segment
+from services.transport.settings import TransportSettings, host_id
+from services.transport.tcp_stream import TcpStream
+
+_CAPABILITIES = Capabilities(transport="tcp", same_host=False, zero_copy=False)
+_MAX_CONNECTIONS = 1024
+INLINE_BYTES = 8192
+"""Payloads up to this need no slot of the pool."""
+
+
+class TcpEndpoint:
+    """One process's side of the TCP transport."""
+
+    def __init__(self, peer_id: str, settings: TransportSettings) -> None:
+        self._peer_id = peer_id
+        self._settings = settings
+        self._send_pool = MemoryPool(settings.send_bytes, private_segment)
+        self._receive_pool = MemoryPool(settings.receive_bytes, private_segment)
+        self._server: asyncio.Server | None = None
+        self._port = 0
+        self._server_context = settings.security.server.ssl_context()
+        self._client_context = settings.security.client.ssl_context()
+        self._links: set[TcpLink] = set()
+        self._receivers: set[TcpReceiver] = set()
+
+    @property
+    def address(self) -> Address:
+        """Where peers reach this endpoint; known after `start`."""
+        return Address("tcp", f"{self._settings.reachable_host}:{self._port}", host_id())
+
+    async def start(self, handler: FrameHandler) -> None:
+        """Begins to receive."""
+
+        def accepted() -> TcpStream:
+            share = partial(Share, self._receive_pool)
+            receiver = TcpReceiver(self._peer_id, self._settings, handler, share)
+            if len(self._receivers) >= _MAX_CONNECTIONS:
+                receiver.close(lost("tcp", "too many connections"))
+            else:
+                self._receivers.add(receiver)
+                receiver.on_closed = self._receivers.discard
+            return receiver.stream
+
+        self._server = await asyncio.get_running_loop().create_server(
+            accepted, self._settings.host, self._settings.tcp_port, ssl=self._server_context
+        )
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def connect(self, address: Address, timeout_s: float) -> Link:
+        """Opens a link to the endpoint at `address`.
+
+        Raises:
+            PartitionLost: nobody answers there, or not within `timeout_s`.
+        """
+        host, _, port = address.address.rpartition(":")
+        link = TcpLink(self._send_pool, self._settings, self._links.discard)
+        self._links.add(link)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: link.stream,
+                    host.strip("[]"),
+                    int(port),
+                    ssl=self._client_context,
+                    server_hostname=host.strip("[]") if self._client_context else None,
+                )
+                await link.introduce(self._peer_id, timeout_s)
+        except BaseException as error:
+            await link.close()
+            if isinstance(error, OSError | TimeoutError | ValueError):
+                raise lost("tcp", f"{address.address}: {error}") from error
+            raise
+        return link
+
+    async def close(self) -> None:
+        """Stops receiving, closes every link, frees every slot."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        for receiver in tuple(self._receivers):
+            receiver.close(PartitionLost("this process is closing"))
+        for link in tuple(self._links):
+            await link.close()
+        if server is not None:
+            await server.wait_closed()
+
+
+class TcpReceiver:
+    """One connected sender."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        settings: TransportSettings,
+        handler: FrameHandler,
+        make_share: Callable[[], Share],
+    ) -> None:
+        self._peer_id = peer_id
+        self._limit = settings.max_unreleased_frames
+        self._handler = handler
+        self._unreleased = 0
+        self._greeted = False
+        self.on_closed: Callable[[TcpReceiver], None] = lambda _: None
+        self.stream = TcpStream(
+            settings.max_frame_bytes,
+            self._on_frame,
+            self._on_lost,
+            secure=not settings.security.server.insecure,
+            make_share=make_share,
+        )
+        self._handshake = asyncio.get_running_loop().call_later(
+            HANDSHAKE_S, self.close, lost("tcp", "the peer did not say who it is")
+        )
+
+    def _on_frame(
+        self, prefix: Prefix, header: bytes, payload: memoryview, release: Callable[[], None]
+    ) -> None:
+        if prefix.kind is Kind.FRAME and self._greeted:
+            self._unreleased += 1
+            if self._unreleased >= self._limit:
+                self.stream.hold_up()
+            frame = Received(header, payload, _CAPABILITIES, partial(self._released, release))
+            deliver(self._handler, frame)
+        elif prefix.kind is Kind.HELLO and not self._greeted:
+            self._greeted = True
+            self._handshake.cancel()
+            name = self._peer_id.encode()
+            self.stream.write(encode_prefix(Prefix(Kind.WELCOME, len(name))) + name)
+        else:
+            release()
+            error = InvalidInput("prefix.kind", f"unexpected {prefix.kind.name}")
+            refused("tcp", error)
+            self.close(lost("tcp", error.message))
+
+    def _released(self, release: Callable[[], None]) -> None:
+        release()
+        self._unreleased -= 1
+        if self._unreleased < self._limit:
+            self.stream.go_on()
+
+    def _on_lost(self, _: PartitionLost) -> None:
+        self._handshake.cancel()
+        self.on_closed(self)
+
+    def close(self, error: PartitionLost) -> None:
+        """Ends the connection; frames already handed over stay readable. Idempotent."""
+        self.stream.close(error)
+
+
+class TcpLink:
+    """A connection to one peer, for sending."""
+
+    def __init__(
+        self,
+        pool: MemoryPool,
+        settings: TransportSettings,
+        on_closed: Callable[[TcpLink], None],
+    ) -> None:
+        self._settings = settings
+        self._on_closed = on_closed
+        self._share = Share(pool)
+        self._welcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._error: PartitionLost | None = None
+        self.stream = TcpStream(
+            settings.max_frame_bytes,
+            self._on_frame,
+            self._on_lost,
+            secure=not settings.security.client.insecure,
+            make_share=None,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Any host; the payload is copied by the kernel."""
+        return _CAPABILITIES
+
+    @property
+    def closed(self) -> bool:
+        """True once the peer is gone."""
+        return self._error is not None
+
+    @property
+    def peer_id(self) -> str:
+        """Who answered."""
+        return self._welcome.result()
+
+    async def introduce(self, peer_id: str, timeout_s: float) -> None:
+        """Says who we are and waits for the answer."""
+        name = peer_id.encode()
+        self.stream.write(encode_prefix(Prefix(Kind.HELLO, len(name))) + name)
+        async with asyncio.timeout(timeout_s):
+            await asyncio.shield(self._welcome)
+
+    def _on_frame(
+        self, prefix: Prefix, header: bytes, payload: memoryview, release: Callable[[], None]
+    ) -> None:
+        if prefix.kind is Kind.WELCOME and not self._welcome.done():
+            self._welcome.set_result(str(header, "utf-8", "replace"))
+        else:
+            self.stream.close(lost("tcp", f"unexpected {prefix.kind.name}"))
+
+    async def export(self, nbytes: int, timeout_s: float) -> Slot:
+        """Returns a slot of `nbytes`; see `Link.export`."""
+        if self._error is not None:
+            raise self._error
+        if nbytes > self._settings.max_frame_bytes:
+            raise PayloadTooLarge(f"{nbytes} bytes exceed {self._settings.max_frame_bytes}")
+        block = None
+        if nbytes > INLINE_BYTES:
+            block = await self._share.acquire(nbytes, timeout_s)
+        return MemorySlot(self, self._share, block, nbytes)
+
+    async def push(self, slot: Slot, header: bytes, timeout_s: float) -> None:
+        """Delivers slot and header; see `Link.push`."""
+        owned = pushable(self, slot, header)
+        if self._error is not None:
+            owned.give_back()
+            raise self._error
+        head = encode_prefix(Prefix(Kind.FRAME, len(header), len(owned.view))) + header
+        try:
+            await self.stream.send(head, owned.view, owned.give_back, timeout_s)
+        except TimeoutError:
+            self.stream.close(lost("tcp", "the peer takes no frames"))
+            raise push_timed_out("tcp", timeout_s) from None
+        if self._error is not None:
+            raise self._error
+
+    async def close(self) -> None:
+        """Closes the link and takes back every slot."""
+        self.stream.close(PartitionLost("the link was closed"))
+
+    def _on_lost(self, error: PartitionLost) -> None:
+        self._error = error
+        self._share.close(error)
+        if not self._welcome.done():
+            self._welcome.set_exception(error)
+            self._welcome.exception()  # nobody may be waiting for it
+        self._on_closed(self)

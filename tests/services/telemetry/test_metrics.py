@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import re
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.errors import Unavailable
+from services.telemetry import names
+from services.telemetry.metrics import Metrics, start_metrics_server
+from services.telemetry.names import MetricName
+
+
+def test_every_name_becomes_a_metric_of_good_form() -> None:
+    metrics = Metrics()
+    declared = {value for value in vars(names).values() if isinstance(value, MetricName)}
+    families = {family.name: family for family in metrics.registry.collect()}
+    assert len(families) == len(declared)
+    for metric in declared:
+        name = f"catenary_{metric.name}"
+        family = families.get(name) or families[f"{name}_info"]
+        assert family.documentation == metric.help
+        assert re.fullmatch(r"[a-z_]+", metric.name)
+        assert metric.help.endswith(".")
+        assert not metric.name.endswith("_total")  # the client library adds it to counters
+    labels = {label for metric in declared for label in metric.labels}
+    assert not labels & {"request_id", "batch_id", "trace_id"}
+
+
+def test_attainment_is_of_recent_requests_only() -> None:
+    metrics = Metrics()
+    for _ in range(1000):
+        metrics.observe_slo("m", False)
+    for _ in range(750):
+        metrics.observe_slo("m", True)
+    metrics.observe_slo("other", True)
+    sample = metrics.registry.get_sample_value
+    assert sample("catenary_slo_attainment_ratio", {"model": "m"}) == 0.75
+    assert sample("catenary_slo_attainment_ratio", {"model": "other"}) == 1.0
+    assert sample("catenary_slo_requests_total", {"model": "m", "met": "false"}) == 1000
+
+
+def test_one_plan_is_active_at_a_time() -> None:
+    metrics = Metrics()
+    metrics.set_active_plan("plan-1")
+    metrics.set_active_plan("plan-2")
+    sample = metrics.registry.get_sample_value
+    assert sample("catenary_plan_active_info", {"plan_id": "plan-2"}) == 1
+    assert sample("catenary_plan_active_info", {"plan_id": "plan-1"}) is None
+    metrics.set_active_plan("")
+    assert sample("catenary_plan_active_info", {"plan_id": "plan-2"}) is None
+
+
+def test_page_is_served_until_stopped() -> None:
+    metrics = Metrics(CollectorRegistry())
+    metrics.requests.labels("m", "OK").inc(3)
+    port, stop = start_metrics_server("127.0.0.1", 0, metrics.registry)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    samples = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["catenary_requests_total", (("model", "m"), ("outcome", "OK"))] == 3
+    with pytest.raises(Unavailable):
+        start_metrics_server("127.0.0.1", port, metrics.registry)
+    stop()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+
+
+def test_registry_holds_nothing_of_this_python_process() -> None:
+    assert b"python_info" not in generate_latest(Metrics().registry)

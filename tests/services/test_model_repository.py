@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from services.domain.ids import ModelKey
+from services.domain.model import BlockTable, Boundary, ModelManifest
+from services.domain.tensors import TensorSpec
+from services.errors import InvalidInput, ModelNotFound
+from services.model_repository import ModelRepository, document_of_table, table_of_document
+
+KEY = ModelKey("net", "1")
+
+
+def manifest(key: ModelKey = KEY, **changes: object) -> ModelManifest:
+    fields: dict[str, object] = {
+        "key": key, "platform": "onnxruntime_onnx", "file": "model.onnx",
+        "slo_ns": 250_000_000, "max_batch": 8, "float16_boundaries": False,
+    }  # fmt: skip
+    return ModelManifest(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def table(model_hash: str = "00") -> BlockTable:
+    ends = [
+        Boundary((TensorSpec("x", "FP32", (-1, 3, -1)),), 24),
+        Boundary((TensorSpec("a", "FP32", (-1, 4)), TensorSpec("b", "INT64", (-1,))), 24),
+        Boundary((TensorSpec("y", "FP32", (-1, 10)),), 40),
+    ]
+    return BlockTable(model_hash, True, tuple(ends), (100, 200))
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    repository = ModelRepository(tmp_path)
+    repository.write_manifest(manifest())
+    repository.write_block_table(KEY, table())
+    assert repository.manifest(KEY) == manifest()
+    assert repository.block_table(KEY) == table()
+    assert repository.list() == [KEY]
+
+
+def test_example_shapes_fill_in_free_sizes(tmp_path: Path) -> None:
+    repository = ModelRepository(tmp_path)
+    repository.write_manifest(manifest())
+    repository.write_block_table(KEY, table())
+    assert repository.example_shapes(KEY)[0] == ((1, 3, 1),)
+    examples = (((1, 3, 7),), ((1, 4), (1,)), ((1, 10),))
+    repository.write_block_table(KEY, table(), examples)
+    assert repository.example_shapes(KEY) == examples
+    assert repository.block_table(KEY) == table()
+
+
+def test_versions_are_ordered_as_numbers_and_the_highest_is_the_default(tmp_path: Path) -> None:
+    repository = ModelRepository(tmp_path)
+    for version in ("10", "9", "1"):
+        repository.write_manifest(manifest(ModelKey("net", version)))
+    assert [key.version for key in repository.list()] == ["1", "9", "10"]
+    assert repository.resolve("net") == ModelKey("net", "10")
+    assert repository.resolve("net:9") == ModelKey("net", "9")
+    for absent in ("net:2", "other"):
+        with pytest.raises(ModelNotFound):
+            repository.resolve(absent)
+
+
+def test_a_table_is_refused_when_the_model_file_is_another(tmp_path: Path) -> None:
+    repository = ModelRepository(tmp_path)
+    repository.write_manifest(manifest())
+    repository.model_file(KEY).write_bytes(b"weights")
+    repository.write_block_table(KEY, table(hashlib.sha256(b"weights").hexdigest()))
+    repository.block_table(KEY)
+    repository.model_file(KEY).write_bytes(b"other weights")
+    with pytest.raises(InvalidInput, match="another model file"):
+        repository.block_table(KEY)
+
+
+def test_a_table_without_a_model_file_is_taken(tmp_path: Path) -> None:
+    repository = ModelRepository(tmp_path)
+    repository.write_manifest(manifest())
+    repository.write_block_table(KEY, table("hash of a file that is elsewhere"))
+    assert repository.block_table(KEY).blocks == 2
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", ".hidden", "a\\b", "n\0"])
+def test_names_cannot_leave_the_root(tmp_path: Path, name: str) -> None:
+    for key in (ModelKey(name, "1"), ModelKey("net", name)):
+        with pytest.raises(InvalidInput):
+            ModelRepository(tmp_path).manifest(key)
+
+
+@pytest.mark.parametrize("file", ["../../../etc/passwd", "/etc/passwd", ""])
+def test_a_model_file_cannot_be_outside(tmp_path: Path, file: str) -> None:
+    repository = ModelRepository(tmp_path)
+    with pytest.raises(InvalidInput, match="file"):
+        repository.write_manifest(manifest(file=file))
+    repository.write_manifest(manifest())
+    path = repository.folder(KEY) / "model.yaml"
+    path.write_text(path.read_text().replace("model.onnx", json.dumps(file)))
+    with pytest.raises(InvalidInput, match="file"):
+        repository.model_file(KEY)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("- a", "model.yaml"),
+        ("a: [", "model.yaml"),
+        ("file: m\nplatform: onnx", "platform"),
+        ("platform: onnxruntime_onnx", "file"),
+        ("file: m\nplatform: onnxruntime_onnx\nslo_ms: -1", "slo_ms"),
+        ("file: m\nplatform: onnxruntime_onnx\nmax_batch: true", "max_batch"),
+        ("file: m\nplatform: onnxruntime_onnx\nsol_ms: 5", "sol_ms"),
+        ("file: m\nplatform: onnxruntime_onnx\nfloat16_boundaries: 1", "float16_boundaries"),
+    ],
+)
+def test_a_bad_manifest_names_the_key(tmp_path: Path, text: str, field: str) -> None:
+    folder = tmp_path / "net" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.yaml").write_text(text)
+    with pytest.raises(InvalidInput) as caught:
+        ModelRepository(tmp_path).manifest(KEY)
+    assert caught.value.field.endswith(field)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (("version",), 2, "version"),
+        (("version",), True, "version"),
+        (("compute_ns",), [1], "compute_ns"),
+        (("compute_ns", 0), -5, "compute_ns[0]"),
+        (("boundaries", 1, "tensors", 0, "datatype"), "BYTES", "tensors[0].datatype"),
+        (("boundaries", 1, "tensors", 1, "shape"), [-2], "tensors[1].shape[0]"),
+        (("boundaries", 0, "tensors"), [], "boundaries[0].tensors"),
+        (("boundaries", 2, "row_bytes"), "40", "boundaries[2].row_bytes"),
+        (("batched",), 1, "batched"),
+    ],
+)
+def test_a_bad_table_names_the_key(path: tuple[str | int, ...], value: object, field: str) -> None:
+    document = document_of_table(table())
+    assert table_of_document(document) == table()
+    place = document
+    for step in path[:-1]:
+        place = place[step]  # type: ignore[index]
+    place[path[-1]] = value  # type: ignore[index]
+    with pytest.raises(InvalidInput) as caught:
+        table_of_document(document)
+    assert caught.value.field.endswith(field)
+
+
+def test_missing_things_are_not_found(tmp_path: Path) -> None:
+    repository = ModelRepository(tmp_path / "nowhere")
+    assert repository.list() == []
+    with pytest.raises(ModelNotFound):
+        repository.manifest(KEY)
+    with pytest.raises(ModelNotFound):
+        repository.block_table(KEY)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.errors import DeadlineExceeded, Overloaded
+from services.packed_writer import PackedWriter
+
+
+class Stream:
+    """Keeps what was sent; sends wait while `gate` is closed."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[int]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.sending = asyncio.Event()
+
+    async def send(self, batch: list[int]) -> None:
+        self.sent.append(batch)
+        self.sending.set()
+        await self.gate.wait()
+
+
+async def test_everything_queued_goes_into_one_send() -> None:
+    stream = Stream()
+    writer = PackedWriter(stream.send)
+    for number in range(5):
+        writer.put(number)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(writer.run())
+        await writer.flush(1.0)
+        assert stream.sent == [[0, 1, 2, 3, 4]]
+        stream.gate.clear()
+        stream.sending.clear()
+        writer.put(5)
+        await stream.sending.wait()
+        for number in range(6, 9):
+            writer.put(number)
+        assert writer.pending == 3
+        stream.gate.set()
+        await writer.flush(1.0)
+        assert stream.sent[1:] == [[5], [6, 7, 8]]
+        task.cancel()
+
+
+async def test_full_queue_refuses_and_keeps_what_it_has() -> None:
+    stream = Stream()
+    writer = PackedWriter(stream.send, capacity=2)
+    writer.put(1)
+    writer.put(2)
+    with pytest.raises(Overloaded):
+        writer.put(3)
+    task = asyncio.create_task(writer.run())
+    await writer.flush(1.0)
+    assert stream.sent == [[1, 2]]
+    writer.put(4)
+    await writer.flush(1.0)
+    assert stream.sent == [[1, 2], [4]]
+    task.cancel()
+
+
+async def test_flush_returns_at_once_when_nothing_is_queued() -> None:
+    await PackedWriter(Stream().send).flush(0.0)
+
+
+async def test_flush_has_a_deadline() -> None:
+    stream = Stream()
+    stream.gate.clear()
+    writer = PackedWriter(stream.send)
+    writer.put(1)
+    task = asyncio.create_task(writer.run())
+    with pytest.raises(DeadlineExceeded):
+        await writer.flush(0.01)
+    task.cancel()
+
+
+async def test_failure_of_send_ends_the_writer() -> None:
+    async def send(_: list[int]) -> None:
+        raise ConnectionError("gone")
+
+    writer: PackedWriter[int] = PackedWriter(send)
+    writer.put(1)
+    with pytest.raises(ConnectionError):
+        await writer.run()
+
+
+async def test_order_survives_many_wakes() -> None:
+    stream = Stream()
+    writer = PackedWriter(stream.send)
+    task = asyncio.create_task(writer.run())
+    for number in range(1000):
+        writer.put(number)
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+    await writer.flush(1.0)
+    assert [number for batch in stream.sent for number in batch] == list(range(1000))
+    assert 1 < len(stream.sent) < 1000
+    task.cancel()
