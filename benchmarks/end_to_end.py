@@ -21,12 +21,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import catenary
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+import catenary
 from benchmarks.figures import Figure, at_least, at_most
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.models import ensure_model
@@ -123,7 +123,9 @@ async def cpu_over_onnxruntime(folder: Path, requests: int) -> list[Figure]:
     options.intra_op_num_threads = 1
     repository = ModelRepository(folder / "models")
     session = onnxruntime.InferenceSession(
-        str(repository.model_file(repository.list()[0])), options, providers=["CPUExecutionProvider"]
+        str(repository.model_file(repository.list()[0])),
+        options,
+        providers=["CPUExecutionProvider"],
     )
     direct, served, latency = [], [], []
     async with cluster_of(folder, 1, "cpu", [[0, blocks]], 1) as cluster:

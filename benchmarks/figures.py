@@ -18,7 +18,9 @@ class Figure(TypedDict):
 
 def at_most(name: str, value: float, unit: str, limit: float | None = None) -> Figure:
     """Returns a figure that must not exceed `limit`."""
-    return Figure(name=name, value=value, unit=unit, limit=limit, ok=limit is None or value <= limit)
+    return Figure(
+        name=name, value=value, unit=unit, limit=limit, ok=limit is None or value <= limit
+    )
 
 
 def at_least(name: str, value: float, unit: str, limit: float) -> Figure:

@@ -24,7 +24,9 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 @click.group(context_settings=CONTEXT)
-@click.option("--config", type=click.Path(path_type=Path, exists=True), help="catenary.yaml to read.")
+@click.option(
+    "--config", type=click.Path(path_type=Path, exists=True), help="catenary.yaml to read."
+)
 @click.option("--supervised", is_flag=True, hidden=True, help="End with the parent process.")
 @click.pass_context
 def cli(context: click.Context, config: Path | None, supervised: bool) -> None:
@@ -39,9 +41,7 @@ def cli(context: click.Context, config: Path | None, supervised: bool) -> None:
     context.obj = config
 
 
-def _run(
-    kind: str, settings: ProcessSettings, instance: str, make: type[Process] | Any
-) -> None:
+def _run(kind: str, settings: ProcessSettings, instance: str, make: type[Process] | Any) -> None:
     configure_logging(kind, instance, settings.log_level, settings.log_json)
     get_logger("catenaryd").info("settings", **describe(settings))
     sys.exit(run_process(make(settings), settings.drain_timeout_s))
@@ -168,14 +168,18 @@ def demo(data_dir: Path) -> None:
 @cli.command("create-key")
 @click.argument("name")
 @click.option("--keys-file", type=click.Path(path_type=Path), required=True, help="File to add to.")
-def create_key(name: str, keys_file: Path) -> None:
+@click.option(
+    "--scope", "scopes", multiple=True, default=("infer",), show_default=True,
+    help='"infer", "infer:<model>" or "admin"; may be repeated.',
+)  # fmt: skip
+def create_key(name: str, keys_file: Path, scopes: tuple[str, ...]) -> None:
     """Creates an API key called NAME, prints it once and stores only its hash.
 
     Example: catenaryd create-key alice --keys-file keys.json
     """
     from services.security.keys import add_key
 
-    click.echo(add_key(keys_file, name))
+    click.echo(add_key(keys_file, name, scopes))
 
 
 def main() -> None:

@@ -6,15 +6,16 @@ import asyncio
 import json
 from pathlib import Path
 
-import catenary
 import click
 import numpy as np
 from catenary.waterfall import render_waterfall
 
-from catenaryd.demo_models import PHOTOGRAPHS, labels, photograph, preprocess, top_k
+import catenary
+from catenaryd.demo_models import preprocess, sample_photographs, top_k
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.models import ensure_model
-from gpu_agent.executors import Device, load_executor
+from gpu_agent.executors.device import Device
+from gpu_agent.executors.loading import load_executor
 from services.domain.ids import ModelKey, PartitionKey
 from services.errors import CatenaryError
 from services.model_repository import ModelRepository
@@ -43,11 +44,16 @@ def demo_placement(blocks: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def unsplit_logits(repository: ModelRepository, key: ModelKey, images: list[np.ndarray]) -> np.ndarray:
+def unsplit_logits(
+    repository: ModelRepository, key: ModelKey, images: list[np.ndarray]
+) -> np.ndarray:
     """Returns the whole model's answers, computed in this process. Shape [images, classes]."""
     blocks = repository.block_table(key).blocks
     executor = load_executor(
-        repository, PartitionKey(key, 0, blocks), device=Device.parse("cpu"), float16_boundaries=False
+        repository,
+        PartitionKey(key, 0, blocks),
+        device=Device.parse("cpu"),
+        float16_boundaries=False,
     )
     try:
         return np.concatenate([executor.run([image])[0] for image in images])
@@ -62,7 +68,8 @@ async def run_demo(data_dir: Path) -> int:
     repository = ModelRepository(data_dir / "models")
     plan_file = data_dir / "plan.json"
     plan_file.write_text(json.dumps(demo_placement(repository.block_table(key).blocks), indent=2))
-    images = [preprocess(photograph(name)) for name in PHOTOGRAPHS]
+    photographs = sample_photographs()
+    images = [preprocess(file) for file in photographs.values()]
     reference = await asyncio.to_thread(unsplit_logits, repository, key, images)
 
     cluster = LocalCluster(
@@ -74,7 +81,7 @@ async def run_demo(data_dir: Path) -> int:
     try:
         click.echo("starting redis, a scheduler, a gateway and three agents")
         facts = await cluster.start(lambda line: click.echo(f"  {line}"))
-        agreed = await _classify(facts, images, reference)
+        agreed = await _classify(facts, list(photographs), images, reference)
     except CatenaryError as error:
         click.echo(error.message, err=True)
         return 1
@@ -84,25 +91,26 @@ async def run_demo(data_dir: Path) -> int:
     return 0 if agreed else 1
 
 
-async def _classify(facts: dict[str, object], images: list[np.ndarray], reference: np.ndarray) -> bool:
-    names = labels()
+async def _classify(
+    facts: dict[str, object], names: list[str], images: list[np.ndarray], reference: np.ndarray
+) -> bool:
     agreed = True
     async with catenary.AsyncClient(str(facts["grpc"]), admin_target=str(facts["admin"])) as client:
         model = await client.model_metadata(MODEL)
         tensor, output = model.inputs[0].name, model.outputs[0].name
         for _warm in range(2):
             await client.infer(MODEL, {tensor: images[0]})
-        for name, image, expected in zip(PHOTOGRAPHS, images, reference, strict=True):
+        for name, image, expected in zip(names, images, reference, strict=True):
             answer = await client.infer(MODEL, {tensor: image}, request_id=f"demo-{name}")
             logits = answer.outputs[output][0]
             ranked, wanted = top_k(logits, TOP), top_k(expected, TOP)
-            same = ranked[0][0] == wanted[0][0] and {i for i, _ in ranked} == {i for i, _ in wanted}
+            same = ranked[0][0] == wanted[0][0] and {r[0] for r in ranked} == {w[0] for w in wanted}
             agreed &= same
             verdict = "as the unsplit model" if same else "DIFFERS from the unsplit model"
             click.echo(f"\n{name} (top-{TOP} {verdict})")
-            for index, probability in ranked:
-                click.echo(f"  {probability:6.1%}  {names[index]}")
-        trace = await client.trace(f"demo-{PHOTOGRAPHS[-1]}")
+            for _, label, probability in ranked:
+                click.echo(f"  {probability:6.1%}  {label}")
+        trace = await client.trace(f"demo-{names[-1]}")
     click.echo(f"\nwhere the time of {trace.request_id} went")
     click.echo(render_waterfall(trace, WATERFALL_WIDTH))
     return agreed

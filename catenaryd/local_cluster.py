@@ -23,7 +23,7 @@ from services.log import get_logger
 log = get_logger(__name__)
 
 POLL_S = 0.1
-REDIS_CHECK_S = 0.2
+REDIS_RESTART_S = 0.2
 DRAIN_S = 20.0
 
 
@@ -93,7 +93,7 @@ class LocalCluster:
         children: dict[str, tuple[str, dict[str, Any]]] = {
             "scheduler": ("scheduler", {
                 **common, "scheduler_id": "scheduler-0", "port": self.scheduler_port,
-                "redis_url": self.redis_url, "model_repository": repository,
+                "model_repository": repository,
                 "models": list(options.models), "plan_file": options.plan_file,
             }),
             "gateway": ("gateway", {
@@ -130,6 +130,8 @@ class LocalCluster:
                 name,
                 [*config, kind, *command_line_of(settings)],
                 data_dir / "logs" / f"{name}.log",
+                # The URL holds a password, and arguments are for all to see.
+                {"CATENARY_REDIS_URL": self.redis_url} if kind == "scheduler" else {},
             )
             self.children[name] = child
             await child.start()
@@ -139,10 +141,9 @@ class LocalCluster:
     async def _keep_redis(self) -> None:
         assert self.redis is not None
         while True:
-            await asyncio.sleep(REDIS_CHECK_S)
-            if self.redis.running:
-                continue
-            log.warning("redis_ended")
+            code = await self.redis.wait()
+            log.warning("redis_ended", exit_code=code)
+            await asyncio.sleep(REDIS_RESTART_S)
             with contextlib.suppress(CatenaryError, OSError):
                 await self.redis.start()
 
@@ -174,7 +175,6 @@ class LocalCluster:
             "admin": self.admin_target,
             "models": list(self.options.models),
             "agents": self.agent_ids(),
-            "redis": self.redis_url,
             "pids": {name: child.pid for name, child in self.children.items()},
         }
 

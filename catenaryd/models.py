@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from catenaryd.demo_models import import_efficientnet_lite0
-from gpu_agent.partitioning import prepare_model
+from gpu_agent.partitioning.prepare import prepare_model
 from services.domain.ids import ModelKey
 from services.errors import ModelNotFound
 from services.model_repository import ModelRepository
@@ -20,17 +20,13 @@ def find_model(root: Path, name: str) -> ModelKey:
     Raises:
         ModelNotFound: it is neither in the repository nor a demo model.
     """
-    wanted, _, version = name.partition(":")
-    keys = [
-        key for key in ModelRepository(root).list()
-        if key.name == wanted and version in ("", key.version)
-    ]  # fmt: skip
-    if not keys:
+    try:
+        return ModelRepository(root).resolve(name)
+    except ModelNotFound:
         raise ModelNotFound(
             f"model {name!r} is not in {root}; put it there as"
-            f" {wanted}/<version>/model.yaml, or use one of: {', '.join(DEMO_MODELS)}"
-        )
-    return max(keys, key=lambda key: (len(key.version), key.version))
+            f" <name>/<version>/model.yaml, or use one of: {', '.join(DEMO_MODELS)}"
+        ) from None
 
 
 def ensure_model(root: Path, name: str) -> ModelKey:
@@ -42,7 +38,9 @@ def ensure_model(root: Path, name: str) -> ModelKey:
     if not present and wanted in DEMO_MODELS:
         DEMO_MODELS[wanted](repository)
     key = find_model(root, name)
-    if not repository.has_block_table(key):
+    try:
+        repository.block_table(key)
+    except ModelNotFound:
         prepare_model(repository, key)
     return key
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +34,8 @@ class Child:
     name: str
     arguments: Sequence[str]
     log_file: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables beyond our own."""
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     stopping: bool = False
@@ -54,7 +57,7 @@ class Child:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "catenaryd", "--supervised", *self.arguments,
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
+                start_new_session=True, env={**os.environ, **self.environment},
             )  # fmt: skip
 
     async def _watch(self) -> None:

@@ -1,0 +1,100 @@
+"""The Catenary SDK: inference on a cluster from Python, blocking or asyncio.
+
+    import catenary
+
+    with catenary.Client("127.0.0.1:8001") as client:
+        result = client.infer("efficientnet-lite0", {"input": image}, slo_ms=200)
+        print(result["logits"].argmax(), client.trace(result.id).total_ns)
+
+`AsyncClient` has the same methods as coroutines. Every error is a `CatenaryError`; the whole tree
+is on one page, `catenary.errors`. Tensors are NumPy arrays; `catenary.tensors` says how they
+travel. The command `catenary` is this package on the command line.
+"""
+
+from catenary.async_client import AsyncClient
+from catenary.client import Client
+from catenary.connection import TlsConfig
+from catenary.errors import (
+    CatenaryError,
+    ClientError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidInputError,
+    ModelNotFoundError,
+    NoActivePlanError,
+    NotSupportedError,
+    OverloadedError,
+    OverloadError,
+    PartitionLostError,
+    PayloadTooLargeError,
+    PeerError,
+    PermissionDeniedError,
+    PlanError,
+    PlanInfeasibleError,
+    ProtocolError,
+    QuotaExceededError,
+    RequestCancelledError,
+    SloUnattainableError,
+    StaleEpochError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from catenary.retry import RetryPolicy
+from catenary.types import (
+    ActivePlan,
+    AgentInfo,
+    ClusterStatus,
+    DeploymentInfo,
+    GeneratedText,
+    InferRequest,
+    InferResult,
+    ModelInfo,
+    ModelMetadata,
+    TensorInfo,
+    Trace,
+    TraceSpan,
+)
+from catenary.waterfall import render_waterfall
+
+__all__ = [
+    "ActivePlan",
+    "AgentInfo",
+    "AsyncClient",
+    "CatenaryError",
+    "Client",
+    "ClientError",
+    "ClusterStatus",
+    "DeadlineExceededError",
+    "DeploymentInfo",
+    "GeneratedText",
+    "InferRequest",
+    "InferResult",
+    "InternalError",
+    "InvalidInputError",
+    "ModelInfo",
+    "ModelMetadata",
+    "ModelNotFoundError",
+    "NoActivePlanError",
+    "NotSupportedError",
+    "OverloadError",
+    "OverloadedError",
+    "PartitionLostError",
+    "PayloadTooLargeError",
+    "PeerError",
+    "PermissionDeniedError",
+    "PlanError",
+    "PlanInfeasibleError",
+    "ProtocolError",
+    "QuotaExceededError",
+    "RequestCancelledError",
+    "RetryPolicy",
+    "SloUnattainableError",
+    "StaleEpochError",
+    "TensorInfo",
+    "TlsConfig",
+    "Trace",
+    "TraceSpan",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "render_waterfall",
+]

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from catenary_protos.catenary.v1 import admin_pb2, generation_pb2
-from catenary_protos.inference import grpc_predict_v2_pb2 as oip
-
 from catenary import messages, types
 from catenary.errors import InvalidInputError
+from catenary_protos.catenary.v1 import admin_pb2, generation_pb2
+from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 
 Service = Literal["inference", "admin", "generation"]
 Reply = TypeVar("Reply")

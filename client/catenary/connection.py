@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from catenary.calls import Service
 from catenary.errors import InvalidInputError
 from catenary.retry import RetryPolicy
+from catenary_protos.catenary.v1 import admin_pb2_grpc, generation_pb2_grpc
+from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 
 DEFAULT_TARGET = "127.0.0.1:8001"
 ADMIN_PORT = 8003
 LARGEST_REPLY_BYTES = 1 << 30
+NO_RETRY = RetryPolicy(attempts=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,18 @@ class Connection:
             private_key=_read("key_file", self.tls.key_file),
             certificate_chain=_read("certificate_file", self.tls.certificate_file),
         )
+
+
+def stub_class(service: Service) -> Callable[[Any], Any]:
+    """Returns the generated stub class of a service; it takes sync and asyncio channels."""
+    return _STUBS[service]
+
+
+_STUBS: dict[Service, Callable[[Any], Any]] = {
+    "inference": oip_grpc.GRPCInferenceServiceStub,
+    "admin": admin_pb2_grpc.AdminStub,
+    "generation": generation_pb2_grpc.GenerationStub,
+}
 
 
 def is_loopback(target: str) -> bool:

@@ -214,4 +214,6 @@ def _leaves(cls: type[CatenaryError]) -> list[type[CatenaryError]]:
     return below or [cls]
 
 
-CLASS_OF_REASON: dict[str, type[CatenaryError]] = {cls.reason: cls for cls in _leaves(CatenaryError)}
+CLASS_OF_REASON: dict[str, type[CatenaryError]] = {
+    cls.reason: cls for cls in _leaves(CatenaryError)
+}

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from catenary_protos.catenary.v1 import admin_pb2, generation_pb2
-from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 
 from catenary import tensors, types
 from catenary.errors import CatenaryError, InvalidInputError, PayloadTooLargeError, ProtocolError
 from catenary.failures import error_of_reason
+from catenary_protos.catenary.v1 import admin_pb2, generation_pb2
+from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 
 # protobuf refuses messages of 2 GiB; the rest of a request is far below the margin left here.
 LARGEST_MESSAGE_BYTES = 2**31 - 2**20
+_REASON_AND_TEXT = re.compile(r"\[([A-Z_]+)\] (.*)", re.DOTALL)
 
 
 def infer_request(request: types.InferRequest) -> oip.ModelInferRequest:
@@ -120,10 +122,8 @@ def stream_result(message: oip.ModelStreamInferResponse) -> types.InferResult:
 
 def _stream_error(text: str) -> CatenaryError:
     # Triton's form has room for a text only; our gateways begin it with the reason.
-    reason, separator, message = text.partition(": ")
-    if separator and reason.isupper():
-        return error_of_reason(reason, message)
-    return error_of_reason("INTERNAL", text)
+    known = _REASON_AND_TEXT.fullmatch(text)
+    return error_of_reason(known[1], known[2]) if known else error_of_reason("INTERNAL", text)
 
 
 def _parameters(message: oip.ModelInferResponse) -> dict[str, types.ParameterValue]:
@@ -138,7 +138,9 @@ def _parameters(message: oip.ModelInferResponse) -> dict[str, types.ParameterVal
 def model_list(message: oip.RepositoryIndexResponse) -> list[types.ModelInfo]:
     """Returns the models of a repository index."""
     return [
-        types.ModelInfo(model.name, model.version, model.state == "READY", model.state, model.reason)
+        types.ModelInfo(
+            model.name, model.version, model.state == "READY", model.state, model.reason
+        )
         for model in message.models
     ]
 
@@ -199,8 +201,8 @@ def active_plan(message: admin_pb2.GetPlanResponse) -> types.ActivePlan:
 
 
 def trace(message: admin_pb2.GetTraceResponse) -> types.Trace:
-    """Returns a request's trace, spans in order of their start."""
-    spans = (
+    """Returns a request's trace, spans in the server's order: by attempt, then by hop."""
+    spans = tuple(
         types.TraceSpan(s.name, s.process, s.start_ns, s.duration_ns, s.batch_id, s.attempt)
         for s in message.spans
     )
@@ -209,7 +211,7 @@ def trace(message: admin_pb2.GetTraceResponse) -> types.Trace:
         message.model,
         message.outcome,
         message.total_ns,
-        tuple(sorted(spans, key=lambda span: span.start_ns)),
+        spans,
         message.trace_id,
     )
 

@@ -115,7 +115,8 @@ def decode_contents(
     if len(values) != _elements(shape, field):
         raise ProtocolError(f"{field} has {len(values)} elements for shape {list(shape)}")
     try:
-        return np.array(values, dtype=_dtype(datatype, field)).reshape(shape)
+        # A list, because NumPy checks the range of Python's integers, not of protobuf's containers.
+        return np.array(list(values), dtype=_dtype(datatype, field)).reshape(shape)
     except OverflowError as error:
         raise ProtocolError(f"{field} has an element outside {datatype}") from error
 

@@ -155,7 +155,10 @@ class ActivePlan:
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """One stretch of a request's life; times count from its arrival at the gateway."""
+    """One stretch of a request's life; times count from its arrival at the gateway.
+
+    `attempt` is 1 for the first dispatch, 0 for what belongs to no dispatch.
+    """
 
     name: str
     process: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,7 +71,6 @@ class Batch:
     ended_ns: int = 0
     cancelled: bool = False
     computing: bool = False
-    span_start_ns: int = field(default=0)
 
     @property
     def batch_id(self) -> int:

@@ -138,3 +138,8 @@ def not_loaded(hop: common_pb2.Hop, agent_id: str) -> PartitionLost:
     """Returns the error for a hop whose partition is not here (a restarted agent, an old plan)."""
     blocks = f"{hop.model}:{hop.model_version}[{hop.first_block},{hop.last_block})"
     return PartitionLost(f"{blocks} is not loaded on {agent_id}")
+
+
+def contradiction(first_rows: int, rows: int) -> InvalidInput:
+    """Returns the error for frames of one batch that do not describe the same batch."""
+    return InvalidInput("batch_rows", f"{rows} after {first_rows} rows for the same batch")

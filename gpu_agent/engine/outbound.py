@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from services.transport.frames import layout, tensor_views
 
 from catenary_protos.catenary.v1 import frame_pb2
 from services.domain.tensors import DATATYPE_OF, TensorSpec
@@ -26,14 +27,15 @@ from services.errors import (
     PartitionLost,
     Unavailable,
 )
-from services.transport.frames import layout, tensor_views
+from services.log import get_logger
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import common_pb2
     from gpu_agent.engine.batch import Array, Batch
     from services.transport.interface import Link, Slot
 
-_NS = 1_000_000_000
+_log = get_logger("gpu_agent.engine")
+
 _STAGE_TIMEOUT_S = 0.002
 """Waiting longer for memory would cost the device more than the copy it saves."""
 _COPY_ON_LOOP_BYTES = 128 * 1024
@@ -64,8 +66,6 @@ class StagedOutput:
     slot: Slot
     tensors: list[frame_pb2.TensorHeader]
     arrays: list[Array]
-    used: bool = False
-    """True once the executor has written into it."""
 
     def release(self) -> None:
         """Gives the memory back unless it was pushed. Idempotent."""
@@ -124,6 +124,9 @@ class Outbound:
         except CatenaryError:
             # Whatever it was, it shows again, and is reported, when the outputs are delivered.
             return None
+        except Exception:
+            _log.exception("stage_failed", partition=str(executor.key))
+            return None
 
     async def deliver(self, batch: Batch) -> None:
         """Sends the outputs to everyone who has rows in the batch.
@@ -161,8 +164,10 @@ class Outbound:
 
     async def _send(self, batch: Batch, receiver: Destination) -> None:
         staged = batch.staged
-        if staged is None or not staged.used or staged.link.closed:
+        if staged is None:
             staged = await self._copy(batch, receiver)
+        else:
+            batch.outputs = ()  # they are views of the memory that is about to be delivered
         header = _header(batch, receiver, staged.tensors, self._agent_id)
         staged.arrays = []
         try:
@@ -175,6 +180,7 @@ class Outbound:
         link = self._links.get(receiver.peer_id)
         if link is None or link.closed:
             link = await self._hub.link_to(receiver.peer_id, self._timeout_s)
+            self._links = {peer: known for peer, known in self._links.items() if not known.closed}
             self._links[receiver.peer_id] = link
         whole = receiver.slices is None or not batch.partition.batched
         runs = None if whole else _runs(receiver.slices or [])
@@ -278,15 +284,3 @@ def _fill(
         for start, count in runs:
             np.copyto(target[row : row + count], output[start : start + count], casting="no")
             row += count
-
-
-__all__ = [
-    "_NS",
-    "DeliveryError",
-    "Destination",
-    "Hub",
-    "Outbound",
-    "StagedOutput",
-    "destinations",
-    "next_header",
-]

@@ -10,7 +10,7 @@ from services.domain.ids import ModelKey, PartitionKey
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import common_pb2
-    from gpu_agent.executors.interface import Executor
+    from gpu_agent.executors.base import Executor
 
 
 @dataclass(slots=True, eq=False)
@@ -18,8 +18,6 @@ class LoadedPartition:
     """A partition with the executor that runs it."""
 
     executor: Executor
-    batched: bool
-    """True if dimension 0 of every input and output is the batch."""
     float16_boundaries: bool
     max_batch: int
     """Most rows one batch may have."""
@@ -33,6 +31,11 @@ class LoadedPartition:
     def key(self) -> PartitionKey:
         """Which partition this is."""
         return self.executor.key
+
+    @property
+    def batched(self) -> bool:
+        """True if dimension 0 of every input and output is the batch."""
+        return self.executor.batched
 
 
 class PartitionTable:

@@ -11,6 +11,7 @@ position); `tests/gpu_agent/partitioning` compares it with trying everything.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,8 +55,7 @@ class Candidates:
         edges = [0.0, *(self.cost_before[i] for i in chosen), self.total_cost]
         target = self.total_cost / (len(chosen) + 1)
         imbalance = sum(
-            ((right - left) / target - 1.0) ** 2
-            for left, right in zip(edges, edges[1:], strict=False)
+            ((right - left) / target - 1.0) ** 2 for left, right in itertools.pairwise(edges)
         )
         return imbalance + BYTE_WEIGHT * sum(
             self.crossing_bytes[i] / self.typical_bytes() for i in chosen

@@ -1,9 +1,9 @@
 """A model as a directed acyclic graph, reduced to what matters for cutting it.
 
 Nodes stand in a topological order; cutting at position `p` means nodes `[0, p)` run before nodes
-`[p, n)`. The *crossing set* of `p` is everything computed (or given) before `p` that is still needed
-behind it, graph outputs produced early included, so the crossing set carries all a later part can
-ask for and any range of nodes between two cuts is self-contained.
+`[p, n)`. The *crossing set* of `p` is everything computed (or given) before `p` that is still
+needed behind it, graph outputs produced early included, so it carries all a later part can ask
+for, and any range of nodes between two cuts is self-contained.
 
 Whatever does not depend on the model's inputs (weights, constant arithmetic) is not in the graph:
 front ends leave it out and duplicate it into every part that reads it.

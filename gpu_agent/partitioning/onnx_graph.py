@@ -7,7 +7,7 @@ time, so a convolution and what directly follows it are bonded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     """Returns what a node reads: its inputs and what its nested bodies capture from outside."""
     found = {value: None for value in node.inputs if value is not None}
     for body in _bodies(node):
-        inside = {value for value in body.inputs} | set(body.initializers.values())
+        inside = set(body.inputs) | set(body.initializers.values())
         for inner in body:
             found.update((value, None) for value in values_read(inner) if value not in inside)
             inside.update(inner.outputs)
@@ -137,35 +137,32 @@ def extract_part(
     return ir.Model(graph, ir_version=source.model.ir_version, producer_name="catenary")
 
 
-def with_float16_ends(part: ir.Model, names: Iterable[str], suffix: str) -> ir.Model:
+def with_float16_ends(
+    part: ir.Model, inputs: Collection[str], outputs: Collection[str], suffix: str
+) -> None:
     """Adds casts so that the named float32 inputs and outputs enter and leave as float16.
 
     The casts run inside the session: no pass over the data in Python, and outputs are written as
-    float16 straight into the buffer they are bound to.
+    float16 straight into the buffer they are bound to. A cast tensor's name ends in `suffix`.
     """
-    wanted = set(names)
     graph = part.graph
+    half = ir.TensorType(ir.DataType.FLOAT16)
     for index, value in enumerate(list(graph.inputs)):
-        if _name(value) in wanted:
-            outer = ir.Value(
-                name=f"{value.name}{suffix}", shape=value.shape,
-                type=ir.TensorType(ir.DataType.FLOAT16),
-            )  # fmt: skip
-            cast = ir.node("Cast", [outer], {"to": ir.DataType.FLOAT}, outputs=None)
-            cast.outputs[0].name = f"{value.name}.float32"
-            cast.outputs[0].type = value.type
-            ir.convenience.replace_all_uses_with(value, cast.outputs[0])
+        if _name(value) in inputs:
+            outer = ir.Value(name=f"{value.name}{suffix}", shape=value.shape, type=half)
+            cast = ir.node("Cast", [outer], {"to": ir.DataType.FLOAT})
+            inner = cast.outputs[0]
+            inner.name, inner.type = f"{value.name}.float32", value.type
+            ir.convenience.replace_all_uses_with(value, inner)
             graph.inputs[index] = outer
             graph.insert_before(graph[0], cast)
     for index, value in enumerate(list(graph.outputs)):
-        if _name(value) in wanted:
+        if _name(value) in outputs:
             cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT16})
-            cast.outputs[0].name = f"{value.name}{suffix}"
-            cast.outputs[0].type = ir.TensorType(ir.DataType.FLOAT16)
-            cast.outputs[0].shape = value.shape
+            outer = cast.outputs[0]
+            outer.name, outer.type, outer.shape = f"{value.name}{suffix}", half, value.shape
             graph.append(cast)
-            graph.outputs[index] = cast.outputs[0]
-    return part
+            graph.outputs[index] = outer
 
 
 def _inputs_needed(source: OnnxModel, given: set[str], wanted: Sequence[str]) -> set[str]:

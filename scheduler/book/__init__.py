@@ -1,0 +1,36 @@
+"""The book: who uses which device and which link when, now and in the future.
+
+One `Timeline` per time-shared resource ("gpu/<agent>", "uplink/<server>", "downlink/<server>").
+A *use* is one interval on one resource, or the same interval on the two links of a transfer; a
+batch books a chain of uses. The verbs are
+
+    probe    where would a batch of this size run, and when would it finish (books nothing)
+    reserve  book the chain a probe found
+    confirm  the batch is alive: keep its bookings until a later moment
+    correct  a use really ran from a to b: mend the book, push out what that displaces
+    release  the batch needs nothing more
+    expire   release every batch that was not heard of in time
+
+Memory is authoritative; `take_changes` hands the journal to whoever writes it to Redis.
+"""
+
+from scheduler.book.book import Book
+from scheduler.book.pool import Member, Pool
+from scheduler.book.probe import Leg, Path, Step, find_path
+from scheduler.book.reservation import Reservation, ReservationChange
+from scheduler.book.timeline import Timeline, Use, earliest_slot
+
+__all__ = [
+    "Book",
+    "Leg",
+    "Member",
+    "Path",
+    "Pool",
+    "Reservation",
+    "ReservationChange",
+    "Step",
+    "Timeline",
+    "Use",
+    "earliest_slot",
+    "find_path",
+]

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler.state.keys import Table
-
 Fields = dict[str, str | None]
 """Field of a hash -> its value; None deletes it."""
 
@@ -20,7 +18,8 @@ Fields = dict[str, str | None]
 class Changes:
     """One batch: hash fields to set or delete, and entries for the event stream."""
 
-    tables: dict[Table, Fields] = field(default_factory=dict)
+    tables: dict[str, Fields] = field(default_factory=dict)
+    """By `keys.Table` or `keys.book_table`."""
     events: list[dict[str, str]] = field(default_factory=list)
     replace: bool = False
     """True for a snapshot: tables are emptied first."""
@@ -45,7 +44,7 @@ class Journal:
     def __len__(self) -> int:
         return self._count
 
-    def put(self, table: Table, name: str, value: str | None) -> None:
+    def put(self, table: str, name: str, value: str | None) -> None:
         """Sets a field, or deletes it if `value` is None."""
         if self.needs_snapshot:
             return

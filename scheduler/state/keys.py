@@ -11,13 +11,15 @@ shards; each shard is a cluster of its own here, hence the keys of one model alw
     catenary:{main}:plan              hash         target / active -> placement document (JSON)
     catenary:{main}:measured          hash         "agent|name:version[a,b)" -> times per batch
     catenary:{main}:agents            hash         agent -> device, server, state (JSON)
-    catenary:{main}:book              hash         reservation -> "resource batch start end"
+    catenary:{main}:peers             hash         agent or gateway -> where frames reach it (Peer)
+    catenary:{main}:resources         hash         every resource that has a reservation table
+    catenary:{main}:book:<resource>   hash         "batch:position" -> "start end expires done"
     catenary:{main}:batches           hash         batch -> path, slices, expected finish (JSON)
     catenary:{main}:events            stream       what happened, newest few thousand entries
 
 Nothing but the lease expires, so the server must run with `maxmemory-policy noeviction`: an
 evicted reservation would be a double booking after a fail-over. Sizes are bounded by what is live:
-`book` and `batches` by the batches in flight, `events` by `MAXLEN ~`, the rest by the cluster.
+`book:*` and `batches` by the batches in flight, `events` by `MAXLEN ~`, the rest by the cluster.
 """
 
 from __future__ import annotations
@@ -25,20 +27,27 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
+from services.domain.ids import ResourceId
 from services.errors import InvalidInput
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Table(StrEnum):
-    """The hashes the journal writes; the value is the last part of the key."""
+    """The fixed hashes the journal writes; the value is the last part of the key."""
 
     DEPLOYMENTS = "deployments"
     PLAN = "plan"
     MEASURED = "measured"
     AGENTS = "agents"
-    BOOK = "book"
+    PEERS = "peers"
+    RESOURCES = "resources"
     BATCHES = "batches"
+
+
+def book_table(resource: ResourceId) -> str:
+    """Returns the table that holds one resource's reservations."""
+    return f"book:{resource}"
 
 
 class Keys:
@@ -60,6 +69,6 @@ class Keys:
         self.clock = self._prefix + "clock"
         self.events = self._prefix + "events"
 
-    def table(self, table: Table) -> str:
-        """Returns the key of one hash."""
-        return self._prefix + table.value
+    def table(self, table: str) -> str:
+        """Returns the key of one hash: a `Table` or a `book_table`."""
+        return self._prefix + table

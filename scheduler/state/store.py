@@ -10,13 +10,14 @@ from typing import cast
 from redis.asyncio import Redis
 
 from scheduler.state.journal import Changes
-from scheduler.state.keys import Keys, Table
+from scheduler.state.keys import Keys, Table, book_table
 from scheduler.state.lease import Lease
 from scheduler.state.script import Script
-from services.domain.ids import Nanoseconds
+from services.domain.ids import Nanoseconds, ResourceId
 from services.errors import StaleEpoch
 
 _EVENTS_KEPT = 5_000
+_FIXED = frozenset(Table)
 _FIELDS_PER_COMMAND = 1_000  # Lua's unpack takes a few thousand values at most
 
 # KEYS: lease, epoch, clock, then every key the commands touch.
@@ -56,6 +57,7 @@ class StoredState:
     """Everything a predecessor left behind, as text."""
 
     tables: dict[Table, dict[str, str]]
+    book: dict[ResourceId, dict[str, str]]
     anchor: ClockAnchor | None
     """None if nothing was ever written."""
     now: ClockAnchor
@@ -68,6 +70,7 @@ class Store:
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
+        self._books: set[str] = set()  # reservation tables that exist, for a snapshot to replace
 
     async def apply(self, lease: Lease, changes: Changes) -> None:
         """Applies a batch if `lease` is still held with its epoch, all of it or nothing.
@@ -87,9 +90,11 @@ class Store:
 
     def _commands(self, changes: Changes) -> Iterator[tuple[str, str, list[str]]]:
         if changes.replace:
-            for table in Table:
-                yield "DEL", self._keys.table(table), []
+            for name in (*Table, *self._books):
+                yield "DEL", self._keys.table(name), []
         for table, fields in changes.tables.items():
+            if table not in _FIXED:
+                self._books.add(table)
             key = self._keys.table(table)
             pairs = [text for name, value in fields.items() if value is not None
                      for text in (name, value)]  # fmt: skip
@@ -102,15 +107,23 @@ class Store:
 
     async def load(self) -> StoredState:
         """Returns what is stored, and how our clock stands to Redis' at this moment."""
-        async with self._redis.pipeline(transaction=True) as pipeline:
-            for table in Table:
-                pipeline.hgetall(self._keys.table(table))
-            pipeline.hgetall(self._keys.clock)
-            answers = cast(list[dict[bytes | str, bytes | str]], await pipeline.execute())
-        tables = {table: _texts(answer) for table, answer in zip(Table, answers[:-1], strict=True)}
-        clock = _texts(answers[-1])
+        fixed = await self._hashes([*map(self._keys.table, Table), self._keys.clock])
+        tables = dict(zip(Table, fixed[:-1], strict=True))
+        clock = fixed[-1]
+        resources = [ResourceId(name) for name in tables[Table.RESOURCES]]
+        names = [book_table(resource) for resource in resources]
+        self._books.update(names)
+        books = await self._hashes([self._keys.table(name) for name in names])
         anchor = ClockAnchor(int(clock["scheduler_ns"]), int(clock["redis_us"])) if clock else None
-        return StoredState(tables, anchor, await self.read_clock())
+        now = await self.read_clock()
+        return StoredState(tables, dict(zip(resources, books, strict=True)), anchor, now)
+
+    async def _hashes(self, keys: list[str]) -> list[dict[str, str]]:
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.hgetall(key)
+            answers = cast(list[dict[bytes | str, bytes | str]], await pipeline.execute())
+        return [_texts(answer) for answer in answers]
 
     async def read_clock(self) -> ClockAnchor:
         """Returns this moment on both clocks, right to half a round trip."""

@@ -75,7 +75,7 @@ class WriteBehind:
 
     def go_beyond(self, epoch: int) -> None:
         """Makes the epoch exceed one that an agent obeys: Redis must have lost its last writes."""
-        if epoch >= self._lease.epoch:
+        if epoch > self._lease.epoch:
             self._beyond = max(self._beyond, epoch)
             self._work.set()
 

@@ -27,7 +27,7 @@ def aligned(nbytes: int) -> memoryview:
         return memoryview(bytearray())
     buffer = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % ALIGNMENT
-    return memoryview(buffer)[start : start + nbytes]
+    return buffer.data[start : start + nbytes]
 
 
 class MemorySlot:

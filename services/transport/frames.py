@@ -203,7 +203,7 @@ def decode_bytes(
     Raises:
         InvalidInput: the data is not exactly as many elements as `shape` has.
     """
-    view = memoryview(data)
+    view = data.data.cast("B") if isinstance(data, np.ndarray) else memoryview(data)
     count = math.prod(shape)
     if count < 0 or count * _LENGTH.size > len(view) or any(dimension < 0 for dimension in shape):
         raise InvalidInput("shape", f"{list(shape)} cannot lie in {len(view)} bytes")

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
-from services.errors import PartitionLost, PayloadTooLarge
+from services.errors import InvalidInput, PartitionLost, PayloadTooLarge
 from services.transport.exchange import MemorySlot, lost, push_timed_out, pushable
-from services.transport.frames import Kind, Prefix, decode_prefix, encode_prefix
+from services.transport.frames import PREFIX_BYTES, Kind, Prefix, decode_prefix, encode_prefix
 from services.transport.interface import Capabilities, Slot
 from services.transport.memory import MemoryPool, Share
 from services.transport.settings import TransportSettings
@@ -50,7 +50,9 @@ class GrpcLink:
             self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         else:
             self._channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
-        self._call = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+        self._call: grpc.aio.StreamStreamCall[bytes, bytes] = self._channel.stream_stream(
+            f"/{SERVICE}/{METHOD}"
+        )()
         self._turn = asyncio.Lock()
         self._sent = 0
         self._credited = 0
@@ -79,9 +81,12 @@ class GrpcLink:
             answer = await self._call.read()
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise lost("grpc", _why(error)) from error
-        if not isinstance(answer, bytes) or decode_prefix(answer, 0).kind is not Kind.WELCOME:
-            raise lost("grpc", "the peer did not say who it is")
-        self.peer_id = str(answer[32:], "utf-8", "replace")
+        try:
+            if not isinstance(answer, bytes) or decode_prefix(answer, 0).kind is not Kind.WELCOME:
+                raise lost("grpc", "the peer did not say who it is")
+        except InvalidInput as error:
+            raise lost("grpc", error.message) from error
+        self.peer_id = str(answer[PREFIX_BYTES:], "utf-8", "replace")
         self._reading = asyncio.get_running_loop().create_task(self._read_credits())
 
     async def _read_credits(self) -> None:
@@ -94,7 +99,7 @@ class GrpcLink:
                     self._credit.set()
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             why = _why(error)
-        except PartitionLost as error:
+        except InvalidInput as error:
             why = error.message
         finally:
             self._lose(lost("grpc", why))
@@ -119,7 +124,7 @@ class GrpcLink:
         # A task of its own: a frame is sent whole or never, also when the caller is cancelled.
         task = asyncio.get_running_loop().create_task(self._send(owned, header))
         self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        task.add_done_callback(lambda done: self._sent_or_not(done, owned))
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(task)
@@ -127,7 +132,9 @@ class GrpcLink:
             self._lose(lost("grpc", "the peer takes no frames"))
             raise push_timed_out("grpc", timeout_s) from None
         except asyncio.CancelledError:
-            if task.cancelled() and self._error is not None:
+            caller = asyncio.current_task()
+            cancelled_itself = caller is not None and caller.cancelling() > 0
+            if task.cancelled() and self._error is not None and not cancelled_itself:
                 raise self._error from None
             raise
 
@@ -144,8 +151,13 @@ class GrpcLink:
             self._lose(lost("grpc", _why(error)))
             assert self._error is not None
             raise self._error from error
-        finally:
-            slot.give_back()
+
+    def _sent_or_not(self, task: asyncio.Task[None], slot: MemorySlot) -> None:
+        # Not at the end of `_send`: a task cancelled before its first step never gets there.
+        self._sending.discard(task)
+        slot.give_back()
+        if not task.cancelled():
+            task.exception()  # nobody may be waiting for it
 
     async def _write(self, message: bytes) -> None:
         while self._sent - self._credited > _WINDOW_BYTES - len(message):

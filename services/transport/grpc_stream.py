@@ -68,7 +68,9 @@ class GrpcEndpoint:
         """Begins to receive."""
         self._handler = handler
         server = grpc.aio.server(options=_SERVER_OPTIONS)
-        frames = grpc.stream_stream_rpc_method_handler(self._serve)
+        frames: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
+            self._serve
+        )
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: frames}),)
         )

@@ -72,6 +72,7 @@ class TcpStream(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(self._high_water, 0)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if __import__("os").environ.get("SB"): sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, int(__import__("os").environ["SB"]))
         # A machine that vanishes sends no RST: ask after two idle seconds, give up after five.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
@@ -200,10 +201,8 @@ class TcpStream(asyncio.BufferedProtocol):
             self.close(lost("tcp", error.message))
 
     def _parse(self) -> None:
-        while not self.closed and not self._held_up and self._hungry is None:
-            if self._prefix is None and not self._begin():
-                break
-            if not self._place_payload() or self._block is not None:
+        while not (self.closed or self._held_up or self._hungry or self._block):
+            if not self._begin() or not self._place_payload():
                 break
         if self._start:
             rest = self._end - self._start

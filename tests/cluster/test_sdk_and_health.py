@@ -7,16 +7,16 @@ import subprocess
 import sys
 import urllib.request
 
-import catenary
 import grpc
 import numpy as np
-from cluster_harness import MODEL, RunningCluster, environment
+from catenaryd.demo_models import labels, preprocess, sample_photographs
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from catenaryd.demo_models import labels, photograph, preprocess
+import catenary
+from cluster_harness import MODEL, RunningCluster, environment
 
 
 def command(cluster: RunningCluster, *arguments: str) -> str:
@@ -48,7 +48,7 @@ def test_http_health_and_metrics_answer(cluster: RunningCluster) -> None:
 
 
 def test_sdk_infers_and_traces_every_hop(cluster: RunningCluster) -> None:
-    image = preprocess(photograph("coffee"))
+    image = preprocess(sample_photographs()["coffee"])
     with catenary.Client(cluster.grpc, admin_target=cluster.admin) as client:
         model = client.model_metadata(MODEL)
         answer = client.infer(MODEL, {model.inputs[0].name: image}, request_id="sdk-1")
@@ -61,19 +61,24 @@ def test_sdk_infers_and_traces_every_hop(cluster: RunningCluster) -> None:
     assert len(computes) == 3
     assert {span.process for span in computes} >= {"agent-0"}
     assert sum(span.duration_ns for span in computes) < trace.total_ns
-    assert all(span.start_ns + span.duration_ns <= trace.total_ns + 1_000_000 for span in trace.spans)
+    assert all(
+        span.start_ns + span.duration_ns <= trace.total_ns + 1_000_000 for span in trace.spans
+    )
     assert [agent.state for agent in status.agents] == ["ready"] * 3
     assert status.redis_connected
 
 
 def test_sdk_gives_typed_errors(cluster: RunningCluster) -> None:
-    image = preprocess(photograph("coffee"))
+    image = preprocess(sample_photographs()["coffee"])
     with catenary.Client(cluster.grpc, admin_target=cluster.admin) as client:
         name = client.model_metadata(MODEL).inputs[0].name
         for call, error in (
             (lambda: client.infer("unknown", {name: image}), catenary.ModelNotFoundError),
             (lambda: client.infer(MODEL, {name: image[:, :1]}), catenary.InvalidInputError),
-            (lambda: client.infer(MODEL, {name: image.astype(np.float64)}), catenary.InvalidInputError),
+            (
+                lambda: client.infer(MODEL, {name: image.astype(np.float64)}),
+                catenary.InvalidInputError,
+            ),
         ):
             try:
                 call()
@@ -93,7 +98,7 @@ def test_the_command_line_shows_status_models_and_a_waterfall(cluster: RunningCl
     assert len(status["agents"]) == 3
     assert MODEL in command(cluster, "models")
     assert "agent-1" in command(cluster, "plan", "show")
-    image = preprocess(photograph("rocket"))
+    image = preprocess(sample_photographs()["rocket"])
     with catenary.Client(cluster.grpc, admin_target=cluster.admin) as client:
         name = client.model_metadata(MODEL).inputs[0].name
         client.infer(MODEL, {name: image}, request_id="cli-1")

@@ -6,14 +6,14 @@ import threading
 from concurrent import futures
 from pathlib import Path
 
-import catenary
 import grpc
-from cluster_harness import MODEL, running_cluster, wait_until
+from catenaryd.demo_models import preprocess, sample_photographs
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+import catenary
 from catenaryd.demo import demo_placement
-from catenaryd.demo_models import photograph, preprocess
 from catenaryd.models import ensure_model
+from cluster_harness import MODEL, running_cluster, wait_until
 from services.model_repository import ModelRepository
 
 
@@ -50,10 +50,10 @@ def test_one_request_is_one_tree_over_every_process(tmp_path: Path) -> None:
     key = ensure_model(tmp_path / "models", MODEL)
     blocks = ModelRepository(tmp_path / "models").block_table(key).blocks
     telemetry = {"otlp_endpoint": f"http://127.0.0.1:{port}", "trace_sample_ratio": 1.0}
-    config = {kind: telemetry for kind in ("gateway", "scheduler", "agent")}
+    config = dict.fromkeys(("gateway", "scheduler", "agent"), telemetry)
     try:
         with running_cluster(tmp_path, placement=demo_placement(blocks), config=config) as cluster:
-            image = preprocess(photograph("chelsea"))
+            image = preprocess(sample_photographs()["chelsea"])
             with catenary.Client(cluster.grpc, admin_target=cluster.admin) as client:
                 name = client.model_metadata(MODEL).inputs[0].name
                 client.infer(MODEL, {name: image}, request_id="traced")

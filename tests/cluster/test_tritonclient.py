@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from cluster_harness import MODEL, RunningCluster
+from catenaryd.demo_models import labels, preprocess, sample_photographs
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from catenaryd.demo_models import labels, photograph, preprocess
+from cluster_harness import MODEL, RunningCluster
 
 
 @pytest.fixture(scope="module")
 def image() -> np.ndarray:
-    return preprocess(photograph("chelsea"))
+    return preprocess(sample_photographs()["chelsea"])
 
 
 @pytest.fixture
@@ -149,7 +149,9 @@ def test_errors_are_the_ones_triton_users_know(grpc_client, http_client, image) 
 
 def test_a_batch_is_split_and_merged_without_mixing_rows(grpc_client) -> None:
     tensor, output = names(grpc_client)
-    photographs = [preprocess(photograph(name)) for name in ("chelsea", "coffee", "rocket")]
+    photographs = [
+        preprocess(sample_photographs()[name]) for name in ("chelsea", "coffee", "rocket")
+    ]
     singles = []
     for picture in photographs:
         given = triton_grpc.InferInput(tensor, list(picture.shape), "FP32")

@@ -31,7 +31,9 @@ def environment() -> dict[str, str]:
 class RunningCluster:
     """A `catenaryd up` process and what it printed."""
 
-    def __init__(self, process: subprocess.Popen[str], facts: dict[str, Any], data_dir: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[str], facts: dict[str, Any], data_dir: Path
+    ) -> None:
         self.process = process
         self.facts = facts
         self.data_dir = data_dir
@@ -71,26 +73,8 @@ class RunningCluster:
 
 
 def redis_pid(data_dir: Path) -> int:
-    """Finds the redis-server process whose working directory is below `data_dir`."""
-    import psutil
-
-    wanted = str((data_dir / "redis").resolve())
-    for process in psutil.process_iter(["name", "cmdline"]):
-        text = " ".join(process.info["cmdline"] or [])
-        if ("redis" in (process.info["name"] or "") or "valkey" in (process.info["name"] or "")) and (
-            wanted in text or _cwd(process).startswith(wanted)
-        ):
-            return int(process.pid)
-    raise AssertionError(f"no redis-server for {wanted}")
-
-
-def _cwd(process: Any) -> str:
-    import psutil
-
-    try:
-        return str(process.cwd())
-    except psutil.Error:
-        return ""
+    """Returns the embedded server's process."""
+    return int((data_dir / "redis" / "redis.pid").read_text())
 
 
 @contextmanager

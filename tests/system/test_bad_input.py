@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 import pytest
+from catenaryd.demo_models import preprocess, sample_photographs
+
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
-from cluster_harness import MODEL, RunningCluster, running_cluster
-
-from catenaryd.demo_models import photograph, preprocess
 from catenaryd.models import ensure_model
+from cluster_harness import MODEL, RunningCluster, running_cluster
 from services.security.keys import add_key
 
 pytestmark = pytest.mark.system
@@ -32,7 +32,9 @@ class Secured:
     tensor: str
     image: np.ndarray
 
-    def infer(self, request: oip.ModelInferRequest, key: str | None = None) -> oip.ModelInferResponse:
+    def infer(
+        self, request: oip.ModelInferRequest, key: str | None = None
+    ) -> oip.ModelInferResponse:
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         metadata = [] if key == "" else [("authorization", f"Bearer {key or self.key}")]
         with grpc.insecure_channel(self.cluster.grpc, options=options) as channel:
@@ -51,17 +53,23 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     data_dir = tmp_path_factory.mktemp("secured")
     ensure_model(data_dir / "models", MODEL)
     key = add_key(data_dir / "keys.json", "tests")
-    config = {"gateway": {"api_keys_file": str(data_dir / "keys.json"), "max_request_bytes": 4 << 20}}
+    config = {
+        "gateway": {"api_keys_file": str(data_dir / "keys.json"), "max_request_bytes": 4 << 20}
+    }
     with running_cluster(data_dir, config=config, agents=2) as cluster:
         options = [("authorization", f"Bearer {key}")]
         with grpc.insecure_channel(cluster.grpc) as channel:
             metadata = oip_grpc.GRPCInferenceServiceStub(channel).ModelMetadata(
                 oip.ModelMetadataRequest(name=MODEL), metadata=options, timeout=10
             )
-        yield Secured(cluster, key, metadata.inputs[0].name, preprocess(photograph("chelsea")))
+        yield Secured(
+            cluster, key, metadata.inputs[0].name, preprocess(sample_photographs()["chelsea"])
+        )
 
 
-def change(edit: Callable[[oip.ModelInferRequest], object]) -> Callable[[Secured], oip.ModelInferRequest]:
+def change(
+    edit: Callable[[oip.ModelInferRequest], object],
+) -> Callable[[Secured], oip.ModelInferRequest]:
     def build(secured: Secured) -> oip.ModelInferRequest:
         request = secured.good()
         edit(request)
@@ -123,7 +131,9 @@ GRPC_TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "edit", "code", "says"), GRPC_TABLE, ids=[row[0] for row in GRPC_TABLE])
+@pytest.mark.parametrize(
+    ("name", "edit", "code", "says"), GRPC_TABLE, ids=[row[0] for row in GRPC_TABLE]
+)
 def test_grpc_refuses(secured: Secured, name: str, edit, code, says: str) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         secured.infer(change(edit)(secured))
@@ -146,7 +156,9 @@ def test_ignores_unknown_parameters(secured: Secured) -> None:
     assert secured.infer(request).id == "x"
 
 
-def http(secured: Secured, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, str]:
+def http(
+    secured: Secured, path: str, body: bytes | None, headers: dict[str, str]
+) -> tuple[int, str]:
     request = urllib.request.Request(secured.cluster.http + path, data=body, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
@@ -173,7 +185,9 @@ HTTP_TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "body", "status", "says"), HTTP_TABLE, ids=[row[0] for row in HTTP_TABLE])
+@pytest.mark.parametrize(
+    ("name", "body", "status", "says"), HTTP_TABLE, ids=[row[0] for row in HTTP_TABLE]
+)
 def test_http_refuses(secured: Secured, name: str, body, status: int, says: str) -> None:
     if isinstance(body, dict):
         if body["inputs"][0]["name"] == "input":

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import catenary
 import numpy as np
 import pytest
-from cluster_harness import MODEL, RunningCluster, running_cluster
+from catenaryd.demo_models import preprocess, sample_photographs
 
+import catenary
 from catenaryd.demo import demo_placement
-from catenaryd.demo_models import photograph, preprocess
 from catenaryd.models import ensure_model
+from cluster_harness import MODEL, RunningCluster, running_cluster
 from services.model_repository import ModelRepository
 
 pytestmark = pytest.mark.system
@@ -84,7 +84,7 @@ class Load:
 
 
 async def load_with_kill(cluster: RunningCluster, victim: str) -> list[Outcome]:
-    images = [preprocess(photograph(name)) for name in ("chelsea", "coffee", "rocket")]
+    images = [preprocess(sample_photographs()[name]) for name in ("chelsea", "coffee", "rocket")]
     async with catenary.AsyncClient(cluster.grpc, admin_target=cluster.admin) as client:
         model = await client.model_metadata(MODEL)
         tensor, output = model.inputs[0].name, model.outputs[0].name

@@ -1,0 +1,158 @@
+"""What one dispatch decision costs: 100 GPUs in three pools, four to a network card, half busy.
+
+Each arrival brings rows for one planned batch. A decision is one pass of Algorithm 1: choose the
+pipeline, find the batch size, probe, then reserve and compose the command (with tight deadlines
+also: decide to wait). The figure is the CPU time of the whole `handle` per decision. Batches run in
+virtual time with a few per cent of noise and are reported hop by hop, so the book looks as it does
+in service.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import statistics
+import time
+
+from benchmarks.figures import Figure, at_most, table
+from scheduler.dispatch import PooledConfig, PooledDispatcher
+from scheduler.dispatch.events import (
+    AgentJoined,
+    Command,
+    DispatchBatch,
+    Event,
+    PlanActivated,
+    RequestArrived,
+    RequestCompleted,
+    StageReported,
+)
+from services.domain.ids import (
+    AgentId,
+    GatewayId,
+    ModelKey,
+    PartitionKey,
+    PlanId,
+    RequestId,
+    ServerId,
+)
+from services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
+
+LIMIT_US = 50.0
+POOLS = (34, 33, 33)
+PER_SERVER = 4
+BATCH = 8
+MODEL = ModelKey("bench", "1")
+COMPUTE_NS = tuple(int(4e6 + 1e6 * rows) for rows in range(1, BATCH + 1))
+ROW_BYTES = 800_000
+LINK_BYTES_PER_SECOND = 12_500_000_000
+
+
+def cluster(per_server: int = PER_SERVER) -> tuple[list[Agent], Plan]:
+    """Returns agents and a plan of one pipeline with three pools of them."""
+    agents = [
+        Agent(
+            AgentId(f"a{i:03}"), "bench", ServerId(f"s{i // per_server}"), 1, LINK_BYTES_PER_SECOND
+        )
+        for i in range(sum(POOLS))
+    ]
+    random.Random(1).shuffle(agents)  # servers hold members of several pools
+    stages, first = [], 0
+    for position, size in enumerate(POOLS):
+        pool = tuple(agent.agent_id for agent in agents[first : first + size])
+        key = PartitionKey(MODEL, position, position + 1)
+        stages.append(Stage(key, pool, COMPUTE_NS, ROW_BYTES if position else 0))
+        first += size
+    pipeline = Pipeline("p0", BATCH, tuple(stages))
+    return agents, Plan(PlanId("bench"), (ModelPlan(MODEL, 10**8, (pipeline,)),))
+
+
+class Run:
+    """A dispatcher in virtual time, and how long each `handle` took in real time."""
+
+    def __init__(self, *, load: float, budget: tuple[float, float], seed: int = 7) -> None:
+        self.random = random.Random(seed)
+        self.dispatcher = PooledDispatcher(PooledConfig())
+        agents, plan = cluster()
+        for agent in agents:
+            self.dispatcher.handle(AgentJoined(agent), 0)
+        self.dispatcher.handle(PlanActivated(plan), 0)
+        self.gap = COMPUTE_NS[-1] / (min(POOLS) * load)
+        self.latency = 3 * COMPUTE_NS[-1] + 2 * BATCH * ROW_BYTES * 10**9 // LINK_BYTES_PER_SECOND
+        self.budget = budget
+        self.events: list[tuple[int, int, Event]] = []
+        self.count = 0
+        self.decision_us: list[float] = []
+        self.report_us: list[float] = []
+
+    def later(self, moment: int, event: Event) -> None:
+        self.count += 1
+        heapq.heappush(self.events, (moment, self.count, event))
+
+    def carry_out(self, command: Command) -> None:
+        if not isinstance(command, DispatchBatch):
+            return
+        for position, hop in enumerate(command.path):
+            real = int(hop.duration_ns * self.random.uniform(0.95, 1.02))
+            end = hop.start_ns + real
+            self.later(end, StageReported(command.batch, position, hop.start_ns, end))
+        for part in command.slices:
+            self.later(end + 300_000, RequestCompleted(part.request))
+
+    def go(self, arrivals: int, warm_up: int) -> None:
+        moment = 1_000_000.0
+        for number in range(arrivals):
+            moment += self.random.expovariate(1 / self.gap)
+            deadline = int(moment + self.latency * self.random.uniform(*self.budget))
+            request = RequestId(GatewayId("g"), number)
+            self.later(int(moment), RequestArrived(request, MODEL, BATCH, deadline))
+        seen = 0
+        clock = time.thread_time_ns
+        while self.events:
+            now, _, event = heapq.heappop(self.events)
+            decided = self.dispatcher.statistics()["decisions"]
+            before = clock()
+            commands = self.dispatcher.handle(event, now)
+            took = (clock() - before) / 1000
+            self.dispatcher.next_wakeup()
+            if isinstance(event, RequestArrived):
+                seen += 1
+                decisions = self.dispatcher.statistics()["decisions"] - decided
+                if seen > warm_up and decisions:
+                    self.decision_us.append(took / decisions)
+            elif isinstance(event, StageReported) and seen > warm_up:
+                self.report_us.append(took)
+            for command in commands:
+                self.carry_out(command)
+            if seen % 100 == 0:
+                self.dispatcher.take_changes()
+
+
+def run(quick: bool) -> list[Figure]:
+    """Returns one entry per figure; `ok` tells whether it is within its limit."""
+    arrivals = 1500 if quick else 8000
+    results: list[Figure] = []
+    cases: list[tuple[str, float, tuple[float, float]]] = [
+        ("50 % busy, roomy deadlines", 0.5, (1.5, 3.0)),
+        ("50 % busy, tight deadlines", 0.5, (0.75, 1.2)),
+        ("90 % busy, tight deadlines", 0.9, (0.75, 1.2)),
+    ]
+    for label, load, budget in cases:
+        trial = Run(load=load, budget=budget)
+        trial.go(arrivals, warm_up=300)
+        limit = LIMIT_US if load <= 0.5 else None
+        p99 = statistics.quantiles(trial.decision_us, n=100)[98]
+        results += [
+            at_most(f"decision p50, {label}", statistics.median(trial.decision_us), "us", limit),
+            at_most(f"decision p99, {label}", p99, "us"),
+            at_most(f"stage report p50, {label}", statistics.median(trial.report_us), "us"),
+        ]
+    return results
+
+
+def main() -> None:
+    """Prints the table."""
+    print(table(run(quick=False)))
+
+
+if __name__ == "__main__":
+    main()

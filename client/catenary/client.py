@@ -1,0 +1,272 @@
+"""The blocking client; safe to use from several threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+
+from catenary import calls, messages, types
+from catenary.attempts import Attempts
+from catenary.calls import Call, Service
+from catenary.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
+from catenary.errors import CatenaryError
+from catenary.failures import error_of_call
+from catenary.retry import RetryPolicy
+from catenary.tensors import Array
+
+Reply = TypeVar("Reply")
+
+
+class Client:
+    """Talks to one gateway; close it, or use it in a `with` statement.
+
+    Args:
+        target: Host and port of the gateway's gRPC door, or any gRPC target.
+        api_key: Sent as `authorization: Bearer ...`.
+        tls: How to trust the server. Without it only this machine is talked to in plain.
+        insecure: Allows plain connections to other machines.
+        timeout_s: Longest wait for one call that names no limit of its own.
+        admin_target: The admin port; port 8003 of the target's host if None.
+        retry: Repeats calls that are safe to repeat. None repeats nothing; see `RetryPolicy`.
+
+    Every method may raise any `CatenaryError`.
+    """
+
+    def __init__(  # noqa: PLR0913 - settings of one thing, all but the first by name
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        api_key: str | None = None,
+        tls: TlsConfig | None = None,
+        insecure: bool = False,
+        timeout_s: float = 60.0,
+        admin_target: str | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self._connection = Connection(
+            target, api_key, tls, insecure, timeout_s, admin_target, retry or NO_RETRY
+        )
+        self._lock = threading.Lock()
+        self._channels: dict[bool, grpc.Channel] = {False: self._open(target)}
+        self._stubs: dict[Service, Any] = {}
+        self._closed = False
+
+    def infer(  # noqa: PLR0913 - the fields of one request, all but two by name
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str = "",
+        outputs: Sequence[str] | None = None,
+        slo_ms: float | None = None,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+        priority: int | None = None,
+    ) -> types.InferResult:
+        """Returns a model's outputs for these inputs.
+
+        Args:
+            model: Name of the model.
+            inputs: Arrays by input name; NumPy dtypes choose the datatypes.
+            version: Empty for the server's choice.
+            outputs: Names of the outputs wanted; None for all.
+            slo_ms: When the answer must be there; None for the model's default.
+            timeout_s: Travels as the gRPC deadline and so is a bound on the SLO too. None waits
+                as long as the client's own `timeout_s`, which the server does not see.
+            request_id: Echoed and known to `trace`; None draws one.
+            priority: Higher goes first, where the server supports it.
+        """
+        request = types.InferRequest(model, inputs, version, outputs, slo_ms, request_id, priority)
+        return self.send(request, timeout_s=timeout_s)
+
+    def send(
+        self, request: types.InferRequest, *, timeout_s: float | None = None
+    ) -> types.InferResult:
+        """Returns the result of a request put together before; see `infer`."""
+        return self._run(calls.infer(request, timeout_s))
+
+    def infer_stream(
+        self, requests: Iterable[types.InferRequest], *, timeout_s: float | None = None
+    ) -> Iterator[types.InferResult]:
+        """Yields results over one stream as they come; a failed one has `error` set.
+
+        The requests are taken while results arrive, so they may be a generator without an end.
+
+        Args:
+            requests: What to send.
+            timeout_s: Bound on the whole stream; None for none.
+        """
+        trouble: list[Exception] = []
+
+        def outgoing() -> Iterator[Any]:
+            try:
+                for request in requests:
+                    yield messages.infer_request(request)
+            except Exception as error:
+                # gRPC would swallow it on its own thread; it is raised to the caller below.
+                trouble.append(error)
+
+        method = self._stub("inference").ModelStreamInfer
+        for reply in self._stream(method, outgoing(), timeout_s):
+            yield messages.stream_result(reply)
+        if trouble:
+            raise trouble[0]
+
+    def live(self) -> bool:
+        """Returns whether the server process runs."""
+        return self._run(calls.live())
+
+    def ready(self) -> bool:
+        """Returns whether every required model is ready."""
+        return self._run(calls.ready())
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Returns whether one model is ready."""
+        return self._run(calls.model_ready(name, version))
+
+    def models(self) -> list[types.ModelInfo]:
+        """Returns the models of the server's repository."""
+        return self._run(calls.models())
+
+    def model_metadata(self, name: str, version: str = "") -> types.ModelMetadata:
+        """Returns a model's inputs and outputs."""
+        return self._run(calls.model_metadata(name, version))
+
+    def status(self) -> types.ClusterStatus:
+        """Returns the cluster at this moment (admin port)."""
+        return self._run(calls.status())
+
+    def trace(self, request_id: str = "") -> types.Trace:
+        """Returns where a recent request's time went; the latest one's if no id is given."""
+        return self._run(calls.trace(request_id))
+
+    def plan(self) -> types.ActivePlan:
+        """Returns the plan in force (admin port)."""
+        return self._run(calls.plan())
+
+    def apply_plan(self, document: Mapping[str, Any], *, timeout_s: float | None = None) -> str:
+        """Puts a plan in force and returns its id (admin port)."""
+        return self._run(calls.apply_plan(document, timeout_s))
+
+    def deploy(
+        self,
+        model: str,
+        *,
+        version: str = "",
+        slo_ms: float | None = None,
+        partitions: int = 0,
+        max_batch: int = 0,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Deploys a model and returns the id of the plan that serves it (admin port).
+
+        Args:
+            model: A model of the repository.
+            version: Empty for the latest.
+            slo_ms: Default SLO of its requests; None leaves it to the scheduler, as 0 does below.
+            partitions: Parts to cut it into.
+            max_batch: Largest batch.
+            timeout_s: Longest wait.
+        """
+        deployment = calls.Deployment(model, version, slo_ms, partitions, max_batch)
+        return self._run(calls.deploy(deployment, timeout_s))
+
+    def drain(self, agent_id: str, *, timeout_s: float | None = None) -> bool:
+        """Takes an agent out of service; returns whether it is empty now (admin port)."""
+        return self._run(calls.drain(agent_id, timeout_s))
+
+    def generate(
+        self, model: str, text: str, *, max_tokens: int = 256, timeout_s: float | None = None
+    ) -> Iterator[types.GeneratedText]:
+        """Yields the answer to one user message piece by piece."""
+        request = calls.generate(model, text, max_tokens)
+        method = self._stub("generation").Generate
+        for reply in self._stream(method, request, timeout_s):
+            yield messages.generated_text(reply)
+
+    def close(self) -> None:
+        """Closes the connections; calls in flight are cancelled."""
+        with self._lock:
+            self._closed = True
+            for channel in self._channels.values():
+                channel.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, call: Call[Reply]) -> Reply:
+        attempts = Attempts(call, self._connection)
+        while True:
+            try:
+                return self._execute(call, attempts)
+            except CatenaryError as error:
+                wait_s = attempts.wait_s(error)
+                if wait_s is None:
+                    raise
+            time.sleep(wait_s)
+            attempts.again()
+
+    def _execute(self, call: Call[Reply], attempts: Attempts) -> Reply:
+        method = getattr(self._stub(call.service), call.method)
+        metadata = self._connection.metadata
+        future: Any = None
+        try:
+            if call.tells_deadline:
+                reply = method(call.request, timeout=attempts.remaining_s, metadata=metadata)
+                return call.read(reply)
+            future = method.future(call.request, metadata=metadata)
+            return call.read(future.result(timeout=attempts.remaining_s))
+        except grpc.FutureTimeoutError:
+            raise attempts.out_of_patience() from None
+        except grpc.RpcError as error:
+            raise error_of_call(error) from error
+        finally:
+            # Also when interrupted: nobody waits for the answer any more.
+            if future is not None and not future.done():
+                future.cancel()
+
+    def _stream(self, method: Any, request: Any, timeout_s: float | None) -> Iterator[Any]:
+        stream = method(request, timeout=timeout_s, metadata=self._connection.metadata)
+        try:
+            yield from stream
+        except grpc.RpcError as error:
+            raise error_of_call(error) from error
+        finally:
+            stream.cancel()
+
+    def _open(self, target: str) -> grpc.Channel:
+        credentials = self._connection.credentials()
+        options = self._connection.options(target)
+        if credentials is None:
+            return grpc.insecure_channel(target, options)
+        return grpc.secure_channel(target, credentials, options)
+
+    def _channel_to(self, *, admin: bool) -> grpc.Channel:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this client is closed")
+            channel = self._channels.get(admin)
+            if channel is None:
+                channel = self._open(self._connection.address(admin=admin))
+                self._channels[admin] = channel
+            return channel
+
+    def _stub(self, service: Service) -> Any:
+        channel = self._channel_to(admin=service == "admin")
+        with self._lock:
+            if service not in self._stubs:
+                self._stubs[service] = stub_class(service)(channel)
+            return self._stubs[service]

@@ -1,0 +1,137 @@
+"""Commands that look: status, models, top, trace."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from catenary.client import Client
+from catenary.command_line.kit import Options, command, console, fail, print_json, table
+from catenary.types import ClusterStatus
+from catenary.waterfall import render_waterfall, waterfall_markup
+
+_FEWEST_REFRESH_S = 0.1
+_BAR_CELLS = 20
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command(epilog="Example: catenary status --json")(status)
+    app.command(epilog="Example: catenary models --target 127.0.0.1:8001")(models)
+    app.command(epilog="Example: catenary top --interval 2")(top)
+    app.command(epilog="Example: catenary trace 4f1c2a --json")(trace)
+
+
+@command
+def status(options: Options) -> None:
+    """Show scheduler, agents and models at this moment."""
+    with options.client() as client:
+        found = client.status()
+    if options.as_json:
+        print_json(found)
+    else:
+        console().print(_status_page(found))
+
+
+@command
+def models(options: Options) -> None:
+    """List the models of the server's repository."""
+    with options.client() as client:
+        found = client.models()
+    if options.as_json:
+        print_json(found)
+    else:
+        rows = ((m.name, m.version, m.ready, m.reason) for m in found)
+        console().print(table(("MODEL", "VERSION", "READY", "REASON"), rows))
+
+
+@command
+def top(
+    options: Options,
+    interval: Annotated[float, typer.Option(help="Seconds between refreshes.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and end.")] = False,
+) -> None:
+    """Watch how busy the cluster is; in a pipe or with --json it prints once."""
+    if not interval >= _FEWEST_REFRESH_S:
+        fail(f"--interval must be at least {_FEWEST_REFRESH_S} s", 2)
+    with options.client() as client:
+        if options.as_json:
+            print_json(client.status())
+        elif once or not sys.stdout.isatty():
+            console().print(_top_page(client.status()))
+        else:
+            _watch(client, interval)
+
+
+@command
+def trace(
+    options: Options,
+    request_id: Annotated[
+        str, typer.Argument(help="Id of a recent request; the latest one if left out.")
+    ] = "",
+) -> None:
+    """Show where the time of one request went, as a waterfall."""
+    with options.client() as client:
+        found = client.trace(request_id)
+    out = console()
+    if options.as_json:
+        print_json(found)
+    elif out.is_terminal:
+        out.print(Text.assemble(*waterfall_markup(found, out.width)), end="")
+    else:
+        typer.echo(render_waterfall(found, out.width))
+
+
+def _watch(client: Client, interval: float) -> None:
+    with Live(console=console(), auto_refresh=False, screen=True) as live:
+        while True:
+            live.update(_top_page(client.status()), refresh=True)
+            time.sleep(interval)
+
+
+def _status_page(found: ClusterStatus) -> Group:
+    redis = "connected" if found.redis_connected else "NOT connected"
+    summary = (
+        f"scheduler {found.scheduler_id or '-'}  epoch {found.epoch}  plan {found.plan_id or '-'}\n"
+        f"redis {redis}  gateways {', '.join(found.gateways) or '-'}\n"
+        f"{found.queued_requests} requests queued, {found.batches_in_flight} batches in flight, "
+        f"{found.live_reservations} reservations\n"
+    )
+    agents = (
+        (a.agent_id, a.device, a.device_class, a.state, a.utilisation_ratio * 100,
+         ", ".join(a.partitions))
+        for a in found.agents
+    )  # fmt: skip
+    deployed = (
+        (m.name, m.version, m.ready, m.pipelines, m.queued_requests, m.reason) for m in found.models
+    )
+    return Group(
+        Text(summary),
+        table(("AGENT", "DEVICE", "CLASS", "STATE", "BUSY %", "PARTITIONS"), agents),
+        Text(),
+        table(("MODEL", "VERSION", "READY", "PIPELINES", "QUEUED", "REASON"), deployed),
+    )
+
+
+def _top_page(found: ClusterStatus) -> Group:
+    summary = (
+        f"epoch {found.epoch}  plan {found.plan_id or '-'}  queued {found.queued_requests}  "
+        f"in flight {found.batches_in_flight}  reservations {found.live_reservations}\n"
+    )
+    models_page: Table = table(
+        ("MODEL", "READY", "QUEUED"), ((m.name, m.ready, m.queued_requests) for m in found.models)
+    )
+    agents = ((a.agent_id, a.state, _bar(a.utilisation_ratio)) for a in found.agents)
+    return Group(Text(summary), table(("AGENT", "STATE", "BUSY"), agents), Text(), models_page)
+
+
+def _bar(ratio: float) -> str:
+    filled = round(min(1.0, max(0.0, ratio)) * _BAR_CELLS)
+    return "█" * filled + "·" * (_BAR_CELLS - filled) + f" {ratio * 100:3.0f} %"

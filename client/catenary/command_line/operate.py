@@ -1,0 +1,109 @@
+"""Commands that change the cluster, and the plan: deploy, plan, drain."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from catenary.command_line.kit import Options, command, fail, print_json
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command(epilog="Example: catenary deploy efficientnet-lite0 --slo-ms 200 --partitions 3")(
+        deploy
+    )
+    app.command(epilog="Example: catenary drain agent-1")(drain)
+    plans = typer.Typer(
+        help="Show, explain or replace the plan in force.",
+        epilog="Example: catenary plan show > plan.json && catenary plan apply plan.json",
+        no_args_is_help=True,
+    )
+    plans.command("show", epilog="Example: catenary plan show > plan.json")(show_plan)
+    plans.command("explain", epilog="Example: catenary plan explain")(explain_plan)
+    plans.command("apply", epilog="Example: catenary plan apply plan.json")(apply_plan)
+    app.add_typer(plans, name="plan")
+
+
+@command
+def deploy(
+    options: Options,
+    model: Annotated[str, typer.Argument(help="A model of the server's repository.")],
+    version: Annotated[str, typer.Option(help="The latest if left out.")] = "",
+    slo_ms: Annotated[float | None, typer.Option(help="Default SLO of its requests.")] = None,
+    partitions: Annotated[int, typer.Option(min=0, help="Parts to cut it into; 0: any.")] = 0,
+    max_batch: Annotated[int, typer.Option(min=0, help="Largest batch; 0: any.")] = 0,
+) -> None:
+    """Deploy a model and print the id of the plan that serves it."""
+    with options.client() as client:
+        plan_id = client.deploy(
+            model, version=version, slo_ms=slo_ms, partitions=partitions, max_batch=max_batch
+        )
+    _print_plan_id(options, plan_id)
+
+
+@command
+def drain(options: Options, agent: Annotated[str, typer.Argument(help="Id of the agent.")]) -> None:
+    """Take an agent out of service."""
+    with options.client() as client:
+        drained = client.drain(agent)
+    if options.as_json:
+        print_json({"agent": agent, "drained": drained})
+    elif drained:
+        typer.echo(f"{agent} is drained")
+    if not drained:
+        fail(f"{agent} still has work; run the command again to wait for it")
+
+
+@command
+def show_plan(options: Options) -> None:
+    """Print the plan in force, in the form `plan apply` reads."""
+    with options.client() as client:
+        plan = client.plan()
+    typer.echo(json.dumps(plan.document, indent=None if options.as_json else 2))
+
+
+@command
+def explain_plan(options: Options) -> None:
+    """Print why the plan looks as it does and what it promises."""
+    with options.client() as client:
+        plan = client.plan()
+    if options.as_json:
+        print_json({"explanation": plan.explanation})
+    else:
+        typer.echo(plan.explanation or "No plan is in force.")
+
+
+@command
+def apply_plan(
+    options: Options,
+    file: Annotated[str, typer.Argument(help="A plan as JSON; - reads standard input.")],
+) -> None:
+    """Put a plan in force and print its id."""
+    document = _read_plan(file)
+    with options.client() as client:
+        _print_plan_id(options, client.apply_plan(document))
+
+
+def _read_plan(file: str) -> dict[str, Any]:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        document = json.loads(text)
+    except OSError as error:
+        fail(f"{file} cannot be read: {error.strerror}", 2)
+    except ValueError as error:
+        fail(f"{file} is no JSON: {error}", 2)
+    if not isinstance(document, dict):
+        fail(f"{file} holds no JSON object", 2)
+    return document
+
+
+def _print_plan_id(options: Options, plan_id: str) -> None:
+    if options.as_json:
+        print_json({"plan_id": plan_id})
+    else:
+        typer.echo(plan_id)

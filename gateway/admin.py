@@ -1,0 +1,119 @@
+"""The Admin service: traces are answered here, everything else by the scheduler that leads."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import grpc.aio
+
+from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
+from gateway.bookkeeping import Bookkeeping
+from gateway.grpc_calls import answered, metadata_of
+from gateway.waterfall import trace_of
+from services.errors import InvalidInput, Unavailable
+from services.security.keys import SCOPE_ADMIN, ApiKeys
+
+DEFAULT_TIMEOUT_S = 30.0
+LONGEST_TIMEOUT_S = 600.0
+"""Deployments and drains take minutes."""
+_RETRY_NS = 1_000_000_000
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class HasChannel(Protocol):
+    """What is needed of `SchedulerLink`."""
+
+    @property
+    def channel(self) -> grpc.aio.Channel | None:
+        """To the scheduler that leads; None while there is none."""
+        ...
+
+
+class SchedulerAdmin:
+    """Calls the Admin service of the scheduler that leads."""
+
+    def __init__(self, link: HasChannel) -> None:
+        self._link = link
+
+    async def call(self, method: str, request: Any, timeout_s: float | None) -> Any:
+        """Returns the scheduler's answer.
+
+        Raises:
+            Unavailable: no scheduler leads this gateway at present.
+            grpc.aio.AioRpcError: what the scheduler answered.
+        """
+        channel = self._link.channel
+        if channel is None:
+            raise Unavailable("no scheduler is connected", retry_after_ns=_RETRY_NS)
+        rpc = getattr(admin_pb2_grpc.AdminStub(channel), method)
+        limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else min(timeout_s, LONGEST_TIMEOUT_S)
+        return await rpc(request, timeout=limit_s)
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """Needs the scope `admin` if keys are configured."""
+
+    def __init__(self, keys: ApiKeys, scheduler: SchedulerAdmin, books: Bookkeeping) -> None:
+        self._keys = keys
+        self._scheduler = scheduler
+        self._books = books
+
+    @answered
+    async def GetStatus(  # noqa: N802 - named by the protocol, like all below
+        self, request: admin_pb2.GetStatusRequest, context: Context
+    ) -> admin_pb2.GetStatusResponse:
+        """The cluster as the scheduler sees it."""
+        answer: admin_pb2.GetStatusResponse = await self._forward("GetStatus", request, context)
+        return answer
+
+    @answered
+    async def GetPlan(  # noqa: N802
+        self, request: admin_pb2.GetPlanRequest, context: Context
+    ) -> admin_pb2.GetPlanResponse:
+        """The active plan."""
+        answer: admin_pb2.GetPlanResponse = await self._forward("GetPlan", request, context)
+        return answer
+
+    @answered
+    async def ApplyPlan(  # noqa: N802
+        self, request: admin_pb2.ApplyPlanRequest, context: Context
+    ) -> admin_pb2.ApplyPlanResponse:
+        """Replaces the plan."""
+        answer: admin_pb2.ApplyPlanResponse = await self._forward("ApplyPlan", request, context)
+        return answer
+
+    @answered
+    async def DeployModel(  # noqa: N802
+        self, request: admin_pb2.DeployModelRequest, context: Context
+    ) -> admin_pb2.DeployModelResponse:
+        """Serves one more model."""
+        answer: admin_pb2.DeployModelResponse = await self._forward("DeployModel", request, context)
+        return answer
+
+    @answered
+    async def DrainAgent(  # noqa: N802
+        self, request: admin_pb2.DrainAgentRequest, context: Context
+    ) -> admin_pb2.DrainAgentResponse:
+        """Empties an agent."""
+        answer: admin_pb2.DrainAgentResponse = await self._forward("DrainAgent", request, context)
+        return answer
+
+    @answered
+    async def GetTrace(  # noqa: N802
+        self, request: admin_pb2.GetTraceRequest, context: Context
+    ) -> admin_pb2.GetTraceResponse:
+        """Where the time of one recent request of this gateway went."""
+        self._authorize(context)
+        found = self._books.recent.find(request.request_id)
+        if found is None:
+            raise InvalidInput("request_id", "is not among the recent requests of this gateway")
+        return trace_of(found, self._books.gateway_id)
+
+    async def _forward(self, method: str, request: Any, context: Context) -> Any:
+        self._authorize(context)
+        return await self._scheduler.call(method, request, context.time_remaining())
+
+    def _authorize(self, context: Context) -> None:
+        presented = metadata_of(context).get("authorization")
+        self._keys.check(presented).require(SCOPE_ADMIN)

@@ -1,0 +1,49 @@
+"""The deadlines of all requests on one timer."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+
+
+class Deadlines:
+    """Calls back when a deadline passes; one event-loop timer for the earliest of them.
+
+    Most requests finish long before. Removing one from a heap is slow and a stale entry is
+    harmless, so entries stay until their time: `expired` is told a number that may be gone.
+    """
+
+    def __init__(self, expired: Callable[[int], None]) -> None:
+        self._expired = expired
+        self._heap: list[tuple[int, int]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+
+    def add(self, number: int, deadline_ns: int) -> None:
+        """Has `expired(number)` called soon after `deadline_ns` on the monotonic clock."""
+        heapq.heappush(self._heap, (deadline_ns, number))
+        if self._timer is None or deadline_ns < self._timer_ns:
+            self._arm()
+
+    def close(self) -> None:
+        """Forgets everything."""
+        self._heap.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = self._heap[0][0]
+        delay_s = max(0, self._timer_ns - time.monotonic_ns()) / 1e9
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        while self._heap and self._heap[0][0] <= time.monotonic_ns():
+            self._expired(heapq.heappop(self._heap)[1])
+        if self._heap:
+            self._arm()

@@ -1,0 +1,104 @@
+"""What every door does with a caller before and after the conversion of messages."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gateway.admission import Admission, Lease
+from gateway.catalog import Catalog, Model
+from gateway.data_plane import DataPlane
+from gateway.inference import Arrival, InferenceRequest, InferenceResponse, Intake
+from gateway.readiness import Readiness
+from services.error_tables import error_of_exception
+from services.security.keys import SCOPE_INFER, ApiKeys, Principal
+from services.telemetry.tracing import Tracer
+
+_LONGEST_ID = 256
+
+
+@dataclass(slots=True)
+class Visit:
+    """An admitted request on its way to the data plane."""
+
+    model: Model
+    lease: Lease
+    _plane: DataPlane
+    handed_over: bool = False
+    """True once the data plane counts it, whatever becomes of it."""
+
+    async def infer(self, request: InferenceRequest, arrival: Arrival) -> InferenceResponse:
+        """Returns the data plane's answer."""
+        self.handed_over = True
+        return await self._plane.infer(request, arrival)
+
+
+@dataclass(slots=True)
+class FrontDesk:
+    """Checks keys, stamps arrivals, gives ids, admits; shared by every door of one gateway."""
+
+    gateway_id: str
+    catalog: Catalog
+    plane: DataPlane
+    admission: Admission
+    keys: ApiKeys
+    readiness: Readiness
+    tracer: Tracer
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    _start: str = field(default_factory=lambda: f"{random.getrandbits(32):08x}")
+
+    def arrive(
+        self, method: str, traceparent: str | None, budget_s: float | None = None
+    ) -> Arrival:
+        """Returns the stamp of a request that came in just now."""
+        trace, parent_span_id = self.tracer.root(traceparent)
+        budget_ns = None if budget_s is None else max(0, int(min(budget_s, 1e6) * 1e9))
+        return Arrival(
+            method, time.monotonic_ns(), time.time_ns(), trace, parent_span_id, budget_ns
+        )
+
+    def intake(self, default_id: str | None = None) -> Intake:
+        """Returns what a converter must know."""
+        made = default_id[:_LONGEST_ID] if default_id else self._new_id()
+        return Intake(self.admission.max_request_bytes, time.time_ns(), made)
+
+    def identify(self, presented: str | None) -> Principal:
+        """Returns who calls.
+
+        Raises:
+            Unauthenticated: keys are configured and this is none of them.
+        """
+        return self.keys.check(presented)
+
+    @contextmanager
+    def visit(self, principal: Principal, name: str, version: str, nbytes: int) -> Iterator[Visit]:
+        """Admits one request; what it holds is given back at the end.
+
+        Raises:
+            PermissionDenied: before anything is said about the model.
+            ModelNotFound: no such model or version.
+            NoActivePlan: it is not ready.
+            Unavailable: no scheduler has said yet what is served, or this gateway is draining.
+            PayloadTooLarge: more bytes than one request may have.
+            Overloaded: too much is held already.
+        """
+        # A name nobody serves must not become a label: strangers could make any number of them.
+        visit, label = None, ""
+        try:
+            principal.require(f"{SCOPE_INFER}:{name}")
+            model = self.catalog.find_ready(name, version)
+            label = str(model.key)
+            with self.admission.admit(nbytes) as lease:
+                visit = Visit(model, lease, self.plane)
+                yield visit
+        except Exception as exc:
+            if visit is None or not visit.handed_over:
+                self.plane.books.refused(label, error_of_exception(exc).reason)
+            raise
+
+    def _new_id(self) -> str:
+        return f"{self.gateway_id}-{self._start}-{next(self._numbers)}"

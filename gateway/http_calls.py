@@ -1,0 +1,69 @@
+"""What every HTTP route of a gateway has in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from gateway.front_desk import FrontDesk
+from services.error_tables import (
+    error_of_exception,
+    http_body,
+    http_headers,
+    http_status,
+    openai_body,
+)
+from services.errors import CatenaryError, PayloadTooLarge
+
+DESK: web.AppKey[FrontDesk] = web.AppKey("desk", FrontDesk)
+OPENAI_PREFIX = "/v1/"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turns whatever a route raises into the error body its clients parse."""
+    try:
+        return await handler(request)
+    except web.HTTPRequestEntityTooLarge:
+        return error_response(request, PayloadTooLarge("the body is larger than accepted"))
+    except web.HTTPException as exc:
+        # aiohttp's own: no such route, wrong method, a body it could not read.
+        return _plain_error(request, exc)
+    except Exception as exc:
+        return error_response(request, error_of_exception(exc))
+
+
+def error_response(request: web.Request, error: CatenaryError) -> web.Response:
+    """Returns `error` as an answer to `request`."""
+    openai = request.path.startswith(OPENAI_PREFIX)
+    return web.json_response(
+        openai_body(error) if openai else http_body(error),
+        status=http_status(error),
+        headers=http_headers(error),
+    )
+
+
+def json_response(document: object, *, status: int = 200) -> web.Response:
+    """Returns `document` as JSON."""
+    return web.Response(
+        body=json.dumps(document).encode(), status=status, content_type="application/json"
+    )
+
+
+def bearer(request: web.Request) -> str | None:
+    """Returns the key the caller presented."""
+    return request.headers.get("Authorization")
+
+
+def _plain_error(request: web.Request, exc: web.HTTPException) -> web.Response:
+    message = f"{exc.reason}: {request.method} {request.path[:200]}"
+    body: dict[str, object] = {"error": message}
+    if request.path.startswith(OPENAI_PREFIX):
+        detail = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        body = {"error": detail}
+    headers = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else {}
+    return web.json_response(body, status=exc.status, headers=headers)

@@ -1,0 +1,56 @@
+"""The HTTP server: every route of every protocol on one port."""
+
+from __future__ import annotations
+
+import ssl
+
+from aiohttp import web
+
+from gateway import oip_http, openai_http
+from gateway.front_desk import FrontDesk
+from gateway.http_calls import DESK, errors_as_json
+from gateway.repository import Repository
+from services.errors import Unavailable
+
+_KEEPALIVE_S = 75.0
+_SHUTDOWN_S = 1.0
+
+
+class HttpDoor:
+    """Listens from `start` to `stop`."""
+
+    def __init__(self, desk: FrontDesk, repository: Repository) -> None:
+        app = web.Application(
+            middlewares=[errors_as_json],
+            # A body of exactly the largest size is fine; aiohttp's limit is exclusive.
+            client_max_size=desk.admission.max_request_bytes + 1,
+        )
+        app[DESK] = desk
+        app[oip_http.REPOSITORY] = repository
+        app.add_routes([*oip_http.routes(), *openai_http.routes()])
+        self._runner = web.AppRunner(
+            app,
+            # A client that goes away cancels its work.
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=_KEEPALIVE_S,
+            shutdown_timeout=_SHUTDOWN_S,
+        )
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        """Listens, and returns the port (a free one is chosen for 0).
+
+        Raises:
+            Unavailable: the address is taken or not ours.
+        """
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port, ssl_context=tls)
+        try:
+            await site.start()
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        return int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Closes every connection."""
+        await self._runner.cleanup()

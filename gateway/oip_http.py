@@ -1,0 +1,140 @@
+"""The Open Inference Protocol over HTTP, with Triton's binary tensor extension."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from gateway import oip_json
+from gateway.http_calls import DESK, bearer, json_response
+from gateway.repository import EXTENSIONS, Repository, server_version
+from services.errors import DeadlineExceeded, InvalidInput
+
+JSON_SIZE = "Inference-Header-Content-Length"
+BODY_TIMEOUT_S = 60.0
+"""A client that sends slower than this is cut off: it holds admitted bytes."""
+
+REPOSITORY: web.AppKey[Repository] = web.AppKey("repository", Repository)
+_INFER_ROUTE = "/v2/models/{model}/infer"
+
+
+def routes() -> list[web.RouteDef]:
+    """Returns every route below `/v2`, and the probes."""
+    model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+    return [
+        web.get("/healthz", _live),
+        web.get("/readyz", _ready),
+        web.get("/v2", _server_metadata),
+        web.get("/v2/", _server_metadata),
+        web.get("/v2/health/live", _live),
+        web.get("/v2/health/ready", _ready),
+        web.get(model, _model_metadata),
+        web.get(version, _model_metadata),
+        web.get(f"{model}/ready", _model_ready),
+        web.get(f"{version}/ready", _model_ready),
+        web.post(f"{model}/infer", _infer),
+        web.post(f"{version}/infer", _infer),
+        web.post("/v2/repository/index", _repository_index),
+    ]
+
+
+async def _live(request: web.Request) -> web.Response:
+    return json_response({"live": True})
+
+
+async def _ready(request: web.Request) -> web.Response:
+    ready = request.app[DESK].readiness.ready
+    return json_response({"ready": ready}, status=200 if ready else 503)
+
+
+async def _server_metadata(request: web.Request) -> web.Response:
+    request.app[DESK].identify(bearer(request))
+    return json_response(
+        {"name": "catenary", "version": server_version(), "extensions": EXTENSIONS}
+    )
+
+
+async def _model_metadata(request: web.Request) -> web.Response:
+    desk = request.app[DESK]
+    desk.identify(bearer(request))
+    name, version = _named(request)
+    model = desk.catalog.find(name, version)
+    return json_response(oip_json.metadata_of(model, desk.catalog.versions(name)))
+
+
+async def _model_ready(request: web.Request) -> web.Response:
+    desk = request.app[DESK]
+    desk.identify(bearer(request))
+    model = desk.catalog.find(*_named(request))
+    document = {"name": model.key.name, "ready": model.ready}
+    return json_response(document, status=200 if model.ready else 503)
+
+
+async def _repository_index(request: web.Request) -> web.Response:
+    request.app[DESK].identify(bearer(request))
+    body = await request.read()
+    try:
+        wanted = json.loads(body) if body else {}
+    except ValueError:
+        raise InvalidInput("body", "is not JSON") from None
+    ready_only = isinstance(wanted, dict) and wanted.get("ready") is True
+    index = request.app[REPOSITORY].index(ready_only=ready_only)
+    return json_response(
+        [{"name": n, "version": v, "state": s, "reason": r} for n, v, s, r in index]
+    )
+
+
+async def _infer(request: web.Request) -> web.Response:
+    desk = request.app[DESK]
+    arrival = desk.arrive(_INFER_ROUTE, request.headers.get("traceparent"))
+    principal = desk.identify(bearer(request))
+    name, version = _named(request)
+    # Before the body is read: what cannot be taken is not even received.
+    size = _announced_size(request, desk.admission.max_request_bytes)
+    with desk.visit(principal, name, version, size) as visit:
+        body = await _body(request)
+        visit.lease.shrink(len(body))
+        intake = desk.intake(request.headers.get("X-Request-Id"))
+        wanted, form = oip_json.request_of(body, _json_size(request, body), visit.model, intake)
+        response = await visit.infer(wanted, arrival)
+        document, json_size = oip_json.response_of(response, form, wanted.outputs)
+    headers = {"X-Request-Id": response.id} if response.id.isprintable() else {}
+    if json_size is None:
+        return web.Response(body=document, content_type="application/json", headers=headers)
+    headers[JSON_SIZE] = str(json_size)
+    return web.Response(body=document, content_type="application/octet-stream", headers=headers)
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await request.read()
+    except TimeoutError:
+        raise DeadlineExceeded(
+            "the body did not arrive in time", details={"stage": "arrival"}
+        ) from None
+    except (web.RequestPayloadError, HttpProcessingError):
+        raise InvalidInput("body", "does not decompress as its Content-Encoding says") from None
+
+
+def _announced_size(request: web.Request, largest: int) -> int:
+    """Returns how many bytes the body may turn out to have."""
+    compressed = request.headers.get("Content-Encoding", "identity") != "identity"
+    length = request.content_length
+    return largest if compressed or length is None else length
+
+
+def _json_size(request: web.Request, body: bytes) -> int | None:
+    text = request.headers.get(JSON_SIZE)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20) or int(text) > len(body):
+        raise InvalidInput(JSON_SIZE, f"must be a number of bytes, at most {len(body)}")
+    return int(text)
+
+
+def _named(request: web.Request) -> tuple[str, str]:
+    return request.match_info["model"], request.match_info.get("version", "")

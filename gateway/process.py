@@ -1,0 +1,201 @@
+"""A gateway process: builds the parts, starts them in order, stops them in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+from opentelemetry.sdk.trace.export import SpanExporter
+from services.transport.hub import TransportHub
+
+from catenary_protos.catenary.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+)
+from catenary_protos.inference import grpc_predict_v2_pb2 as oip
+from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
+from gateway.admin import AdminService, SchedulerAdmin
+from gateway.admission import Admission
+from gateway.bookkeeping import Bookkeeping
+from gateway.catalog import Catalog
+from gateway.data_plane import DataPlane
+from gateway.front_desk import FrontDesk
+from gateway.generation_grpc import GenerationService
+from gateway.http_door import HttpDoor
+from gateway.oip_grpc import InferenceService
+from gateway.readiness import Readiness
+from gateway.repository import Repository
+from gateway.scheduler_link import SchedulerLink
+from gateway.scheduler_listener import Listener
+from gateway.settings import GatewaySettings
+from services.errors import Unavailable
+from services.grpc_kit import HealthSwitch, bind, create_server, enable_health_and_reflection
+from services.log import get_logger
+from services.security.keys import ApiKeys
+from services.security.tls import ClientSecurity, ServerSecurity
+from services.telemetry.metrics import Metrics, start_metrics_server
+from services.telemetry.tracing import Tracer
+from services.transport.settings import TransportSecurity, TransportSettings
+
+_STOP_GRACE_S = 1.0
+_MESSAGE_SLACK_BYTES = 64 * 1024
+"""Names, shapes and parameters beside the tensors of the largest request."""
+_RETRY_NS = 1_000_000_000
+
+_log = get_logger("gateway.process")
+
+
+class GatewayProcess:
+    """One gateway; implements `services.lifecycle.Process`."""
+
+    def __init__(self, settings: GatewaySettings, *, exporter: SpanExporter | None = None) -> None:
+        self.settings = settings
+        self.name = settings.gateway_id
+        client_security = ClientSecurity.from_settings(settings)
+        self._metrics = Metrics()
+        self._tracer = Tracer(
+            "catenary-gateway", self.name, otlp_endpoint=settings.otlp_endpoint,
+            sample_ratio=settings.trace_sample_ratio, exporter=exporter,
+        )  # fmt: skip
+        self._hub = TransportHub(self.name, _transport_settings(settings))
+        self._keys = ApiKeys.load(settings.api_keys_file)
+        self._catalog = Catalog()
+        self._readiness = Readiness(self._catalog, settings.unavailable_grace_s)
+        self._link = SchedulerLink(settings.scheduler_addresses, client_security)
+        books = Bookkeeping(self.name, self._metrics, self._tracer)
+        self._plane = DataPlane(self._catalog, self._link, self._hub, books)
+        self._admission = Admission(
+            settings.max_in_flight_bytes,
+            settings.max_in_flight_requests,
+            settings.max_request_bytes,
+        )
+        scheduler_admin = SchedulerAdmin(self._link)
+        self._desk = FrontDesk(
+            self.name, self._catalog, self._plane, self._admission, self._keys, self._readiness,
+            self._tracer,
+        )  # fmt: skip
+        self._repository = Repository(self._catalog, scheduler_admin)
+        self._admin_service = AdminService(self._keys, scheduler_admin, books)
+        self._http = HttpDoor(self._desk, self._repository)
+        self._servers: list[grpc.aio.Server] = []
+        self._health: list[HealthSwitch] = []
+        self._link_task: asyncio.Task[None] | None = None
+        self._stop_metrics = _nothing
+        self.grpc_port = self.http_port = self.admin_port = 0
+        self.metrics_port: int | None = None
+
+    async def start(self) -> None:
+        """Opens every door and begins to look for the scheduler; `wait_ready` waits for it.
+
+        Raises:
+            Unavailable: a port is taken.
+        """
+        settings = self.settings
+        await self._hub.start(self._plane.frame)
+        self._metrics.in_flight_bytes.set_function(lambda: float(self._admission.bytes))
+        if settings.metrics_port is not None:
+            self.metrics_port, self._stop_metrics = start_metrics_server(
+                settings.metrics_host, settings.metrics_port, self._metrics.registry
+            )
+        await self._open_inference()
+        await self._open_admin()
+        tls = ServerSecurity.from_settings(settings, mutual=False).ssl_context()
+        self.http_port = await self._http.start(settings.host, settings.http_port, tls)
+        self._readiness.watch = self._switch_health
+        listener = Listener(self.name, self._plane, self._catalog, self._readiness, self._hub)
+        self._link_task = asyncio.create_task(self._link.run(listener))
+        _log.info("doors_open", grpc=self.grpc_port, http=self.http_port, admin=self.admin_port)
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Returns once a scheduler leads this gateway and every model is ready.
+
+        Raises:
+            Unavailable: that took longer than `timeout_s`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._readiness.wait()
+        except TimeoutError:
+            reasons = [m.not_ready_reason for m in self._catalog.models() if not m.ready]
+            why = "; ".join(reasons) if self._link.is_connected else "no scheduler answers"
+            raise Unavailable(f"not ready within {timeout_s:g} s: {why}") from None
+
+    async def failed(self) -> None:
+        """Raises if the scheduler link ended, which it never should."""
+        assert self._link_task is not None
+        await asyncio.shield(self._link_task)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Not ready, nothing new; returns when everything is answered or the time is up."""
+        self._readiness.drain()
+        self._admission.draining = True
+        if not await self._plane.idle(timeout_s):
+            _log.warning("drain_incomplete", unanswered=self._plane.unanswered)
+
+    async def stop(self) -> None:
+        """Ends what is unanswered and closes everything."""
+        self._readiness.drain()
+        self._admission.draining = True
+        await self._plane.close(Unavailable("the gateway stopped", retry_after_ns=_RETRY_NS))
+        for health in self._health:
+            await health.shutdown()
+        await asyncio.gather(*(server.stop(_STOP_GRACE_S) for server in self._servers))
+        await self._http.stop()
+        if self._link_task is not None:
+            self._link_task.cancel()
+            await asyncio.gather(self._link_task, return_exceptions=True)
+        await self._hub.close()
+        await asyncio.to_thread(self._tracer.shutdown)
+        await asyncio.to_thread(self._stop_metrics)
+
+    async def _open_inference(self) -> None:
+        settings = self.settings
+        security = ServerSecurity.from_settings(settings, mutual=False)
+        limit = settings.max_request_bytes + _MESSAGE_SLACK_BYTES
+        server = create_server(security, max_message_bytes=limit)
+        service = InferenceService(self._desk, self._repository, settings.max_stream_requests)
+        oip_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
+        generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(self._desk), server)
+        described = (
+            oip.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+            generation_pb2.DESCRIPTOR.services_by_name["Generation"],
+        )
+        self._health.append(enable_health_and_reflection(server, described))
+        self._servers.append(server)
+        self.grpc_port = bind(server, settings.host, settings.grpc_port, security)
+        await server.start()
+
+    async def _open_admin(self) -> None:
+        settings = self.settings
+        # Without keys only a certificate can tell an operator from anyone else.
+        security = ServerSecurity.from_settings(settings, mutual=not self._keys.enabled)
+        server = create_server(security)
+        admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, server)
+        described = (admin_pb2.DESCRIPTOR.services_by_name["Admin"],)
+        self._health.append(enable_health_and_reflection(server, described))
+        self._servers.append(server)
+        self.admin_port = bind(server, settings.host, settings.admin_port, security)
+        await server.start()
+
+    def _switch_health(self, ready: bool) -> None:
+        for health in self._health:
+            health.set_serving(ready)
+        _log.info("ready" if ready else "not_ready")
+
+
+def _transport_settings(settings: GatewaySettings) -> TransportSettings:
+    return TransportSettings(
+        enabled=tuple(settings.transports),
+        host=settings.transport_host,
+        runtime_dir=settings.runtime_dir,
+        security=TransportSecurity(
+            server=ServerSecurity.from_settings(settings),
+            client=ClientSecurity.from_settings(settings),
+        ),
+    )
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,62 @@
+"""The latest requests and where their time went, for `Admin.GetTrace`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from gateway.inference import Arrival
+from gateway.pending import Attempt, PendingRequest
+
+CAPACITY = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """What is kept of a request: times and facts, no tensors."""
+
+    id: str
+    model: str
+    outcome: str
+    """"OK" or the reason it failed."""
+    arrival: Arrival
+    submitted_ns: int
+    finished_ns: int
+    attempts: tuple[Attempt, ...]
+
+    @classmethod
+    def of(cls, pending: PendingRequest, outcome: str, finished_ns: int) -> FinishedRequest:
+        """Returns what is kept of `pending`."""
+        return cls(
+            pending.request.id,
+            str(pending.request.model.key),
+            outcome,
+            pending.arrival,
+            pending.submitted_ns,
+            finished_ns,
+            tuple(pending.attempts),
+        )
+
+
+class RecentRequests:
+    """A bounded memory of finished requests, by the id the client gave or was given."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._by_id: OrderedDict[str, FinishedRequest] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, request: FinishedRequest) -> None:
+        """Remembers a request; of two with one id the later one."""
+        self._by_id[request.id] = request
+        self._by_id.move_to_end(request.id)
+        if len(self._by_id) > self._capacity:
+            self._by_id.popitem(last=False)
+
+    def find(self, request_id: str) -> FinishedRequest | None:
+        """Returns the request with this id; the latest one for an empty id."""
+        if not request_id:
+            return next(reversed(self._by_id.values()), None)
+        return self._by_id.get(request_id)

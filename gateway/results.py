@@ -1,0 +1,115 @@
+"""From result frames to complete requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from catenary_protos.catenary.v1 import frame_pb2
+from gateway.inference import Tensor
+from gateway.pending import Attempt, PendingRequest
+from services.errors import CatenaryError, InternalError, InvalidInput
+from services.log import get_logger
+from services.transport.frames import decode_bytes, tensor_views
+from services.transport.interface import ReceivedFrame
+
+_log = get_logger("gateway.results")
+
+
+class ResultMerger:
+    """Takes frames, copies their rows into the requests that wait for them, and gives them back.
+
+    A frame is believed only as far as it repeats what the scheduler ordered: rows are placed by the
+    slices of the order, so a confused agent can never put a row into another request.
+    """
+
+    def __init__(
+        self,
+        requests: Mapping[int, PendingRequest],
+        attempts: Mapping[int, Attempt],
+        complete: Callable[[PendingRequest], None],
+        failed: Callable[[PendingRequest, CatenaryError], None],
+    ) -> None:
+        self._requests = requests
+        self._attempts = attempts
+        self._complete = complete
+        self._failed = failed
+        self.dropped = 0
+        """Frames nobody waits for, or that are malformed."""
+
+    def take(self, frame: ReceivedFrame) -> None:
+        """Handles one frame and releases it. Never raises."""
+        try:
+            self._take(frame)
+        except InvalidInput as error:
+            self.dropped += 1
+            _log.warning("frame_refused", error=error.message)
+        finally:
+            frame.release()
+
+    def _take(self, frame: ReceivedFrame) -> None:
+        received_ns = time.monotonic_ns()
+        try:
+            header = frame_pb2.FrameHeader.FromString(frame.header)
+        except DecodeError:
+            raise InvalidInput("header", "not a frame header") from None
+        attempt = self._attempts.get(header.batch_id)
+        if attempt is None:
+            # Late, or of a request that is gone: the usual end of a batch that was sent again.
+            self.dropped += 1
+            return
+        if header.kind == frame_pb2.FRAME_KIND_FAILURE:
+            # The scheduler hears of it too, and decides; kept for the trace.
+            attempt.failed = header.failure.reason
+            return
+        if header.kind != frame_pb2.FRAME_KIND_RESULT:
+            raise InvalidInput("kind", "a gateway takes results only")
+        attempt.result_ns = received_ns
+        attempt.timings = header.timings
+        views = tensor_views(header.tensors, frame.payload)
+        for tensor in header.tensors:
+            if tensor.datatype == "BYTES":
+                raw = views[tensor.name].astype(np.uint8, copy=False)
+                views[tensor.name] = decode_bytes(raw, tensor.shape)
+        self._merge(header, attempt, views)
+        attempt.merged_ns = time.monotonic_ns()
+
+    def _merge(
+        self, header: frame_pb2.FrameHeader, attempt: Attempt, views: Mapping[str, Tensor]
+    ) -> None:
+        _check_rows(header, views)
+        ordered = {(piece.request_id, piece.request_row): piece for piece in attempt.slices}
+        at = 0
+        for piece in header.slices:
+            order = ordered.get((piece.request_id, piece.request_row))
+            if order is None or (order.rows, order.batch_row) != (piece.rows, piece.batch_row):
+                raise InvalidInput("slices", f"batch {header.batch_id} was not ordered like this")
+            request = self._requests.get(piece.request_id)
+            if request is not None:
+                self._merge_slice(request, piece.request_row, piece.rows, views, at)
+            at += piece.rows
+
+    def _merge_slice(
+        self, request: PendingRequest, row: int, rows: int, views: Mapping[str, Tensor], at: int
+    ) -> None:
+        if not request.request.model.batched:
+            row, rows, at = 0, 1, 0
+        elif any(view.ndim == 0 or len(view) < at + rows for view in views.values()):
+            raise InvalidInput("tensors", "have fewer rows than the frame says")
+        try:
+            done = request.merge(row, rows, views, at)
+        except InternalError as error:
+            self._failed(request, error)
+            return
+        if done:
+            self._complete(request)
+
+
+def _check_rows(header: frame_pb2.FrameHeader, views: Mapping[str, Tensor]) -> None:
+    if sum(piece.rows for piece in header.slices) != header.rows:
+        raise InvalidInput("slices", "do not add up to the rows of the frame")
+    if not views:
+        raise InvalidInput("tensors", "a result carries rows")

@@ -1,0 +1,194 @@
+"""The gateway's one stream to the scheduler that leads, kept up over every loss."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
+from services.errors import CatenaryError, Overloaded, PartitionLost
+from services.grpc_kit import open_channel
+from services.log import get_logger
+from services.packed_writer import PackedWriter
+from services.security.tls import ClientSecurity
+
+HEARTBEAT_S = 1.0
+SILENCE_S = 3.0
+CONNECT_TIMEOUT_S = 3.0
+_FIRST_BACKOFF_S = 0.05
+_LONGEST_BACKOFF_S = 1.0
+
+_log = get_logger("gateway.scheduler_link")
+_Message = scheduler_pb2.GatewayMessage
+
+
+class SchedulerListener(Protocol):
+    """Whom the link tells what the scheduler says."""
+
+    def hello(self) -> scheduler_pb2.GatewayHello:
+        """Returns who this gateway is."""
+        ...
+
+    def connected(self, epoch: int) -> None:
+        """A scheduler leads this gateway from now on; say again what is unfinished."""
+        ...
+
+    def disconnected(self) -> None:
+        """The stream is lost; another is being sought."""
+        ...
+
+    def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
+        """An order or a table."""
+        ...
+
+
+class SchedulerLink:
+    """Connects to any of the addresses, and to the next one whenever that fails.
+
+    A standby scheduler ends the stream with UNAVAILABLE. While nobody is connected, messages are
+    dropped: on the next `connected` the listener says again what still matters.
+    """
+
+    def __init__(self, addresses: Sequence[str], security: ClientSecurity) -> None:
+        self._addresses = tuple(addresses)
+        self._security = security
+        self._writer: PackedWriter[scheduler_pb2.GatewayMessage] | None = None
+        self.channel: grpc.aio.Channel | None = None
+        """To the scheduler that leads; None while there is none."""
+
+    @property
+    def is_connected(self) -> bool:
+        """True between a scheduler's welcome and the loss of its stream."""
+        return self._writer is not None
+
+    def send(self, message: scheduler_pb2.GatewayMessage) -> None:
+        """Queues a message for the scheduler; dropped while there is none.
+
+        Raises:
+            Overloaded: the scheduler does not keep up.
+        """
+        if self._writer is not None:
+            self._writer.put(message)
+
+    async def run(self, listener: SchedulerListener) -> None:
+        """Keeps a stream open until cancelled."""
+        backoff_s = _FIRST_BACKOFF_S
+        turn = 0
+        while True:
+            address = self._addresses[turn % len(self._addresses)]
+            started = time.monotonic()
+            try:
+                await self._session(address, listener)
+            except* (CatenaryError, grpc.aio.AioRpcError, TimeoutError, OSError) as group:
+                _log.info("scheduler_stream_ended", address=address, why=_reason(group))
+            except* Exception as group:
+                # A bug in handling one message must not end the gateway; a new stream may do.
+                _log.error("scheduler_stream_failed", address=address, exc_info=group)
+            if time.monotonic() - started > SILENCE_S:
+                backoff_s = _FIRST_BACKOFF_S
+            turn += 1
+            # Once round without a wait: with a leader and a standby the other one is the leader.
+            if turn % len(self._addresses) == 0:
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+
+    async def _session(self, address: str, listener: SchedulerListener) -> None:
+        channel = open_channel(address, self._security)
+        try:
+            stub = scheduler_pb2_grpc.SchedulerStub(channel)
+            call = stub.GatewaySession()
+
+            async def send(messages: list[scheduler_pb2.GatewayMessage]) -> None:
+                await call.write(scheduler_pb2.GatewayMessages(messages=messages))
+
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await send([_Message(hello=listener.hello())])
+                    first = await _read(call)
+                writer = PackedWriter(send)
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(writer.run())
+                    tasks.create_task(_beat(writer))
+                    tasks.create_task(self._receive(call, first, listener, channel, writer))
+            finally:
+                call.cancel()
+                if self._writer is not None:
+                    self._writer = None
+                    self.channel = None
+                    listener.disconnected()
+        finally:
+            with suppress(Exception):
+                await channel.close()
+
+    async def _receive(
+        self,
+        call: grpc.aio.StreamStreamCall[
+            scheduler_pb2.GatewayMessages, scheduler_pb2.SchedulerToGatewayMessages
+        ],
+        first: scheduler_pb2.SchedulerToGatewayMessages,
+        listener: SchedulerListener,
+        channel: grpc.aio.Channel,
+        writer: PackedWriter[scheduler_pb2.GatewayMessage],
+    ) -> None:
+        async for message in _messages(call, first):
+            kind = message.WhichOneof("kind")
+            if kind == "welcome":
+                self._writer = writer
+                self.channel = channel
+                _log.info(
+                    "scheduler_connected",
+                    scheduler=message.welcome.scheduler_id,
+                    epoch=message.welcome.epoch,
+                )
+                listener.connected(message.welcome.epoch)
+            elif kind is not None and kind != "heartbeat":
+                listener.received(message)
+
+
+async def _messages(
+    call: grpc.aio.StreamStreamCall[
+        scheduler_pb2.GatewayMessages, scheduler_pb2.SchedulerToGatewayMessages
+    ],
+    first: scheduler_pb2.SchedulerToGatewayMessages,
+) -> AsyncIterator[scheduler_pb2.SchedulerToGatewayMessage]:
+    """Yields what comes; ends with an error when the stream ends or falls silent."""
+    pack = first
+    while True:
+        for message in pack.messages:
+            yield message
+        async with asyncio.timeout(SILENCE_S):
+            pack = await _read(call)
+
+
+async def _read(
+    call: grpc.aio.StreamStreamCall[
+        scheduler_pb2.GatewayMessages, scheduler_pb2.SchedulerToGatewayMessages
+    ],
+) -> scheduler_pb2.SchedulerToGatewayMessages:
+    pack = await call.read()
+    if not isinstance(pack, scheduler_pb2.SchedulerToGatewayMessages):
+        raise PartitionLost("the scheduler ended the stream")
+    return pack
+
+
+async def _beat(writer: PackedWriter[scheduler_pb2.GatewayMessage]) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        with suppress(Overloaded):
+            writer.put(_Message(heartbeat=scheduler_pb2.Heartbeat()))
+
+
+def _reason(group: BaseExceptionGroup[BaseException]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,82 @@
+"""What a gateway does with what its scheduler says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from gateway.catalog import Catalog
+from gateway.data_plane import DataPlane
+from gateway.readiness import Readiness
+from services.transport.interface import Address
+
+
+class Hub(Protocol):
+    """What is needed of `services.transport.hub.TransportHub`."""
+
+    @property
+    def addresses(self) -> Sequence[Address]:
+        """Where this process receives frames."""
+        ...
+
+    def update_directory(self, peers: Iterable[common_pb2.Peer]) -> None:
+        """Replaces the peers that can be reached."""
+        ...
+
+
+class Listener:
+    """Routes orders to the data plane and tables to those who keep them."""
+
+    def __init__(
+        self,
+        gateway_id: str,
+        plane: DataPlane,
+        catalog: Catalog,
+        readiness: Readiness,
+        hub: Hub,
+    ) -> None:
+        self._gateway_id = gateway_id
+        self._incarnation = random.SystemRandom().getrandbits(63)
+        self._plane = plane
+        self._catalog = catalog
+        self._readiness = readiness
+        self._hub = hub
+
+    def hello(self) -> scheduler_pb2.GatewayHello:
+        """Returns who this gateway is and where it receives frames."""
+        addresses = [
+            common_pb2.TransportAddress(
+                transport=address.transport, address=address.address, host_id=address.host_id
+            )
+            for address in self._hub.addresses
+        ]
+        peer = common_pb2.Peer(
+            peer_id=self._gateway_id, incarnation=self._incarnation, addresses=addresses
+        )
+        return scheduler_pb2.GatewayHello(
+            gateway_id=self._gateway_id, incarnation=self._incarnation, peer=peer
+        )
+
+    def connected(self, epoch: int) -> None:
+        """Says again what is unfinished."""
+        self._plane.connected()
+        self._readiness.connected()
+
+    def disconnected(self) -> None:
+        """Unfinished requests stay; only readiness may change, later."""
+        self._readiness.disconnected()
+
+    def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
+        """Carries out one message."""
+        match message.WhichOneof("kind"):
+            case "dispatch":
+                self._plane.dispatch(message.dispatch)
+            case "reject":
+                self._plane.reject(message.reject)
+            case "directory":
+                self._hub.update_directory(message.directory.peers)
+            case "models":
+                self._catalog.update(message.models)
+                self._readiness.refresh()

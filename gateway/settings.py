@@ -1,0 +1,71 @@
+"""Settings of a gateway process."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from pydantic import Field
+
+from services.settings import ProcessSettings
+
+MEBIBYTE = 1024 * 1024
+
+
+class GatewaySettings(ProcessSettings):
+    """What a gateway can be told."""
+
+    gateway_id: str = Field(
+        default="gateway-0",
+        min_length=1,
+        description="Name of this gateway, unique in the cluster.",
+    )
+    host: str = Field(default="127.0.0.1", description="Address every door listens on.")
+    grpc_port: int = Field(
+        default=8001, ge=0, le=65535, description="Port of the gRPC doors; 0: any free port."
+    )
+    http_port: int = Field(
+        default=8000, ge=0, le=65535, description="Port of the HTTP doors; 0: any free port."
+    )
+    admin_port: int = Field(
+        default=8003, ge=0, le=65535, description="Port of the Admin service; 0: any free port."
+    )
+    scheduler_addresses: list[str] = Field(
+        default=["127.0.0.1:8004"],
+        min_length=1,
+        description="host:port of every scheduler; the leader among them is found by asking.",
+    )
+    api_keys_file: Path | None = Field(
+        default=None, description="File of hashed API keys; unset: everyone is let in."
+    )
+    max_in_flight_bytes: int = Field(
+        default=256 * MEBIBYTE,
+        gt=0,
+        description="Bytes of unanswered requests held at once; more are refused as overload.",
+    )
+    max_in_flight_requests: int = Field(
+        default=4096, gt=0, description="Unanswered requests held at once."
+    )
+    max_request_bytes: int = Field(
+        default=64 * MEBIBYTE, gt=0, description="Largest message a door accepts."
+    )
+    max_stream_requests: int = Field(
+        default=32,
+        gt=0,
+        description="Requests of one ModelStreamInfer stream worked on at the same time.",
+    )
+    transports: list[str] = Field(
+        default=["shm", "tcp", "grpc"], description="Transports frames may use, best first."
+    )
+    transport_host: str = Field(
+        default="127.0.0.1", description="Address agents can reach this gateway's transports at."
+    )
+    runtime_dir: Path = Field(
+        default_factory=lambda: Path(tempfile.gettempdir()) / "catenary",
+        description="Folder for the sockets of the shared-memory transport.",
+    )
+    unavailable_grace_s: float = Field(
+        default=3.0,
+        ge=0.0,
+        description="How long the scheduler may be away before this gateway says it is not ready.",
+    )

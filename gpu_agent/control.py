@@ -1,0 +1,238 @@
+"""The stream to the scheduler that leads: hello, orders down, reports up.
+
+The stream is opened to one of the addresses after another until one welcomes us; a standby refuses
+with UNAVAILABLE. Losing it changes nothing on the data plane: batches go on, and what is to be
+reported waits in the outbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
+from gpu_agent.engine.reporting import Notice
+from gpu_agent.outbox import Outbox
+from services.errors import CatenaryError, StaleEpoch, Unavailable
+from services.grpc_kit import open_channel
+from services.log import get_logger
+from services.security.tls import ClientSecurity
+
+_log = get_logger("gpu_agent.control")
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_PACK = 1_024
+"""Most messages in one write."""
+
+_Call = Any  # grpc.aio.StreamStreamCall; its stubs do not know our messages
+
+
+class Orders(Protocol):
+    """Carries out what the scheduler orders. Called on the loop; must not block."""
+
+    @property
+    def epoch(self) -> int:
+        """Highest epoch seen."""
+        ...
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Obeys nobody below `epoch` from now on."""
+        ...
+
+    def hello(self) -> scheduler_pb2.AgentHello:
+        """Returns who we are and what we hold, as of now."""
+        ...
+
+    def obey(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
+        """Carries out one order of the leader."""
+        ...
+
+    def refused(self) -> None:
+        """Notes that an order of a former leader was refused."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ControlTimes:
+    """How often to speak and how long to listen."""
+
+    heartbeat_s: float = 1.0
+    silence_s: float = 3.0
+
+
+class Control:
+    """Keeps a session with whichever scheduler leads."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        security: ClientSecurity,
+        orders: Orders,
+        outbox: Outbox,
+        times: ControlTimes | None = None,
+    ) -> None:
+        """Sends what is put into `outbox`, gives orders to `orders`."""
+        self._addresses = list(addresses)
+        self._security = security
+        self._orders = orders
+        self._outbox = outbox
+        self._times = times or ControlTimes()
+        self.connected = asyncio.Event()
+        """Set while a leader has welcomed us."""
+        self._sent = asyncio.Event()
+        self._writing = False
+
+    async def run(self) -> None:
+        """Keeps connecting until cancelled."""
+        pause_s = _FIRST_PAUSE_S
+        for address in cycle(self._addresses):
+            try:
+                await self._session(address)
+            except* (CatenaryError, grpc.aio.AioRpcError, OSError, TimeoutError) as errors:
+                _log.info("scheduler_away", address=address, error=_describe(errors))
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # Until Python 3.12 a TaskGroup that fails while it is cancelled raises the failure.
+                raise asyncio.CancelledError
+            if self.connected.is_set():
+                self.connected.clear()
+                pause_s = _FIRST_PAUSE_S
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Returns True once everything queued so far was sent, False if that takes longer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while len(self._outbox) or self._writing:
+                    self._sent.clear()
+                    await self._sent.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _session(self, address: str) -> None:
+        """Talks to one scheduler until the stream ends. Always raises why it ended."""
+        channel = open_channel(address, self._security)
+        try:
+            stub: Any = scheduler_pb2_grpc.SchedulerStub(channel)
+            call = stub.AgentSession()
+            try:
+                await self._greet(call, address)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._read(call))
+                    group.create_task(self._write(call))
+            finally:
+                call.cancel()
+        finally:
+            await channel.close()
+
+    async def _greet(self, call: _Call, address: str) -> None:
+        """Says hello and waits to be welcomed."""
+        hello = scheduler_pb2.AgentMessage(hello=self._orders.hello())
+        async with asyncio.timeout(self._times.silence_s):
+            await _write(call, [hello])
+            received = await _read(call)
+        first, *others = received.messages or [scheduler_pb2.SchedulerToAgentMessage()]
+        if first.WhichOneof("kind") != "welcome":
+            raise Unavailable(f"{address} answered hello with something else than welcome")
+        epoch = max(first.epoch, first.welcome.epoch)
+        if epoch < self._orders.epoch:
+            self._orders.refused()
+            async with asyncio.timeout(self._times.silence_s):
+                await _write(call, [self._refusal(epoch)])
+            raise StaleEpoch(f"{address} leads epoch {epoch}; {self._orders.epoch} was seen")
+        self._orders.raise_epoch(epoch)
+        _log.info("scheduler_found", scheduler=first.welcome.scheduler_id, epoch=epoch)
+        self.connected.set()
+        for message in others:
+            self._receive(message)
+
+    async def _read(self, call: _Call) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._times.silence_s):
+                    received = await _read(call)
+            except TimeoutError:
+                raise Unavailable("the scheduler is silent") from None
+            for message in received.messages:
+                self._receive(message)
+
+    def _receive(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
+        if message.WhichOneof("kind") in (None, "heartbeat"):
+            return
+        epoch = max(message.epoch, message.welcome.epoch)
+        if epoch < self._orders.epoch:
+            _log.warning("order_refused", order_epoch=epoch, agent_epoch=self._orders.epoch)
+            self._orders.refused()
+            self._outbox.put(Notice(self._refusal(epoch)))
+            return
+        self._orders.raise_epoch(epoch)
+        self._orders.obey(message)
+
+    def _refusal(self, epoch: int) -> scheduler_pb2.AgentMessage:
+        return scheduler_pb2.AgentMessage(
+            order_refused=scheduler_pb2.OrderRefused(
+                order_epoch=epoch, agent_epoch=self._orders.epoch
+            )
+        )
+
+    async def _write(self, call: _Call) -> None:
+        """Sends what is queued, everything at once, and a heartbeat when one is due."""
+        beat = time.monotonic()
+        while True:
+            left_s = beat + self._times.heartbeat_s - time.monotonic()
+            taken = await self._outbox.take(_PACK, max(0.0, left_s))
+            messages = [item.message() for item in taken]
+            if time.monotonic() >= beat + self._times.heartbeat_s:
+                messages.append(_HEARTBEAT)
+                beat = time.monotonic()
+            if not messages:
+                continue
+            self._writing = True
+            try:
+                async with asyncio.timeout(self._times.silence_s):
+                    await _write(call, messages)
+            except BaseException:
+                self._outbox.put_back(taken)
+                raise
+            finally:
+                self._writing = False
+            self._sent.set()
+
+
+_HEARTBEAT = scheduler_pb2.AgentMessage(heartbeat=scheduler_pb2.Heartbeat())
+
+
+async def _write(call: _Call, messages: list[scheduler_pb2.AgentMessage]) -> None:
+    try:
+        await call.write(scheduler_pb2.AgentMessages(messages=messages))
+    except asyncio.InvalidStateError as error:
+        raise Unavailable("the stream has ended") from error
+
+
+async def _read(call: _Call) -> scheduler_pb2.SchedulerToAgentMessages:
+    received = await call.read()
+    if received is grpc.aio.EOF:
+        raise Unavailable("the scheduler ended the stream")
+    assert isinstance(received, scheduler_pb2.SchedulerToAgentMessages)
+    return received
+
+
+def _describe(errors: BaseExceptionGroup[Any]) -> str:
+    """Returns the first cause, without gRPC's page of debug text."""
+    first: BaseException = errors
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, grpc.aio.AioRpcError):
+        return f"{first.code().name}: {first.details()}"
+    return str(first) or type(first).__name__

@@ -1,0 +1,171 @@
+"""A part of a torch.export program on PyTorch: CUDA, or the CPU where PyTorch is all there is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export.passes import move_to_device_pass
+
+from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
+from gpu_agent.executors.device import Device
+from gpu_agent.partitioning.parts import CACHE_FOLDER, part_digest, part_folder
+from gpu_agent.partitioning.torch_graph import TorchModel, extract_part, load_torch
+from services.domain.ids import PartitionKey
+from services.domain.tensors import DTYPE_OF, TensorSpec
+from services.errors import InternalError, InvalidInput, NotSupported
+from services.model_repository import ModelRepository
+
+_TORCH_OF = {name: torch.from_numpy(np.empty(0, dtype)).dtype for name, dtype in DTYPE_OF.items()}
+
+
+class TorchPart:
+    """An executor over one exported part."""
+
+    def __init__(self, ends: Ends, path: Path, device: Device) -> None:
+        """Loads an extracted part; `load_torch_part` is the usual way here.
+
+        Raises:
+            NotSupported: If PyTorch does not see the device.
+        """
+        self.ends = ends
+        self.key = ends.key
+        self.batched = ends.batched
+        self.inputs = ends.inputs
+        self.outputs = ends.outputs
+        self._device = _torch_device(device)
+        program = torch.export.load(path)
+        if self._device.type != "cpu":
+            program = move_to_device_pass(program, self._device)
+        self._model: Any = program.module()
+        weights = (*self._model.parameters(), *self._model.buffers())
+        self.memory_bytes = sum(tensor.nbytes for tensor in weights)
+        made = [spec for spec in ends.outputs if spec.name not in {i.name for i in ends.inputs}]
+        self._made = {spec.name: index for index, spec in enumerate(made)}
+        self._dtypes: list[torch.dtype] = _declared(program)
+
+    def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
+        """Returns the outputs' shapes, None if the model leaves sizes free."""
+        return shapes_from_specs(self.ends, input_shapes)
+
+    def run(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None = None
+    ) -> list[np.ndarray]:
+        """Returns the outputs; see `Executor.run`."""
+        check_arrays(self.inputs, inputs, self.batched)
+        if outputs is not None:
+            check_outputs(self.outputs, outputs)
+        made = self._compute(inputs)
+        given = {spec.name: array for spec, array in zip(self.inputs, inputs, strict=True)}
+        results = []
+        for index, spec in enumerate(self.outputs):
+            target = None if outputs is None else outputs[index]
+            if spec.name in given:
+                results.append(_into(torch.from_numpy(given[spec.name]), spec, target))
+            else:
+                results.append(_into(made[self._made[spec.name]], spec, target))
+        return results
+
+    def close(self) -> None:
+        """Frees the weights."""
+        self._model = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _compute(self, inputs: Sequence[np.ndarray]) -> Sequence[torch.Tensor]:
+        with warnings.catch_warnings():
+            # Frames are read-only memory; the part does not write to its inputs.
+            warnings.simplefilter("ignore", UserWarning)
+            tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
+        try:
+            with torch.inference_mode():
+                moved = [
+                    tensor.to(self._device).to(dtype)
+                    for tensor, dtype in zip(tensors, self._dtypes, strict=True)
+                ]
+                result: Sequence[torch.Tensor] = self._model(*moved)
+                return result
+        except Exception as error:  # PyTorch raises RuntimeError and its relatives for anything
+            text = str(error).splitlines()[0][:300]
+            if any(-1 in s.shape[1 if self.batched else 0 :] for s in self.inputs):
+                message = f"the model refuses this size: {text}"
+                raise InvalidInput(self.inputs[0].name, message) from error
+            raise InternalError(f"{self.key} failed: {text}") from error
+
+
+def load_torch_part(
+    repository: ModelRepository,
+    key: PartitionKey,
+    float16_boundaries: bool,
+    device: Device,
+    threads: int,
+) -> TorchPart:
+    """Returns the executor of a partition; extracts the part first if it is not in the cache.
+
+    PyTorch has one thread pool per process, so the last `threads` given holds for all its parts.
+    """
+    ends = Ends.of(repository, key, float16_boundaries)
+    table = repository.block_table(key.model)
+    file = repository.model_file(key.model)
+    torch.set_num_threads(threads)
+
+    def build(folder: Path) -> None:
+        own = Ends.of(repository, key, False)
+        write_part(load_torch(file), own, folder)
+
+    own_ends = (
+        table.boundaries[key.first_block].tensors,
+        table.boundaries[key.last_block].tensors,
+    )
+    digest = part_digest(table.model_hash, own_ends, f"torch-{torch.__version__}")
+    cache = repository.folder(key.model) / CACHE_FOLDER
+    with part_folder(cache, digest, build) as folder:
+        return TorchPart(ends, folder / "part.pt2", device)
+
+
+def write_part(source: TorchModel, ends: Ends, folder: Path) -> None:
+    """Writes `part.pt2` for a range of blocks; `ends` in the model's own datatypes."""
+    given = {spec.name for spec in ends.inputs}
+    wanted = [spec for spec in ends.outputs if spec.name not in given]
+    part = extract_part(source, ends.inputs, wanted)
+    # Exporting specialises a size of 1, so the example has two rows where rows are free.
+    arrays = ends.example_arrays(2)
+    rows = torch.export.Dim("batch", min=1) if ends.batched else None
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(
+            part,
+            tuple(torch.from_numpy(array) for array in arrays),
+            dynamic_shapes=tuple({0: rows} if rows else {} for _ in arrays),
+            strict=False,
+        )
+        torch.export.save(program, folder / "part.pt2")
+
+
+def _into(tensor: torch.Tensor, spec: TensorSpec, target: np.ndarray | None) -> np.ndarray:
+    """Copies to the host in the wire's datatype; casts on the device, where it is cheap."""
+    if target is None:
+        return tensor.to(_TORCH_OF[spec.datatype]).cpu().numpy()
+    if tuple(tensor.shape) != target.shape:
+        raise InvalidInput(
+            spec.name, f"is {list(tensor.shape)}, not {list(target.shape)} as its buffer"
+        )
+    torch.from_numpy(target).copy_(tensor.to(_TORCH_OF[spec.datatype]))
+    return target
+
+
+def _declared(program: Any) -> list[torch.dtype]:
+    names = set(program.graph_signature.user_inputs)
+    return [node.meta["val"].dtype for node in program.graph.nodes if node.name in names]
+
+
+def _torch_device(device: Device) -> torch.device:
+    if device.kind == "cuda":
+        if device.index >= torch.cuda.device_count():
+            raise NotSupported(f"{device}: PyTorch sees {torch.cuda.device_count()} CUDA devices")
+        return torch.device("cuda", device.index)
+    return torch.device("cpu")

@@ -1,0 +1,215 @@
+"""Brings partitions in and takes them out, as the scheduler orders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from gpu_agent.engine.partitions import LoadedPartition
+from gpu_agent.engine.reporting import Notice, Outgoing, is_retryable
+from gpu_agent.executors.loading import load_executor
+from gpu_agent.measuring import measure_between_batches
+from services.domain.ids import ModelKey, PartitionKey
+from services.errors import CatenaryError, InternalError, InvalidInput, PlanInfeasible
+from services.log import get_logger
+
+if TYPE_CHECKING:
+    from gpu_agent.engine.engine import Engine
+    from gpu_agent.executors.base import Executor
+    from gpu_agent.executors.device import Device
+    from services.model_repository import ModelRepository
+
+_log = get_logger("gpu_agent.loading")
+_MAX_BATCH = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What partitions are loaded from and onto."""
+
+    repository: ModelRepository
+    device: Device
+    threads: int
+    memory_bytes: int
+
+
+class Loader:
+    """Carries out LoadPartition and UnloadPartition, one load at a time.
+
+    Invariant: every LoadPartition is answered by PartitionLoaded or PartitionFailed; an order for
+    what is being loaded already is answered together with the first.
+    """
+
+    def __init__(self, engine: Engine, host: Host, tell: Callable[[Outgoing], None]) -> None:
+        """Loads into `engine`, answers through `tell`."""
+        self._engine = engine
+        self._host = host
+        self._tell = tell
+        self._turn = asyncio.Lock()
+        self._loading: dict[PartitionKey, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def load(self, order: scheduler_pb2.LoadPartition) -> None:
+        """Begins to load, or answers at once if the partition is here as ordered."""
+        key = key_of(order.key)
+        if key in self._loading:
+            return
+        loaded = self._engine.partitions.get(key)
+        if loaded is not None and _is_as_ordered(loaded, order):
+            self._tell(Notice(scheduler_pb2.AgentMessage(partition_loaded=described(loaded))))
+            return
+        task = asyncio.get_running_loop().create_task(self._load(key, order))
+        self._loading[key] = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def unload(self, order: scheduler_pb2.UnloadPartition) -> None:
+        """Takes no more batches for a partition; it goes when none needs it any more."""
+        key = key_of(order.key)
+        task = self._loading.pop(key, None)
+        if task is not None:
+            task.cancel()
+        self._engine.partitions.retire(key)
+
+    def describe_all(self) -> list[scheduler_pb2.PartitionLoaded]:
+        """Returns every loaded partition, for a hello."""
+        return [described(loaded) for loaded in self._engine.partitions]
+
+    async def close(self) -> None:
+        """Gives up loads under way. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _load(self, key: PartitionKey, order: scheduler_pb2.LoadPartition) -> None:
+        async with self._turn:
+            try:
+                loaded = await self._bring_in(key, order)
+            except CatenaryError as error:
+                _log.warning("partition_failed", partition=str(key), reason=error.message)
+                self._tell(_failed(order, error))
+            except Exception:
+                _log.exception("partition_failed", partition=str(key))
+                self._tell(_failed(order, InternalError("the partition could not be loaded")))
+            else:
+                _log.info("partition_loaded", partition=str(key), compute_ns=loaded.compute_ns)
+                self._tell(Notice(scheduler_pb2.AgentMessage(partition_loaded=described(loaded))))
+            finally:
+                if self._loading.get(key) is asyncio.current_task():
+                    del self._loading[key]
+
+    async def _bring_in(
+        self, key: PartitionKey, order: scheduler_pb2.LoadPartition
+    ) -> LoadedPartition:
+        if not 0 < order.max_batch <= _MAX_BATCH:
+            raise InvalidInput("max_batch", f"{order.max_batch}; 1 to {_MAX_BATCH} are possible")
+        present = self._engine.partitions.get(key)
+        if present is not None and present.float16_boundaries == order.float16_boundaries:
+            return await self._enlarge(present, order.max_batch)
+        # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
+        opening = asyncio.ensure_future(asyncio.to_thread(self._open, key, order))
+        try:
+            executor = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_late)
+            raise
+        try:
+            self._check_memory(executor)
+            compute_ns = await measure_between_batches(
+                executor, order.max_batch, self._engine.on_compute_thread
+            )
+        except BaseException:
+            # A measurement may still run: close behind it, on the same thread.
+            self._engine.add_step(lambda: _close(executor))
+            raise
+        loaded = LoadedPartition(executor, order.float16_boundaries, order.max_batch, compute_ns)
+        self._engine.partitions.add(loaded)
+        return loaded
+
+    async def _enlarge(self, present: LoadedPartition, max_batch: int) -> LoadedPartition:
+        """Measures a partition that is here for larger batches."""
+        self._engine.partitions.hold(present)
+        try:
+            present.compute_ns = await measure_between_batches(
+                present.executor, max_batch, self._engine.on_compute_thread
+            )
+            present.max_batch = max_batch
+        finally:
+            self._engine.partitions.let_go(present)
+        return present
+
+    def _open(self, key: PartitionKey, order: scheduler_pb2.LoadPartition) -> Executor:
+        host = self._host
+        table = host.repository.block_table(key.model)
+        if order.block_table_hash and order.block_table_hash != table.model_hash:
+            raise PlanInfeasible(
+                f"{key.model} is cut differently here: "
+                f"{table.model_hash[:12]}, the plan is for {order.block_table_hash[:12]}"
+            )
+        return load_executor(
+            host.repository,
+            key,
+            device=host.device,
+            float16_boundaries=order.float16_boundaries,
+            threads=host.threads,
+        )
+
+    def _check_memory(self, executor: Executor) -> None:
+        old = self._engine.partitions.get(executor.key)
+        replaced = old.executor.memory_bytes if old is not None else 0
+        needed = self._engine.partitions.memory_bytes - replaced + executor.memory_bytes
+        if needed > self._host.memory_bytes:
+            raise PlanInfeasible(
+                f"{executor.key} does not fit: {needed} of {self._host.memory_bytes} bytes"
+            )
+
+
+def key_of(key: scheduler_pb2.PartitionKey) -> PartitionKey:
+    """Returns the domain form of a key."""
+    return PartitionKey(ModelKey(key.model, key.model_version), key.first_block, key.last_block)
+
+
+def described(loaded: LoadedPartition) -> scheduler_pb2.PartitionLoaded:
+    """Returns what the scheduler is told of a loaded partition."""
+    key = loaded.key
+    return scheduler_pb2.PartitionLoaded(
+        key=scheduler_pb2.PartitionKey(
+            model=key.model.name,
+            model_version=key.model.version,
+            first_block=key.first_block,
+            last_block=key.last_block,
+        ),
+        memory_bytes=loaded.executor.memory_bytes,
+        compute_ns=loaded.compute_ns,
+    )
+
+
+def _is_as_ordered(loaded: LoadedPartition, order: scheduler_pb2.LoadPartition) -> bool:
+    return (
+        loaded.float16_boundaries == order.float16_boundaries
+        and loaded.max_batch >= order.max_batch
+    )
+
+
+def _failed(order: scheduler_pb2.LoadPartition, error: CatenaryError) -> Notice:
+    failure = common_pb2.Failure(
+        reason=error.reason, message=error.message, retryable=is_retryable(error)
+    )
+    return Notice(
+        scheduler_pb2.AgentMessage(
+            partition_failed=scheduler_pb2.PartitionFailed(key=order.key, failure=failure)
+        )
+    )
+
+
+def _close(executor: Executor) -> int:
+    executor.close()
+    return 0
+
+
+def _close_late(opening: asyncio.Future[Executor]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -1,0 +1,276 @@
+"""The agent process: puts transports, engine and control together, starts and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.transport.hub import TransportHub
+from services.transport.settings import TransportSecurity, TransportSettings
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from gpu_agent.control import Control, ControlTimes
+from gpu_agent.device import limit_threads
+from gpu_agent.engine.engine import Engine, EngineLimits
+from gpu_agent.engine.meter import Meter
+from gpu_agent.engine.reporting import Notice, Outgoing
+from gpu_agent.executors.device import Device
+from gpu_agent.loading import Host, Loader
+from gpu_agent.outbox import Outbox
+from services.grpc_kit import HealthSwitch, bind, create_server, enable_health_and_reflection
+from services.log import get_logger
+from services.model_repository import ModelRepository
+from services.security.tls import ClientSecurity, ServerSecurity
+from services.telemetry.metrics import Metrics, start_metrics_server
+from services.telemetry.tracing import Tracer
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from gpu_agent.settings import AgentSettings
+
+_log = get_logger("gpu_agent")
+_GAUGE_PERIOD_S = 1.0
+_QUIET_S = 0.3
+"""After everyone knows that we leave, frames already on their way arrive within this time."""
+
+
+class AgentProcess:
+    """One agent. Implements `services.lifecycle.Process`."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        """Reads nothing but `settings`; opens nothing before `start`.
+
+        Raises:
+            InvalidInput: the settings contradict each other or name no device.
+        """
+        limit_threads(settings.threads)
+        self.settings = settings
+        self.incarnation = secrets.randbits(63)
+        self.metrics = Metrics()
+        self.outbox = Outbox()
+        self._client_security = ClientSecurity.from_settings(settings)
+        self._server_security = ServerSecurity.from_settings(settings)
+        device = Device.parse(
+            settings.device, slowdown=settings.emulated_slowdown, profile=settings.emulated_profile
+        )
+        self._tracer = Tracer(
+            "catenary-agent",
+            settings.agent_id,
+            otlp_endpoint=settings.otlp_endpoint,
+            sample_ratio=settings.trace_sample_ratio,
+        )
+        self.hub = TransportHub(settings.agent_id, self._transport_settings())
+        self.engine = Engine(
+            settings.agent_id,
+            self.hub,
+            self._tell,
+            EngineLimits(
+                settings.max_held_bytes,
+                settings.max_assemblies,
+                settings.max_unpushed_batches,
+                settings.push_timeout_s,
+            ),
+            self._tracer,
+            Meter(self.metrics),
+        )
+        host = Host(
+            ModelRepository(settings.model_repository),
+            device,
+            settings.threads,
+            settings.memory_bytes,
+        )
+        self._loader = Loader(self.engine, host, self._tell)
+        self.control = Control(
+            settings.scheduler_addresses,
+            self._client_security,
+            self,
+            self.outbox,
+            ControlTimes(settings.heartbeat_s, settings.silence_s),
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._draining: asyncio.Task[None] | None = None
+        self._health: tuple[grpc.aio.Server, HealthSwitch] | None = None
+        self._stop_metrics: Callable[[], None] | None = None
+        self.health_port: int | None = None
+        self.metrics_port: int | None = None
+
+    @property
+    def name(self) -> str:
+        """For log lines."""
+        return self.settings.agent_id
+
+    # -- Process ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns when frames and orders can come; the scheduler may come later."""
+        settings = self.settings
+        self.engine.start()
+        await self.hub.start(self.engine.on_frame)
+        if settings.metrics_port is not None:
+            self.metrics_port, self._stop_metrics = start_metrics_server(
+                settings.metrics_host, settings.metrics_port, self.metrics.registry
+            )
+        if settings.health_port is not None:
+            await self._start_health(settings.health_port)
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self.control.run(), name="control"),
+            loop.create_task(self._refresh_gauges(), name="gauges"),
+        ]
+
+    async def failed(self) -> None:
+        """Raises when the engine or the control task ended by a bug of ours."""
+        watched = [asyncio.ensure_future(self.engine.failed()), *self._tasks]
+        try:
+            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            watched[0].cancel()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Finishes what is here, tells the scheduler, and finishes what still arrives.
+
+        Under load there is always something here, so the scheduler is told after a quarter of the
+        time at the latest; it sends nothing new once it knows.
+        """
+        deadline = time.monotonic() + timeout_s
+        if self._health is not None:
+            self._health[1].set_serving(False)
+        await self.engine.wait_idle(timeout_s / 4)
+        self._tell(_DRAINED)
+        await self.control.flush(min(1.0, timeout_s / 4))
+        while (left_s := deadline - time.monotonic()) > 0:
+            if not await self.engine.wait_idle(left_s):
+                _log.warning("drain_unfinished", batches=self.engine.held_batches)
+                return
+            await asyncio.sleep(min(_QUIET_S, max(0.0, deadline - time.monotonic())))
+            if self.engine.held_batches == 0:
+                break
+        await self.control.flush(max(0.0, min(1.0, deadline - time.monotonic())))
+
+    async def stop(self) -> None:
+        """Ends everything. Idempotent."""
+        tasks = [*self._tasks, *([self._draining] if self._draining else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loader.close()
+        await self.engine.close()
+        await self.hub.close()
+        if self._health is not None:
+            server, switch = self._health
+            await switch.shutdown()
+            await server.stop(grace=0.5)
+            self._health = None
+        if self._stop_metrics is not None:
+            await asyncio.to_thread(self._stop_metrics)
+            self._stop_metrics = None
+        await asyncio.to_thread(self._tracer.shutdown)
+
+    # -- Orders ----------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Highest epoch seen."""
+        return self.engine.epoch
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Obeys nobody below `epoch` from now on."""
+        self.engine.raise_epoch(epoch)
+
+    def refused(self) -> None:
+        """Counts a refused order."""
+        self.metrics.orders_refused.inc()
+
+    def hello(self) -> scheduler_pb2.AgentHello:
+        """Returns who we are and what we hold, as of now."""
+        settings = self.settings
+        return scheduler_pb2.AgentHello(
+            agent_id=settings.agent_id,
+            incarnation=self.incarnation,
+            peer=self._peer(),
+            device=settings.device,
+            device_class=settings.device_class,
+            memory_bytes=settings.memory_bytes,
+            server_id=settings.server_id,
+            link_bytes_per_second=settings.link_bytes_per_second,
+            epoch=self.engine.epoch,
+            partitions=self._loader.describe_all(),
+            batches=self.engine.snapshot(),
+        )
+
+    def obey(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
+        """Carries out one order of the leader."""
+        match message.WhichOneof("kind"):
+            case "load_partition":
+                self._loader.load(message.load_partition)
+            case "unload_partition":
+                self._loader.unload(message.unload_partition)
+            case "directory":
+                self.hub.update_directory(message.directory.peers)
+            case "cancel_batch":
+                for batch_id in message.cancel_batch.batch_ids:
+                    self.engine.cancel(batch_id)
+            case "drain":
+                if self._draining is None or self._draining.done():
+                    self._draining = asyncio.get_running_loop().create_task(self._drain_order())
+            case _:
+                pass
+
+    async def _drain_order(self) -> None:
+        """Answers Drained when nothing is left; the process goes on and may be used again."""
+        if not await self.engine.wait_idle(self.settings.drain_timeout_s):
+            _log.warning("drain_unfinished", batches=self.engine.held_batches)
+        self._tell(_DRAINED)
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def _tell(self, message: Outgoing) -> None:
+        self.outbox.put(message)
+
+    def _peer(self) -> common_pb2.Peer:
+        addresses = [
+            common_pb2.TransportAddress(
+                transport=each.transport, address=each.address, host_id=each.host_id
+            )
+            for each in self.hub.addresses
+        ]
+        return common_pb2.Peer(
+            peer_id=self.settings.agent_id, incarnation=self.incarnation, addresses=addresses
+        )
+
+    def _transport_settings(self) -> TransportSettings:
+        settings = self.settings
+        chosen = TransportSettings(
+            enabled=tuple(settings.transports),
+            host=settings.transport_host,
+            security=TransportSecurity(self._server_security, self._client_security),
+        )
+        if settings.runtime_dir is not None:
+            chosen = replace(chosen, runtime_dir=settings.runtime_dir)
+        return chosen
+
+    async def _start_health(self, port: int) -> None:
+        server = create_server(self._server_security)
+        switch = enable_health_and_reflection(server, [])
+        self.health_port = bind(server, self.settings.transport_host, port, self._server_security)
+        await server.start()
+        switch.set_serving(True)
+        self._health = (server, switch)
+
+    async def _refresh_gauges(self) -> None:
+        while True:
+            self.metrics.queued_batches.set(self.engine.queued_batches)
+            self.metrics.partitions.set(sum(1 for _ in self.engine.partitions))
+            self.metrics.partition_bytes.set(self.engine.partitions.memory_bytes)
+            self.metrics.epoch.set(self.engine.epoch)
+            await asyncio.sleep(_GAUGE_PERIOD_S)
+
+
+_DRAINED = Notice(scheduler_pb2.AgentMessage(drained=scheduler_pb2.Drained()))

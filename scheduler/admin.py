@@ -1,0 +1,157 @@
+"""The Admin service of the scheduler. Thin: convert, call, convert."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, Protocol, TypeVar
+
+import grpc.aio
+
+from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
+from scheduler import operations
+from scheduler.deployments import Wish
+from scheduler.explain import explain
+from scheduler.planning import placement_document
+from scheduler.term import Term
+from services.domain.ids import AgentId
+from services.error_tables import abort, error_of_exception
+from services.errors import CatenaryError, InternalError, NoActivePlan, NotSupported
+
+_LONGEST_S = 60.0
+_MARGIN_S = 0.2
+
+Context = grpc.aio.ServicerContext[object, object]
+T = TypeVar("T")
+
+
+class Office(Protocol):
+    """Who knows whether this process leads."""
+
+    def term(self) -> Term:
+        """Returns the present term.
+
+        Raises:
+            Unavailable: this process does not lead.
+        """
+        ...
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """Operating the cluster, at the leader."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+
+    async def GetStatus(  # noqa: N802, D102
+        self, request: admin_pb2.GetStatusRequest, context: Context
+    ) -> admin_pb2.GetStatusResponse:
+        async def answer(term: Term) -> admin_pb2.GetStatusResponse:
+            return status_of(term)
+
+        return await self._answer(context, answer)
+
+    async def GetPlan(  # noqa: N802, D102
+        self, request: admin_pb2.GetPlanRequest, context: Context
+    ) -> admin_pb2.GetPlanResponse:
+        async def answer(term: Term) -> admin_pb2.GetPlanResponse:
+            active = term.cluster.active
+            if active is None:
+                raise NoActivePlan("no plan is active yet")
+            document = json.dumps(placement_document(active.placement), indent=2)
+            return admin_pb2.GetPlanResponse(plan_json=document, explanation=explain(active.plan))
+
+        return await self._answer(context, answer)
+
+    async def ApplyPlan(  # noqa: N802, D102
+        self, request: admin_pb2.ApplyPlanRequest, context: Context
+    ) -> admin_pb2.ApplyPlanResponse:
+        async def answer(term: Term) -> admin_pb2.ApplyPlanResponse:
+            plan_id = await operations.apply_plan(term, request.plan_json, _time_left(context))
+            return admin_pb2.ApplyPlanResponse(plan_id=plan_id)
+
+        return await self._answer(context, answer)
+
+    async def DeployModel(  # noqa: N802, D102
+        self, request: admin_pb2.DeployModelRequest, context: Context
+    ) -> admin_pb2.DeployModelResponse:
+        async def answer(term: Term) -> admin_pb2.DeployModelResponse:
+            reference = f"{request.model}:{request.version}" if request.version else request.model
+            wish = Wish(request.slo_ns, request.max_batch, request.partitions or None)
+            plan_id = await operations.deploy_model(term, reference, wish, _time_left(context))
+            return admin_pb2.DeployModelResponse(plan_id=plan_id)
+
+        return await self._answer(context, answer)
+
+    async def DrainAgent(  # noqa: N802, D102
+        self, request: admin_pb2.DrainAgentRequest, context: Context
+    ) -> admin_pb2.DrainAgentResponse:
+        async def answer(term: Term) -> admin_pb2.DrainAgentResponse:
+            agent = AgentId(request.agent_id)
+            drained = await operations.drain_agent(term, agent, _time_left(context))
+            return admin_pb2.DrainAgentResponse(drained=drained)
+
+        return await self._answer(context, answer)
+
+    async def GetTrace(  # noqa: N802, D102
+        self, request: admin_pb2.GetTraceRequest, context: Context
+    ) -> NoReturn:
+        await abort(context, NotSupported("traces are kept by the gateways; ask one of them"))
+
+    async def _answer(self, context: Context, work: Callable[[Term], Awaitable[T]]) -> T:
+        error: CatenaryError
+        try:
+            return await work(self._office.term())
+        except CatenaryError as known:
+            error = known
+        except Exception as unknown:
+            error = error_of_exception(unknown)
+        await abort(context, error)
+        raise InternalError("abort returned")
+
+
+def status_of(term: Term) -> admin_pb2.GetStatusResponse:
+    """Returns the cluster as operators see it."""
+    dispatcher = term.dispatcher.statistics()
+    status = admin_pb2.GetStatusResponse(
+        scheduler_id=term.settings.scheduler_id,
+        epoch=term.epoch,
+        plan_id=term.cluster.plan_id,
+        gateways=[g.gateway_id for g in term.gateways.gateways.values() if g.session is not None],
+        queued_requests=len(term.waiting) + dispatcher["queued_rows"],
+        batches_in_flight=len(term.in_flight),
+        live_reservations=len(term.dispatcher.snapshot()),
+        redis_connected=term.write_behind.connected,
+    )
+    for agent_id, record in sorted(term.cluster.roster.items()):
+        status.agents.add(
+            agent_id=agent_id,
+            device=record.device,
+            device_class=record.agent.device_class,
+            state=record.state,
+            partitions=[str(key) for key in record.loaded],
+            memory_bytes=record.agent.memory_bytes,
+            utilisation_ratio=term.utilisation.ratio(agent_id),
+        )
+    active = term.cluster.active
+    pipelines = {m.model: len(m.pipelines) for m in active.plan.models} if active else {}
+    for key in term.deployments.ready:
+        reason = term.cluster.reason(key)
+        status.models.add(
+            name=key.name,
+            version=key.version,
+            ready=not reason,
+            reason=reason,
+            pipelines=pipelines.get(key, 0),
+            queued_requests=term.waiting.count(key),
+        )
+    for reference, problem in term.deployments.problems.items():
+        name, _, version = reference.partition(":")
+        status.models.add(name=name, version=version, ready=False, reason=problem)
+    return status
+
+
+def _time_left(context: Context) -> float:
+    """Returns how long an operation may take, so that its answer is still heard."""
+    left = context.time_remaining()
+    return _LONGEST_S if left is None else max(0.0, min(_LONGEST_S, left - _MARGIN_S))

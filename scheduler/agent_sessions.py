@@ -1,0 +1,170 @@
+"""The streams of the agents: reports in, orders out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from scheduler import converters
+from scheduler.clock import now_ns
+from scheduler.cluster import Cluster
+from scheduler.dispatch.events import Event
+from scheduler.roster import AgentRecord, AgentSession, Loaded
+from scheduler.sessions import Session, Stream, first_pack, read_packs
+from services.domain.ids import AgentId, Epoch, Nanoseconds
+from services.errors import InvalidInput, StaleEpoch, Unavailable
+from services.log import get_logger
+
+_log = get_logger(__name__)
+Message = scheduler_pb2.SchedulerToAgentMessage
+
+
+class Leader(Protocol):
+    """What the sessions need to know of the term they belong to."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """The present fencing epoch."""
+        ...
+
+    def feed(self, event: Event, now: Nanoseconds) -> None:
+        """Gives an event to the dispatcher."""
+        ...
+
+    def greet_agent(self, record: AgentRecord, batches: Batches) -> None:
+        """Sends welcome and directory, and enters what it holds into the book."""
+        ...
+
+    def epoch_seen(self, epoch: int) -> None:
+        """An agent obeys a higher epoch than ours."""
+        ...
+
+    def was_busy(self, agent: AgentId, duration_ns: Nanoseconds) -> None:
+        """An agent computed for so long."""
+        ...
+
+
+Batches = Iterable[scheduler_pb2.BatchInAgent]
+
+
+class AgentSessions:
+    """All agents of one term."""
+
+    def __init__(self, leader: Leader, cluster: Cluster) -> None:
+        self._leader = leader
+        self._cluster = cluster
+
+    async def serve(self, stream: Stream[object, object]) -> None:
+        """Serves one stream until it ends.
+
+        Raises:
+            CatenaryError: why this side ended it.
+        """
+        pack = await first_pack(stream)
+        assert isinstance(pack, scheduler_pb2.AgentMessages)
+        if not pack.messages or not pack.messages[0].HasField("hello"):
+            raise InvalidInput("hello", "must be the first message of an agent")
+
+        async def send(messages: list[Message]) -> None:
+            await stream.write(scheduler_pb2.SchedulerToAgentMessages(messages=messages))
+
+        session: AgentSession = Session(send)
+        record = self._joined(pack.messages[0].hello, session)
+
+        def handle(packed: scheduler_pb2.AgentMessages) -> None:
+            self._handle(record, packed.messages)
+
+        try:
+            self._handle(record, pack.messages[1:])
+            await session.run(read_packs(stream, session, handle))
+        finally:
+            self._left(record, session)
+
+    def broadcast(self, message: Message) -> None:
+        """Sends to every agent that is there."""
+        for record in self._cluster.roster.values():
+            if record.session is not None:
+                record.session.send(message)
+
+    def send(self, agent: AgentId, message: Message) -> None:
+        """Sends to an agent, if it is there."""
+        record = self._cluster.roster.get(agent)
+        if record is not None and record.session is not None:
+            record.session.send(message)
+
+    def sweep(self, now_s: float, silence_s: float) -> None:
+        """Ends the sessions of silent agents."""
+        for record in list(self._cluster.roster.values()):
+            session = record.session
+            if session is not None and now_s - session.heard_s > silence_s:
+                # Lost at once: a stream of a hanging process may take its time to end.
+                self._left(record, session)
+                session.close(Unavailable(f"nothing was heard for {silence_s} s"))
+
+    def _joined(self, hello: scheduler_pb2.AgentHello, session: AgentSession) -> AgentRecord:
+        agent = converters.agent_of(hello)
+        if hello.epoch > self._leader.epoch:
+            self._leader.epoch_seen(hello.epoch)
+            raise StaleEpoch(f"{agent.agent_id} obeys epoch {hello.epoch}, not yet ours")
+        known = self._cluster.roster.get(agent.agent_id)
+        if known is not None and known.session is not None:
+            older = known.session
+            self._left(known, older)
+            older.close(Unavailable("a newer session of this agent took over"))
+        loaded = {
+            converters.partition_of(each.key): Loaded(each.memory_bytes, tuple(each.compute_ns))
+            for each in hello.partitions
+        }
+        record = AgentRecord(
+            agent, hello.incarnation, hello.peer, hello.device, time.monotonic(), session,
+            loaded=loaded,
+        )  # fmt: skip
+        _log.info("agent_joined", agent=agent.agent_id, device=hello.device, hosts=len(loaded))
+        self._leader.greet_agent(record, hello.batches)
+        self._cluster.agent_connected(record, time.monotonic())
+        return record
+
+    def _left(self, record: AgentRecord, session: AgentSession) -> None:
+        agent_id = record.agent.agent_id
+        if record.session is session and self._cluster.roster.get(agent_id) is record:
+            _log.warning("agent_lost", agent=agent_id)
+            self._cluster.agent_disconnected(agent_id, time.monotonic())
+
+    def _handle(self, record: AgentRecord, messages: Iterable[scheduler_pb2.AgentMessage]) -> None:
+        now = now_ns()
+        for message in messages:
+            kind = message.WhichOneof("kind")
+            if record.session is None:
+                return  # found silent a moment ago; what it says now belongs to no session
+            if kind == "stage_report":
+                report = message.stage_report
+                self._leader.was_busy(record.agent.agent_id, report.compute_ns)
+                self._leader.feed(converters.stage_reported(report, now), now)
+            elif kind == "batch_failed":
+                failed = message.batch_failed
+                self._leader.feed(converters.batch_failed(failed.batch_id, failed.failure), now)
+            elif kind != "heartbeat":
+                self._handle_rare(record, message)
+
+    def _handle_rare(self, record: AgentRecord, message: scheduler_pb2.AgentMessage) -> None:
+        agent_id, now_s = record.agent.agent_id, time.monotonic()
+        kind = message.WhichOneof("kind")
+        if kind == "partition_loaded":
+            done = message.partition_loaded
+            loaded = Loaded(done.memory_bytes, tuple(done.compute_ns))
+            self._cluster.partition_loaded(
+                agent_id, converters.partition_of(done.key), loaded, now_s
+            )
+        elif kind == "partition_failed":
+            failed = message.partition_failed
+            self._cluster.partition_failed(
+                agent_id, converters.partition_of(failed.key), failed.failure.message, now_s
+            )
+        elif kind == "order_refused":
+            self._leader.epoch_seen(message.order_refused.agent_epoch)
+        elif kind == "drained":
+            _log.info("agent_drained", agent=agent_id)
+            record.draining = True
+            self._cluster.reconcile(now_s)

@@ -1,0 +1,35 @@
+"""What the book looks like from outside: plain records, one per resource and use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.domain.ids import BatchId, Nanoseconds, ResourceId
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Batch `batch` has `resource` during `[start_ns, end_ns)` for its hop `position`.
+
+    (batch, position, resource) identifies it. The two links of a transfer are two reservations of
+    the same interval; their position is that of the receiving hop.
+    """
+
+    batch: BatchId
+    position: int
+    resource: ResourceId
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    expires_ns: Nanoseconds
+    """Released by `expire` unless the batch is heard of before."""
+    done: bool = False
+    """True once corrected: this is what really happened, and it never moves again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationChange:
+    """One line of the journal: the reservation as it is now ("put"), or that it is gone."""
+
+    op: Literal["put", "delete"]
+    reservation: Reservation

@@ -1,0 +1,147 @@
+"""The models this cluster is to serve, and what the repository says about them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from scheduler.planning import DeployedModel
+from services.domain.ids import ModelKey, Nanoseconds
+from services.domain.model import BlockTable, ModelManifest
+from services.errors import CatenaryError, InvalidInput, ModelNotFound
+from services.log import get_logger
+from services.model_repository import ModelRepository
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a model is to be served, as far as somebody said so; 0 or None leave it to the model."""
+
+    slo_ns: Nanoseconds = 0
+    max_batch: int = 0
+    partitions: int | None = None
+
+    def as_record(self) -> str:
+        """Returns the JSON Redis keeps."""
+        return json.dumps(
+            {"slo_ns": self.slo_ns, "max_batch": self.max_batch, "partitions": self.partitions}
+        )
+
+    @classmethod
+    def of_record(cls, text: str) -> Wish:
+        """Reads `as_record`."""
+        record = json.loads(text)
+        return cls(record["slo_ns"], record["max_batch"], record["partitions"])
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A model that is served, with everything known about it."""
+
+    wish: Wish
+    manifest: ModelManifest
+    table: BlockTable
+
+    @property
+    def slo_ns(self) -> Nanoseconds:
+        """Deadline of a request that names none."""
+        return self.wish.slo_ns or self.manifest.slo_ns
+
+    @property
+    def max_batch(self) -> int:
+        """Largest batch it is planned for."""
+        limit = self.wish.max_batch or self.manifest.max_batch
+        return limit if self.table.batched else 1
+
+    def for_planning(self) -> DeployedModel:
+        """Returns what the planner wants to know."""
+        return DeployedModel(
+            key=self.manifest.key,
+            table=self.table,
+            slo_ns=self.slo_ns,
+            max_batch=self.max_batch,
+            float16_boundaries=self.manifest.float16_boundaries,
+            partitions=self.wish.partitions,
+        )
+
+
+class Deployments:
+    """Every deployed model; reads the repository off the event loop."""
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self._repository = repository
+        self.ready: dict[ModelKey, Deployment] = {}
+        self.problems: dict[str, str] = {}
+        """Wanted models that cannot be served, with the reason in words."""
+        self._wanted: dict[str, Wish] = {}
+
+    def resolve(self, name: str, version: str) -> ModelKey | None:
+        """Returns a deployed model; without a version its highest one."""
+        if version:
+            key = ModelKey(name, version)
+            return key if key in self.ready else None
+        found = [key for key in self.ready if key.name == name]
+        return max(found, key=lambda key: (len(key.version), key.version), default=None)
+
+    async def want(self, references: Iterable[str]) -> None:
+        """Deploys models by reference; one that cannot be is kept as a problem and retried."""
+        for reference in references:
+            self._wanted.setdefault(reference, Wish())
+        await self.retry()
+
+    async def retry(self) -> bool:
+        """Tries the models that could not be deployed; True if one of them now is."""
+        changed = False
+        for reference, wish in list(self._wanted.items()):
+            try:
+                await self.deploy(reference, wish)
+                changed = True
+            except CatenaryError as error:
+                if self.problems.get(reference) != error.message:
+                    _log.warning("model_not_deployed", model=reference, error=error.message)
+                self.problems[reference] = error.message
+        return changed
+
+    async def deploy(self, reference: str, wish: Wish) -> ModelKey:
+        """Deploys "name" or "name:version", or changes how it is served.
+
+        Raises:
+            ModelNotFound: it is not in the repository.
+            InvalidInput: the repository's files about it are wrong.
+        """
+        key, manifest, table = await asyncio.to_thread(self._read, reference)
+        if wish == Wish() and key in self.ready:
+            wish = self.ready[key].wish
+        if wish.max_batch < 0 or (wish.partitions or 0) > table.blocks:
+            raise InvalidInput("partitions", f"{key} has {table.blocks} blocks")
+        self.ready[key] = Deployment(wish, manifest, table)
+        self.problems.pop(reference, None)
+        self._wanted.pop(reference, None)
+        return key
+
+    async def restore(self, records: Mapping[str, str]) -> None:
+        """Deploys what a predecessor had deployed."""
+        for reference, record in records.items():
+            self._wanted[reference] = Wish.of_record(record)
+        await self.retry()
+
+    def records(self) -> dict[str, str | None]:
+        """Returns what Redis keeps of it: problems are wanted too."""
+        deployed = {str(key): each.wish.as_record() for key, each in self.ready.items()}
+        return {**{name: wish.as_record() for name, wish in self._wanted.items()}, **deployed}
+
+    def _read(self, reference: str) -> tuple[ModelKey, ModelManifest, BlockTable]:
+        key = self._repository.resolve(reference)
+        try:
+            return key, self._repository.manifest(key), self._repository.block_table(key)
+        except OSError as error:
+            raise ModelNotFound(f"model {key} cannot be read: {error}") from error
+
+
+def with_defaults(wish: Wish, partitions: int) -> Wish:
+    """Returns the wish with its number of partitions; 0 means the scheduler chooses."""
+    return replace(wish, partitions=partitions or None)

@@ -1,0 +1,117 @@
+"""PPipe's Algorithm 1: which pipeline, which batch size, and whether now, later or never.
+
+Departures from the paper, all towards serving more:
+
+* A pipeline that cannot meet the deadline even with one row does not decide alone: the others are
+  tried in the order of their waiting times before a request is dropped.
+* Sizes whose work alone takes longer than the deadline allows are passed over without a probe.
+* Rows whose own deadline is before the batch would finish are not put into it. (Only possible
+  where priorities are mixed; otherwise the head has the earliest deadline.)
+* Waiting for a full batch may be bounded, see `PooledConfig.max_linger_ns`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.book import Book, Path
+from scheduler.dispatch.config import PooledConfig
+from scheduler.dispatch.queue import ModelQueue
+from scheduler.dispatch.routes import Route
+from services.domain.ids import Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send `rows` rows down `path`."""
+
+    route: Route
+    path: Path
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Look again at `until`, or when something changes."""
+
+    until: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The head cannot make it; alone it would finish at `earliest_finish`."""
+
+    earliest_finish: Nanoseconds
+
+
+def decide(
+    queue: ModelQueue,
+    routes: tuple[Route, ...],
+    book: Book,
+    config: PooledConfig,
+    now: Nanoseconds,
+) -> Dispatch | Wait | Drop:
+    """Returns what to do with the head of a queue. There must be a head and a route."""
+    deadline = queue.head.request.deadline
+    ranked = [(book.probe(route.legs, route.batch_size, now), route) for route in routes]
+    if len(ranked) > 1:  # Algorithm 1, lines 4 to 8; equal waits keep the plan's order
+        ranked.sort(key=_waiting_time)
+    for path, route in ranked:
+        found = _largest_batch(route, path, deadline, book, now)
+        if found is None:
+            continue
+        rows, path = found  # noqa: PLW2901
+        waiting = queue.rows_due(path.finish_ns)
+        if waiting >= rows:
+            return Dispatch(route, path, rows)
+        return _build_batch(queue, Dispatch(route, path, rows), waiting, book, config, now)
+    return Drop(min(book.probe(route.legs, 1, now).finish_ns for route in routes))
+
+
+def _waiting_time(candidate: tuple[Path, Route]) -> Nanoseconds:
+    return candidate[0].wait_ns
+
+
+def _largest_batch(
+    route: Route, planned: Path, deadline: Nanoseconds, book: Book, now: Nanoseconds
+) -> tuple[int, Path] | None:
+    """Algorithm 1, lines 10 to 14."""
+    if planned.finish_ns <= deadline:
+        return route.batch_size, planned
+    for rows in range(route.batch_size - 1, 0, -1):
+        if now + route.work[rows - 1] <= deadline:
+            path = book.probe(route.legs, rows, now)
+            if path.finish_ns <= deadline:
+                return rows, path
+    return None
+
+
+def _build_batch(
+    queue: ModelQueue,
+    full: Dispatch,
+    waiting: int,
+    book: Book,
+    config: PooledConfig,
+    now: Nanoseconds,
+) -> Dispatch | Wait:
+    """Fewer rows wait than the batch could take: more may come (Algorithm 1, line 18)."""
+    deadline = queue.head.request.deadline
+    legs = full.route.legs
+    if queue.head.attempt == 0:
+        larger = full.path
+        if waiting + 1 < full.rows:
+            larger = book.probe(legs, waiting + 1, now)
+        work = larger.finish_ns - now - larger.wait_ns
+        until = deadline - work - config.safety_margin_ns
+        if config.max_linger_ns is not None:
+            if queue.lingering_since is None:
+                queue.lingering_since = now
+            free = now + larger.wait_ns - config.dispatch_lead_ns
+            until = min(until, max(queue.lingering_since + config.max_linger_ns, free))
+        if until > now:
+            return Wait(until)
+    for rows in range(waiting, 0, -1):
+        path = book.probe(legs, rows, now)
+        if path.finish_ns <= deadline:
+            return Dispatch(full.route, path, rows)
+    return Dispatch(full.route, full.path, waiting)  # the larger booking holds the smaller batch

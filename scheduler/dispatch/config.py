@@ -1,0 +1,39 @@
+"""Limits and waiting times of a pooled dispatcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class PooledConfig:
+    """Everything that can be set.
+
+    `max_linger_ns` bounds the wait for a full batch. The paper waits until the last moment at which
+    the waiting rows still make their deadline (None here): best for throughput, but a lone request
+    on an idle cluster then takes its whole SLO. With a bound, rows go out in a smaller batch after
+    lingering that long, unless every path is busy anyway: then waiting costs nothing, and they
+    wait until a path is free, or until the last safe moment.
+    """
+
+    max_linger_ns: Nanoseconds | None = 2 * NANOSECONDS_PER_MILLISECOND
+    safety_margin_ns: Nanoseconds = NANOSECONDS_PER_MILLISECOND
+    """The last safe moment is this much earlier: timers are late and frames take their time."""
+    dispatch_lead_ns: Nanoseconds = 2 * NANOSECONDS_PER_MILLISECOND
+    """A batch that must wait for a device is sent this long before the device is free."""
+    max_queued_rows: int = 4096
+    """Rows that may wait per model; more are answered OVERLOADED."""
+    max_requests: int = 65_536
+    """Requests that may be open at once."""
+    overdue_grace_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
+    """A batch is lost if it is later than this, and later than twice its planned time."""
+    delivery_grace_ns: Nanoseconds = 250 * NANOSECONDS_PER_MILLISECOND
+    """A result is lost if its last hop reported this long ago and the gateway still waits."""
+    deadline_grace_ns: Nanoseconds = 50 * NANOSECONDS_PER_MILLISECOND
+    """An open request is answered DEADLINE_EXCEEDED this long after its deadline."""
+    max_attempts: int = 3
+    """How often the same rows may be dispatched."""
+    retry_after_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
+    """Advice to rejected clients where nothing better is known."""

@@ -1,0 +1,176 @@
+"""The dispatcher of pooled pipelines: folds events into queue, routes, tracker and book."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scheduler.book import Book, Reservation, ReservationChange
+from scheduler.dispatch.batching import Dispatch, Wait, decide
+from scheduler.dispatch.config import PooledConfig
+from scheduler.dispatch.events import (
+    AgentJoined,
+    AgentLost,
+    BatchFailed,
+    BatchSlice,
+    Command,
+    DispatchBatch,
+    Event,
+    PlanActivated,
+    PlannedHop,
+    RequestArrived,
+    RequestCancelled,
+    RequestCompleted,
+    StageReported,
+    Tick,
+)
+from scheduler.dispatch.lifecycle import Lifecycle
+from scheduler.dispatch.queue import ModelQueue
+from scheduler.dispatch.tracking import Batch
+from services.domain.ids import BatchId, ModelKey, Nanoseconds
+
+
+class PooledDispatcher:
+    """Implements `Dispatcher` for pooled pipelines.
+
+    Every `RequestArrived` ends in exactly one of: a `RequestCompleted` or `RequestCancelled` event,
+    or a `Reject` command, at the latest `deadline_grace_ns` after its deadline.
+
+    Args:
+        config: Limits and waiting times.
+        first_batch: Id of the first batch; the scheduler puts its epoch into the upper bits.
+    """
+
+    def __init__(self, config: PooledConfig | None = None, *, first_batch: int = 1) -> None:
+        self._config = config or PooledConfig()
+        self._book = Book()
+        self._life = Lifecycle(self._config, self._book)
+        self._next_batch = first_batch
+
+    def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
+        """Folds one event into the state and returns what is to be done, in order."""
+        life = self._life
+        self._book.prune(now)
+        life.now = now
+        match event:
+            case RequestArrived():
+                life.arrived(event)
+            case StageReported():
+                life.stage_reported(event)
+            case RequestCompleted():
+                life.completed(event)
+            case RequestCancelled():
+                life.cancelled(event)
+            case BatchFailed():
+                life.batch_failed(event)
+            case AgentJoined():
+                life.agent_joined(event)
+            case AgentLost():
+                life.agent_lost(event)
+            case PlanActivated():
+                life.plan_activated(event)
+            case Tick():
+                pass
+        life.on_time()
+        self._serve(now)
+        commands, life.commands = life.commands, []
+        return commands
+
+    def next_wakeup(self) -> Nanoseconds | None:
+        """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
+        moments = [queue.wake for queue in self._life.queues.values()]
+        moments += [self._book.next_expiry(), self._life.tracker.next_timer()]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    # Recovery and observation
+
+    def take_changes(self) -> list[ReservationChange]:
+        """Returns what changed in the book since the last call."""
+        return self._book.take_changes()
+
+    def restore(self, reservations: Iterable[Reservation]) -> None:
+        """Enters the bookings of the scheduler before this one, their times on this clock."""
+        self._book.restore(reservations)
+
+    def snapshot(self) -> list[Reservation]:
+        """Returns every reservation."""
+        return self._book.snapshot()
+
+    def statistics(self) -> dict[str, int]:
+        """Returns counters since the start (names in the plural) and present gauges.
+
+        `drift_*` compares the booked with the real end of every reported compute; its sum is over
+        absolute values, so that early and late do not cancel out.
+        """
+        life = self._life
+        return {
+            **life.counters,
+            "queued_rows": sum(queue.rows for queue in life.queues.values()),
+            "open_requests": len(life.tracker.requests),
+            "batches_in_flight": len(life.tracker.batches),
+            "booked_batches": len(self._book),
+        }
+
+    # Serving the queues
+
+    def _serve(self, now: Nanoseconds) -> None:
+        """Takes one decision after the other, the most urgent head of all models first."""
+        life = self._life
+        for queue in life.queues.values():
+            if queue.wake is not None and queue.wake <= now:
+                life.dirty[queue.model] = None
+        while life.dirty:
+            model = self._most_urgent(life.dirty)
+            waiting = life.queues.get(model)
+            if not waiting or self._step(waiting, now):
+                life.dirty.pop(model, None)
+        life.forget_idle_queues()
+
+    def _most_urgent(self, models: dict[ModelKey, None]) -> ModelKey:
+        if len(models) == 1:
+            return next(iter(models))
+        queues = self._life.queues
+        waiting = [model for model in models if queues.get(model)]
+        if not waiting:
+            return next(iter(models))
+        return min(waiting, key=lambda model: queues[model].head_key)
+
+    def _step(self, queue: ModelQueue, now: Nanoseconds) -> bool:
+        """Decides once for the head of a queue; True if the queue has to wait now."""
+        life = self._life
+        routes = life.routes.of(queue.model)
+        if not routes:
+            return life.without_route(queue)
+        life.counters["decisions"] += 1
+        decision = decide(queue, routes, self._book, self._config, now)
+        if isinstance(decision, Dispatch):
+            self._send(queue, decision, now)
+            return not queue
+        if isinstance(decision, Wait):
+            queue.wake = decision.until
+            return True
+        life.drop(queue.head, decision.earliest_finish)
+        return not queue
+
+    def _send(self, queue: ModelQueue, decision: Dispatch, now: Nanoseconds) -> None:
+        life, path = self._life, decision.path
+        finish = path.finish_ns
+        batch_id = BatchId(self._next_batch)
+        self._next_batch += 1
+        rows = queue.take(decision.rows, finish)
+        self._book.reserve(batch_id, path.steps, life.overdue_at(finish))
+        slices = []
+        batch_row = 0
+        for part in rows:
+            slices.append(BatchSlice(part.request.request_id, part.first, part.count, batch_row))
+            batch_row += part.count
+        hops = tuple(
+            PlannedHop(step.member.agent, partition, step.start, step.compute_ns)
+            for step, partition in zip(path.steps, decision.route.partitions, strict=True)
+        )
+        life.tracker.add_batch(Batch(batch_id, rows, tuple(hop.agent for hop in hops)))
+        life.commands.append(DispatchBatch(batch_id, batch_row, tuple(slices), hops, finish))
+        life.counters["dispatched_batches"] += 1
+        life.counters["dispatched_rows"] += batch_row
+        for other in life.routes.contenders(queue.model):
+            if other in life.queues:  # its last safe moment may be earlier now
+                life.dirty[other] = None

@@ -1,0 +1,112 @@
+"""The active plan as the probe wants it: pools of agents that are alive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scheduler.book import Book, Leg, Pool
+from services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+)
+from services.domain.plan import Agent, ModelPlan, Pipeline, Plan
+
+
+class Route:
+    """A pipeline of which every stage has an agent."""
+
+    __slots__ = ("batch_size", "legs", "partitions", "pipeline_id", "work")
+
+    def __init__(self, pipeline: Pipeline, legs: tuple[Leg, ...]) -> None:
+        self.pipeline_id = pipeline.pipeline_id
+        self.legs = legs
+        self.partitions: tuple[PartitionKey, ...] = tuple(s.partition for s in pipeline.stages)
+        self.batch_size = min(pipeline.batch_size, *(len(leg.compute_ns) for leg in legs))
+        self.work: tuple[Nanoseconds, ...] = tuple(
+            least_work(legs, rows) for rows in range(1, self.batch_size + 1)
+        )
+        """Least time from end to end, were everything free; index 0 is batch 1."""
+
+
+class RouteTable:
+    """Routes of every model of a plan, rebuilt when plan or agents change."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._routes: dict[ModelKey, tuple[Route, ...]] = {}
+        self._contenders: dict[ModelKey, tuple[ModelKey, ...]] = {}
+
+    def rebuild(self, plan: Plan | None, agents: Mapping[AgentId, Agent]) -> None:
+        """Takes over a plan and the agents that are alive."""
+        pools: dict[tuple[AgentId, ...], Pool] = {}
+        self._routes = {
+            model.model: self._routes_of(model, agents, pools)
+            for model in (plan.models if plan else ())
+        }
+        self._book.follow(pools.values())
+        touched = {model: _resources(routes) for model, routes in self._routes.items()}
+        self._contenders = {
+            model: tuple(
+                other for other in touched if other != model and touched[other] & touched[model]
+            )
+            for model in touched
+        }
+
+    def serves(self, model: ModelKey) -> bool:
+        """True if the plan knows the model, whether or not its agents are alive."""
+        return model in self._routes
+
+    def of(self, model: ModelKey) -> tuple[Route, ...]:
+        """Returns the routes that can be used now."""
+        return self._routes.get(model, ())
+
+    def contenders(self, model: ModelKey) -> tuple[ModelKey, ...]:
+        """Returns the other models that use some of the same devices or links."""
+        return self._contenders.get(model, ())
+
+    def _routes_of(
+        self,
+        model: ModelPlan,
+        agents: Mapping[AgentId, Agent],
+        pools: dict[tuple[AgentId, ...], Pool],
+    ) -> tuple[Route, ...]:
+        routes = []
+        for pipeline in model.pipelines:
+            legs = []
+            for stage in pipeline.stages:
+                alive = tuple(dict.fromkeys(agent for agent in stage.agents if agent in agents))
+                if not alive:
+                    break
+                if alive not in pools:
+                    pools[alive] = Pool([self._book.member(agents[agent]) for agent in alive])
+                compute = tuple(max(1, duration) for duration in stage.compute_ns)
+                legs.append(Leg(pools[alive], compute, stage.input_bytes))
+            if legs and len(legs) == len(pipeline.stages):
+                routes.append(Route(pipeline, tuple(legs)))
+        return tuple(routes)
+
+
+def least_work(legs: tuple[Leg, ...], rows: int) -> Nanoseconds:
+    """Returns compute plus transfers of a batch that never waits; no path takes less."""
+    total = 0
+    before: Pool | None = None
+    for leg in legs:
+        total += leg.compute_ns[rows - 1]
+        if before is not None and not before.index_of.keys() & leg.pool.index_of.keys():
+            speed = min(before.fastest, leg.pool.fastest)
+            total += -(-leg.row_bytes * rows * NANOSECONDS_PER_SECOND // speed)
+        before = leg.pool
+    return total
+
+
+def _resources(routes: tuple[Route, ...]) -> set[str]:
+    return {
+        line.resource
+        for route in routes
+        for leg in route.legs
+        for member in leg.pool.members
+        for line in (member.gpu, member.uplink, member.downlink)
+    }

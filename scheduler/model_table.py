@@ -1,0 +1,56 @@
+"""The models of the cluster as gateways are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from scheduler.deployments import Deployment, Deployments
+from services.domain.ids import ModelKey
+from services.domain.tensors import ANY, TensorSpec
+
+_ROWS_PER_BATCH = 64
+"""A request may have this many batches' worth of rows; they are split and merged."""
+
+
+def model_table(
+    deployments: Deployments, reason: Callable[[ModelKey], str], plan_id: str
+) -> scheduler_pb2.ModelTable:
+    """Returns every model that is wanted, ready or not."""
+    table = scheduler_pb2.ModelTable(plan_id=plan_id)
+    for key, deployment in deployments.ready.items():
+        table.models.append(_served(key, deployment, reason(key)))
+    for reference, problem in deployments.problems.items():
+        name, _, version = reference.partition(":")
+        table.models.add(name=name, version=version, ready=False, not_ready_reason=problem)
+    return table
+
+
+def _served(key: ModelKey, deployment: Deployment, reason: str) -> scheduler_pb2.ServedModel:
+    table = deployment.table
+    first, last = table.boundaries[0], table.boundaries[-1]
+    return scheduler_pb2.ServedModel(
+        name=key.name,
+        version=key.version,
+        platform=deployment.manifest.platform,
+        inputs=[_spec(tensor) for tensor in first.tensors],
+        outputs=[_spec(tensor) for tensor in last.tensors],
+        ready=not reason,
+        not_ready_reason=reason,
+        default_slo_ns=deployment.slo_ns,
+        batched=table.batched,
+        max_rows=deployment.max_batch * _ROWS_PER_BATCH if table.batched else 1,
+        max_row_bytes=_row_limit(first.tensors, first.row_bytes),
+    )
+
+
+def _row_limit(tensors: tuple[TensorSpec, ...], row_bytes: int) -> int:
+    """Returns the bytes of one row, or 0 if a dimension other than the batch is free."""
+    free = any(ANY in tensor.shape[1:] for tensor in tensors)
+    return 0 if free else row_bytes
+
+
+def _spec(tensor: TensorSpec) -> common_pb2.TensorSpec:
+    return common_pb2.TensorSpec(
+        name=tensor.name, datatype=tensor.datatype, shape=list(tensor.shape)
+    )

@@ -1,0 +1,115 @@
+"""What of a term goes to Redis, and how a new term takes it over."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from scheduler.cluster import Cluster
+from scheduler.deployments import Deployments
+from scheduler.dispatch.pooled import PooledDispatcher
+from scheduler.in_flight import InFlight
+from scheduler.measured import Measured
+from scheduler.peers import Peers
+from scheduler.planning import Placement, placement_document
+from scheduler.state.journal import Changes, Fields, Journal
+from scheduler.state.keys import Table
+from scheduler.state.records import tables_of, write_reservations
+
+
+@dataclass(slots=True)
+class FileMark:
+    """The plan file that was read last, so that a plan applied later outlives a restart."""
+
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The state of a term."""
+
+    dispatcher: PooledDispatcher
+    in_flight: InFlight
+    cluster: Cluster
+    deployments: Deployments
+    measured: Measured
+    peers: Peers
+    file_mark: FileMark
+
+
+class Persistence:
+    """Moves changes into the journal; rare tables by comparing with what was written before."""
+
+    def __init__(self, sources: Sources, journal: Journal) -> None:
+        self._sources = sources
+        self._journal = journal
+        self._written: dict[Table, Fields] = {}
+        self._rare_changed = True
+
+    def changed(self) -> None:
+        """Something other than book and batches is not what it was."""
+        self._rare_changed = True
+
+    def collect(self) -> None:
+        """Writes what changed since the last call into the journal."""
+        write_reservations(self._journal, self._sources.dispatcher.take_changes())
+        self._sources.in_flight.collect(self._journal)
+        if self._rare_changed:
+            self._rare_changed = False
+            self._collect_rare()
+
+    def snapshot(self) -> Changes:
+        """Returns everything as it is now."""
+        self._sources.dispatcher.take_changes()  # all contained in what follows
+        self._written = self._rare()
+        self._rare_changed = False
+        tables: dict[str, Fields] = {**tables_of(self._sources.dispatcher.snapshot())}
+        tables[Table.BATCHES] = self._sources.in_flight.records()
+        tables.update({table: dict(fields) for table, fields in self._written.items()})
+        return Changes(tables, [], replace=True)
+
+    def _collect_rare(self) -> None:
+        present = self._rare()
+        for table, fields in present.items():
+            before = self._written.get(table, {})
+            for name, value in fields.items():
+                if before.get(name) != value:
+                    self._journal.put(table, name, value)
+            for name in before.keys() - fields.keys():
+                self._journal.put(table, name, None)
+        self._written = present
+
+    def _rare(self) -> dict[Table, Fields]:
+        sources = self._sources
+        return {
+            Table.DEPLOYMENTS: sources.deployments.records(),
+            Table.PLAN: _plan_records(sources.cluster, sources.file_mark),
+            Table.MEASURED: sources.measured.records(),
+            Table.AGENTS: {
+                agent: record.as_record() for agent, record in sources.cluster.roster.items()
+            },
+            Table.PEERS: sources.peers.records(),
+        }
+
+
+def digest_of(document: str) -> str:
+    """Returns what tells one plan file from another."""
+    return hashlib.sha256(document.encode()).hexdigest()
+
+
+def _plan_records(cluster: Cluster, mark: FileMark) -> Fields:
+    records: Fields = {"file": mark.digest}
+    if cluster.fixed is not None:
+        records["fixed"] = _document(cluster.fixed)
+    if cluster.active is not None:
+        records["active"] = _document(cluster.active.placement)
+        records["active_id"] = cluster.active.plan.plan_id
+    elif cluster.restored is not None:
+        placement, plan_id = cluster.restored
+        records["active"], records["active_id"] = _document(placement), plan_id
+    return records
+
+
+def _document(placement: Placement) -> str:
+    return json.dumps(placement_document(placement), separators=(",", ":"))

@@ -1,0 +1,126 @@
+"""From a placement and what was measured to a plan that can be dispatched by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from scheduler.planning.placement import (
+    ModelPlacement,
+    PipelinePlacement,
+    Placement,
+    StagePlacement,
+)
+from services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey, PlanId
+from services.domain.model import BlockTable, Boundary
+from services.domain.plan import ModelPlan, Pipeline, Plan, Stage
+from services.errors import PlanInfeasible
+
+ComputeTimes = Mapping[tuple[AgentId, PartitionKey], Sequence[Nanoseconds]]
+"""Measured compute time of a partition on an agent; index 0 is batch 1."""
+
+
+def complete_plan(
+    placement: Placement,
+    tables: Mapping[ModelKey, BlockTable],
+    compute_ns: ComputeTimes,
+    plan_id: PlanId,
+) -> Plan:
+    """Returns the plan of a placement.
+
+    A stage's times are the longest measured in its pool. A batch size whose compute alone takes
+    longer than the SLO, or that was not measured everywhere, is lowered to the largest that fits.
+    Transfers are not counted here: links are known to the book, which turns away what is too late.
+
+    Raises:
+        PlanInfeasible: If blocks do not cover the model, a time was not measured, or not even one
+            row meets the SLO; the message names the model and the constraint.
+    """
+    return Plan(plan_id, tuple(_model(model, tables, compute_ns) for model in placement.models))
+
+
+def row_bytes(boundary: Boundary, *, float16: bool) -> int:
+    """Returns the bytes of one row on the wire; FP32 tensors travel as FP16 if `float16`."""
+    if not float16:
+        return boundary.row_bytes
+    # Free dimensions count as 1 here; only the share of FP32 is taken from the shapes.
+    sizes = [
+        (tensor.nbytes([max(1, size) for size in tensor.shape[1:]]), tensor.datatype)
+        for tensor in boundary.tensors
+    ]
+    total = sum(size for size, _ in sizes)
+    float32 = sum(size for size, datatype in sizes if datatype == "FP32")
+    return boundary.row_bytes - boundary.row_bytes * float32 // (2 * total) if total else 0
+
+
+def _model(
+    model: ModelPlacement, tables: Mapping[ModelKey, BlockTable], compute_ns: ComputeTimes
+) -> ModelPlan:
+    table = tables.get(model.model)
+    if table is None:
+        raise PlanInfeasible(f"{model.model}: no block table")
+    if not model.pipelines:
+        raise PlanInfeasible(f"{model.model}: no pipeline")
+    pipelines = tuple(
+        _pipeline(model, number, table, compute_ns) for number in range(len(model.pipelines))
+    )
+    return ModelPlan(model.model, model.slo_ns, pipelines, model.float16_boundaries)
+
+
+def _pipeline(
+    model: ModelPlacement, number: int, table: BlockTable, compute_ns: ComputeTimes
+) -> Pipeline:
+    placed = model.pipelines[number]
+    _check_cover(model.model, placed, table)
+    stages = tuple(_stage(model, stage, table, compute_ns) for stage in placed.stages)
+    measured = min(len(stage.compute_ns) for stage in stages)
+    batch = min(placed.batch_size, measured) if table.batched else 1
+    while batch > 1 and _compute(stages, batch) > model.slo_ns:
+        batch -= 1
+    least = _compute(stages, 1)
+    if least > model.slo_ns:
+        raise PlanInfeasible(
+            f"{model.model}: SLO of {model.slo_ns / 1e6:g} ms cannot be met, one row takes "
+            f"{least / 1e6:.3f} ms of compute in pipeline {number}"
+        )
+    return Pipeline(f"{model.model}/{number}", batch, stages)
+
+
+def _compute(stages: Sequence[Stage], batch: int) -> Nanoseconds:
+    return sum(stage.compute_ns[batch - 1] for stage in stages)
+
+
+def _check_cover(model: ModelKey, placed: PipelinePlacement, table: BlockTable) -> None:
+    expected = 0
+    for stage in placed.stages:
+        if stage.first_block != expected or stage.last_block <= stage.first_block:
+            raise PlanInfeasible(
+                f"{model}: blocks [{stage.first_block}, {stage.last_block}) do not follow block "
+                f"{expected}"
+            )
+        expected = stage.last_block
+    if expected != table.blocks:
+        raise PlanInfeasible(f"{model}: the partitions end at {expected} of {table.blocks} blocks")
+
+
+def _stage(
+    model: ModelPlacement, placed: StagePlacement, table: BlockTable, compute_ns: ComputeTimes
+) -> Stage:
+    key = PartitionKey(model.model, placed.first_block, placed.last_block)
+    if not placed.agents:
+        raise PlanInfeasible(f"{key}: no agent")
+    measured = []
+    for agent in placed.agents:
+        times = compute_ns.get((agent, key), ())
+        if not times:
+            raise PlanInfeasible(f"{key}: not measured on agent {agent}")
+        measured.append(times)
+    # A pool is planned at the pace of its slowest member, at the sizes all of them measured.
+    slowest = [max(times) for times in zip(*measured, strict=False)]
+    for at in range(1, len(slowest)):  # noise must not make a larger batch look faster
+        slowest[at] = max(slowest[at], slowest[at - 1])
+    if placed.first_block == 0:
+        entering = 0  # model inputs come from gateways and are not booked
+    else:
+        boundary = table.boundaries[placed.first_block]
+        entering = row_bytes(boundary, float16=model.float16_boundaries)
+    return Stage(key, placed.agents, tuple(slowest), entering)

@@ -1,0 +1,95 @@
+"""Placements from outside: a plan file, `ApplyPlan`, or what a predecessor left in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from scheduler.deployments import Deployments
+from scheduler.persistence import digest_of
+from scheduler.planning import Placement, parse_placement
+from services.domain.ids import NANOSECONDS_PER_MILLISECOND
+from services.errors import InvalidInput, ModelNotFound
+
+if TYPE_CHECKING:
+    from scheduler.term import Term
+
+
+def document_of(text: str) -> dict[str, object]:
+    """Returns the JSON object in `text`.
+
+    Raises:
+        InvalidInput: it is not one.
+    """
+    try:
+        document = yaml.safe_load(text)  # JSON is YAML
+    except yaml.YAMLError as error:
+        raise InvalidInput("plan", f"is neither JSON nor YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise InvalidInput("plan", "must be an object with a list of models")
+    return document
+
+
+async def placement_of(text: str, deployments: Deployments) -> Placement:
+    """Returns the placement a document describes; its models are deployed if they were not.
+
+    Raises:
+        InvalidInput: naming the field that is wrong.
+        ModelNotFound: a model is not in the repository.
+    """
+    document = document_of(text)
+    entries = document.get("models")
+    if isinstance(entries, list):
+        filled = [await _filled(entry, deployments) for entry in entries]
+        document = {**document, "models": filled}
+    placement = parse_placement(document)
+    for index, model in enumerate(placement.models):
+        blocks = deployments.ready[model.model].table.blocks
+        for number, pipeline in enumerate(model.pipelines):
+            if pipeline.stages[-1].last_block != blocks:
+                raise InvalidInput(
+                    f"models[{index}].pipelines[{number}].partitions",
+                    f"end at block {pipeline.stages[-1].last_block}; {model.model} has {blocks}",
+                )
+    return placement
+
+
+async def load_plan_file(term: Term, path: Path) -> None:
+    """Makes a plan file the plan, unless another plan was applied since it was read last.
+
+    Raises:
+        InvalidInput: the file cannot be read, or is not a plan.
+    """
+    try:
+        text = await asyncio.to_thread(path.read_text, "utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("plan_file", f"cannot be read: {error}") from error
+    digest = digest_of(text)
+    if digest == term.file_mark.digest:
+        return
+    term.cluster.fixed = await placement_of(text, term.deployments)
+    term.file_mark.digest = digest
+
+
+async def _filled(entry: object, deployments: Deployments) -> object:
+    """Returns an entry with what it leaves to the model's manifest."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        return entry  # the parser says what is wrong with it
+    name, version = str(entry["name"]), str(entry.get("version") or "")
+    key = deployments.resolve(name, version)
+    if key is None:
+        reference = f"{name}:{version}" if version else name
+        await deployments.want([reference])
+        key = deployments.resolve(name, version)
+        if key is None:
+            raise ModelNotFound(deployments.problems.get(reference, f"no model {reference}"))
+    deployment = deployments.ready[key]
+    defaults: dict[str, object] = {
+        "slo_ms": deployment.slo_ns / NANOSECONDS_PER_MILLISECOND,
+        "float16_boundaries": deployment.manifest.float16_boundaries,
+    }
+    return {**defaults, **entry, "name": key.name, "version": key.version}

@@ -1,0 +1,109 @@
+"""Carries out the dispatcher's commands: the way from a decision to the streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import Histogram
+
+from scheduler import converters
+from scheduler.agent_sessions import AgentSessions
+from scheduler.dispatch.events import CancelBatch, Command, DispatchBatch, Reject
+from scheduler.gateway_sessions import GatewaySessions
+from scheduler.in_flight import InFlight
+from services.domain.ids import Epoch, ModelKey, Nanoseconds, RequestId
+from services.telemetry import names
+from services.telemetry.metrics import Metrics
+from services.telemetry.tracing import Tracer, parse_traceparent
+
+SPAN_DISPATCH = "scheduler.dispatch"
+"""From the arrival of a request at the scheduler to the dispatch of (some of) its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What every dispatch carries."""
+
+    epoch: Epoch
+    plan_id: str
+
+
+class Router:
+    """Turns commands into messages for the gateways and agents they concern."""
+
+    def __init__(
+        self,
+        gateways: GatewaySessions,
+        agents: AgentSessions,
+        in_flight: InFlight,
+        telemetry: tuple[Metrics, Tracer],
+        stamp: Callable[[], Stamp],
+    ) -> None:
+        self._gateways = gateways
+        self._agents = agents
+        self._in_flight = in_flight
+        self._metrics, self._tracer = telemetry
+        self._stamp = stamp
+        self._batch_rows: dict[ModelKey, Histogram] = {}
+
+    def route(self, command: Command, now: Nanoseconds) -> None:
+        """Sends a command on its way."""
+        if isinstance(command, DispatchBatch):
+            self._dispatch(command, now)
+        elif isinstance(command, Reject):
+            self._metrics.admission_rejected.labels(command.reason).inc()
+            self._gateways.refuse(command, now)
+        elif isinstance(command, CancelBatch):
+            self._in_flight.over(command.batch)
+            message = converters.cancel_batches_message([command.batch], self._stamp().epoch)
+            for agent in command.agents:
+                self._agents.send(agent, message)
+
+    def _dispatch(self, command: DispatchBatch, now: Nanoseconds) -> None:
+        stamp = self._stamp()
+        sampled = self._gateways.sampled
+        traceparents: dict[RequestId, str] = {}
+        if sampled:
+            traceparents = {
+                piece.request: sampled[piece.request].traceparent
+                for piece in command.slices
+                if piece.request in sampled
+            }
+        messages = converters.dispatch_messages(
+            command, stamp.epoch, stamp.plan_id, traceparents, now
+        )
+        for gateway, message in messages.items():
+            self._gateways.send(gateway, message)
+        self._in_flight.dispatched(command)
+        self._observe(command)
+        for request in traceparents:
+            self._record_span(command, request)
+
+    def _observe(self, command: DispatchBatch) -> None:
+        model = command.path[0].partition.model
+        histogram = self._batch_rows.get(model)
+        if histogram is None:
+            histogram = self._batch_rows[model] = self._metrics.batch_rows.labels(model.name)
+        histogram.observe(command.rows)
+
+    def _record_span(self, command: DispatchBatch, request: RequestId) -> None:
+        sampled = self._gateways.sampled[request]
+        parent = parse_traceparent(sampled.traceparent)
+        if parent is None:
+            return
+        model = command.path[0].partition.model
+        self._tracer.record(
+            context=parent.child(),
+            parent_span_id=parent.span_id,
+            name=SPAN_DISPATCH,
+            start_unix_ns=sampled.arrived_unix_ns,
+            end_unix_ns=time.time_ns(),
+            attributes={
+                names.ATTRIBUTE_MODEL: model.name,
+                names.ATTRIBUTE_MODEL_VERSION: model.version,
+                names.ATTRIBUTE_BATCH_ID: command.batch,
+                names.ATTRIBUTE_BATCH_ROWS: command.rows,
+            },
+        )

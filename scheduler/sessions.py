@@ -1,0 +1,110 @@
+"""One long-lived stream: a reader, a packing writer, and a way to end it from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar, cast
+
+import grpc.aio
+
+from services.errors import CatenaryError, InvalidInput, Overloaded, Unavailable
+from services.packed_writer import PackedWriter
+
+HELLO_TIMEOUT_S = 5.0
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+In_contra = TypeVar("In_contra", contravariant=True)
+Packed_co = TypeVar("Packed_co", covariant=True)
+
+
+class Stream(Protocol[Packed_co, In_contra]):
+    """The two calls of `grpc.aio.ServicerContext` a session needs."""
+
+    async def read(self) -> object:
+        """Returns the next packed message or `grpc.aio.EOF`."""
+        ...
+
+    async def write(self, message: In_contra) -> None:
+        """Sends one packed message."""
+        ...
+
+
+class Session(Generic[Out]):
+    """The scheduler's end of one stream.
+
+    Attributes:
+        heard_s: When the peer last sent anything, on `time.monotonic`.
+    """
+
+    def __init__(self, send: Callable[[list[Out]], Awaitable[None]]) -> None:
+        self._writer = PackedWriter(send)
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.heard_s = time.monotonic()
+
+    @property
+    def closed(self) -> bool:
+        """True once it was ended from this side."""
+        return self._ended.done()
+
+    def send(self, message: Out) -> None:
+        """Queues a message; a peer that does not read loses its session instead of our memory."""
+        if self._ended.done():
+            return
+        try:
+            self._writer.put(message)
+        except Overloaded as error:
+            self.close(Unavailable(error.message))
+
+    def close(self, error: CatenaryError) -> None:
+        """Ends the session; the peer is told `error`. Idempotent."""
+        if not self._ended.done():
+            self._ended.set_exception(error)
+            self._ended.exception()  # retrieved even if nobody runs the session any more
+
+    async def run(self, reader: Awaitable[None]) -> None:
+        """Reads and writes until the peer ends the stream or somebody calls `close`.
+
+        Raises:
+            CatenaryError: what `close` was called with, or what the peer did wrong.
+        """
+        reading = asyncio.ensure_future(reader)
+        writing = asyncio.ensure_future(self._writer.run())
+        both: set[asyncio.Future[None]] = {reading, writing}
+        try:
+            await asyncio.wait({*both, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            for part in (self._ended, reading, writing):
+                if part.done():
+                    part.result()
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+            self.close(Unavailable("the session is over"))
+
+
+async def read_packs(
+    stream: Stream[object, object], session: Session[Out], handle: Callable[[In], None]
+) -> None:
+    """Gives every packed message to `handle` until the peer ends the stream."""
+    while (packed := await stream.read()) is not grpc.aio.EOF:
+        session.heard_s = time.monotonic()
+        handle(cast(In, packed))
+
+
+async def first_pack(stream: Stream[object, object]) -> object:
+    """Returns the packed message that must begin with a hello.
+
+    Raises:
+        InvalidInput: the peer ended the stream, or said nothing for seconds.
+    """
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            packed = await stream.read()
+    except TimeoutError:
+        raise InvalidInput("hello", f"nothing came within {HELLO_TIMEOUT_S} s") from None
+    if packed is grpc.aio.EOF:
+        raise InvalidInput("hello", "the stream ended before it")
+    return packed

@@ -1,0 +1,81 @@
+"""How reservations and batches look in Redis, and the same ones on a successor's clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from scheduler.book import Reservation, ReservationChange
+from scheduler.dispatch.events import DispatchBatch
+from scheduler.state.journal import Fields, Journal
+from scheduler.state.keys import Table, book_table
+from services.domain.ids import BatchId, Nanoseconds, ResourceId
+
+
+def write_reservations(journal: Journal, changes: Iterable[ReservationChange]) -> None:
+    """Puts the book's own journal into ours."""
+    for change in changes:
+        reservation = change.reservation
+        name, value = _field_of(reservation)
+        journal.put(Table.RESOURCES, reservation.resource, "1")
+        journal.put(book_table(reservation.resource), name, value if change.op == "put" else None)
+
+
+def tables_of(reservations: Iterable[Reservation]) -> dict[str, Fields]:
+    """Returns the reservation tables of a whole book, and the list of its resources."""
+    tables: dict[str, Fields] = {Table.RESOURCES: {}}
+    for reservation in reservations:
+        name, value = _field_of(reservation)
+        tables[Table.RESOURCES][reservation.resource] = "1"
+        tables.setdefault(book_table(reservation.resource), {})[name] = value
+    return tables
+
+
+def reservations_of(
+    book: dict[ResourceId, dict[str, str]], shift_ns: Nanoseconds
+) -> list[Reservation]:
+    """Returns the stored reservations, `shift_ns` later; what cannot be read is left out."""
+    found = []
+    for resource, fields in book.items():
+        for name, value in fields.items():
+            reservation = _reservation_of(resource, name, value, shift_ns)
+            if reservation is not None:
+                found.append(reservation)
+    return found
+
+
+def batch_record(batch: DispatchBatch) -> str:
+    """Returns a batch in flight as JSON, for people and dashboards as much as for recovery."""
+    return json.dumps(
+        {
+            "rows": batch.rows,
+            "expected_finish_ns": batch.expected_finish_ns,
+            "path": [
+                [hop.agent, str(hop.partition), hop.start_ns, hop.duration_ns] for hop in batch.path
+            ],
+            "slices": [
+                [str(piece.request), piece.request_row, piece.rows, piece.batch_row]
+                for piece in batch.slices
+            ],
+        },
+        separators=(",", ":"),
+    )
+
+
+def _field_of(reservation: Reservation) -> tuple[str, str]:
+    r = reservation
+    return f"{r.batch}:{r.position}", f"{r.start_ns} {r.end_ns} {r.expires_ns} {int(r.done)}"
+
+
+def _reservation_of(
+    resource: ResourceId, name: str, value: str, shift_ns: Nanoseconds
+) -> Reservation | None:
+    try:
+        batch, position = (int(part) for part in name.split(":"))
+        start, end, expires, done = (int(part) for part in value.split())
+    except ValueError:
+        return None  # written by another version; a reservation less is corrected by reports
+    return Reservation(
+        BatchId(batch), position, resource,
+        start + shift_ns, end + shift_ns, expires + shift_ns, bool(done),
+    )  # fmt: skip

@@ -1,0 +1,345 @@
+"""One term of leadership: everything that exists only while this process leads, wired together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from scheduler.agent_sessions import AgentSessions, Batches
+from scheduler.clock import now_ns
+from scheduler.cluster import Cluster, agents_by_state
+from scheduler.converters import rejection
+from scheduler.deployments import Deployments
+from scheduler.dispatch.events import (
+    AgentJoined,
+    AgentLost,
+    BatchFailed,
+    Event,
+    PlanActivated,
+    StageReported,
+)
+from scheduler.dispatch.pooled import PooledDispatcher
+from scheduler.engine import Engine
+from scheduler.even_plan import EvenPlan, Patience
+from scheduler.gateway_sessions import GatewaySession, GatewaySessions
+from scheduler.in_flight import InFlight
+from scheduler.load_orders import LoadOrders
+from scheduler.measured import Measured
+from scheduler.model_table import model_table
+from scheduler.peers import Peers
+from scheduler.persistence import FileMark, Persistence, Sources
+from scheduler.recovery import queued_reservations, take_over
+from scheduler.roster import AgentRecord
+from scheduler.router import Router, Stamp
+from scheduler.settings import SchedulerSettings
+from scheduler.state.journal import Journal
+from scheduler.state.lease import Lease
+from scheduler.state.store import Store
+from scheduler.state.write_behind import Rhythm, WriteBehind
+from scheduler.state.write_behind import Sources as WriteSources
+from scheduler.utilisation import Utilisation
+from scheduler.waiting_room import WaitingRoom
+from services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    Epoch,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+)
+from services.domain.plan import Agent, Plan
+from services.errors import CatenaryError, Unavailable
+from services.log import get_logger
+from services.model_repository import ModelRepository
+from services.telemetry.metrics import Metrics
+from services.telemetry.tracing import Tracer
+
+_log = get_logger(__name__)
+_HOUSEKEEPING_S = 0.05
+_RECONCILE_S = 0.25
+_RETRY_DEPLOYMENTS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a term is given by its process."""
+
+    settings: SchedulerSettings
+    metrics: Metrics
+    tracer: Tracer
+
+
+class Term:
+    """From acquiring the lease to losing it."""
+
+    def __init__(self, around: Surroundings, lease: Lease, store: Store) -> None:
+        settings = around.settings
+        self._around = around
+        self._lease = lease
+        self._store = store
+        self._changed = asyncio.Event()
+        started_s = time.monotonic()
+        self.deployments = Deployments(ModelRepository(settings.model_repository))
+        self.measured = Measured()
+        self.peers = Peers(settings.silence_s)
+        self.file_mark = FileMark()
+        self.in_flight = InFlight()
+        self.utilisation = Utilisation()
+        self.dispatcher = PooledDispatcher(first_batch=lease.epoch << 40 | 1)
+        patience = Patience(settings.settle_s, settings.replan_after_s, settings.expected_agents)
+        self.even = EvenPlan(patience, started_s)
+        orders = LoadOrders(settings.load_timeout_s)
+        self.cluster = Cluster(self, self.deployments, self.even, orders, self.measured)
+        self.waiting = WaitingRoom(
+            settings.max_waiting_requests, int(settings.max_wait_s * NANOSECONDS_PER_SECOND)
+        )
+        self.gateways = GatewaySessions(self, self.waiting)
+        self.agents = AgentSessions(self, self.cluster)
+        telemetry = (around.metrics, around.tracer)
+        router = Router(self.gateways, self.agents, self.in_flight, telemetry, self._stamp)
+        self._engine = Engine(self.dispatcher, router.route, around.metrics)
+        self._router = router
+        self._journal = Journal()
+        self._persistence = Persistence(
+            Sources(
+                self.dispatcher, self.in_flight, self.cluster, self.deployments, self.measured,
+                self.peers, self.file_mark,
+            ),
+            self._journal,
+        )  # fmt: skip
+        self.write_behind = WriteBehind(
+            store,
+            lease,
+            self._journal,
+            WriteSources(self._persistence.collect, self._persistence.snapshot, self._epoch_raised),
+            Rhythm(renew_s=settings.lease_s / 4),
+        )
+        self._directory = b""
+        self._models = b""
+
+    # ---- the term itself ----
+
+    @property
+    def epoch(self) -> Epoch:
+        """The present fencing epoch."""
+        return self._lease.epoch
+
+    @property
+    def settings(self) -> SchedulerSettings:
+        """Of this process."""
+        return self._around.settings
+
+    async def begin(self) -> None:
+        """Takes over what the predecessor left; from then on sessions may be served."""
+        await take_over(self, await self._store.load())
+        self._journal.require_snapshot()
+        self._journal_event("leader", {"scheduler": self.settings.scheduler_id})
+        self.cluster.reconcile(time.monotonic())
+
+    async def run(self) -> None:
+        """Runs until cancelled.
+
+        Raises:
+            StaleEpoch: in a group; this process no longer leads.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.write_behind.run())
+            group.create_task(self._keep_house())
+
+    def close(self, error: CatenaryError) -> None:
+        """Ends every session with `error`; peers then look for another leader."""
+        self._engine.close()
+        for gateway in self.gateways.gateways.values():
+            if gateway.session is not None:
+                gateway.session.close(error)
+        for record in self.cluster.roster.values():
+            if record.session is not None:
+                record.session.close(error)
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns when anything about the cluster changed, or after `timeout_s`."""
+        waiter = self._changed
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await waiter.wait()
+        except TimeoutError:
+            return
+
+    # ---- what gateway and agent sessions ask for ----
+
+    def feed(self, event: Event, now: Nanoseconds) -> None:
+        """Gives an event to the dispatcher."""
+        if isinstance(event, StageReported):
+            self.in_flight.stage_done(event.batch, event.position)
+        elif isinstance(event, BatchFailed):
+            self.in_flight.over(event.batch)
+        self._engine.feed(event, now)
+        self.write_behind.touch()
+
+    def greet_gateway(self, session: GatewaySession) -> None:
+        """Sends welcome, directory and model table."""
+        message = scheduler_pb2.SchedulerToGatewayMessage
+        session.send(message(welcome=self._welcome()))
+        session.send(message(directory=self.peers.directory()))
+        session.send(message(models=self.model_table()))
+
+    def gateways_changed(self) -> None:
+        """Called when a gateway came or went."""
+        now_s = time.monotonic()
+        for gateway in self.gateways.gateways.values():
+            if gateway.session is not None:
+                self.peers.joined(gateway.gateway_id, gateway.peer)
+            else:
+                self.peers.left(gateway.gateway_id, now_s)
+        self.cluster_changed()
+
+    def resolve(self, name: str, version: str) -> ModelKey | None:
+        """Returns a deployed model; the version may be empty."""
+        return self.deployments.resolve(name, version)
+
+    def is_ready(self, model: ModelKey) -> bool:
+        """True if requests for it can be dispatched now."""
+        return self.cluster.is_ready(model)
+
+    def greet_agent(self, record: AgentRecord, batches: Batches) -> None:
+        """Sends welcome and directory, and enters what it holds into the book."""
+        assert record.session is not None
+        agent_id = record.agent.agent_id
+        self.peers.joined(agent_id, record.peer)
+        message = scheduler_pb2.SchedulerToAgentMessage
+        record.session.send(message(epoch=self.epoch, welcome=self._welcome()))
+        record.session.send(message(epoch=self.epoch, directory=self.peers.directory()))
+        if batches:
+            known = {reservation.batch for reservation in self.dispatcher.snapshot()}
+            self.dispatcher.restore(queued_reservations(agent_id, batches, known, now_ns()))
+        self._journal_event("agent_joined", {"agent": agent_id, "device": record.device})
+
+    def epoch_seen(self, epoch: int) -> None:
+        """An agent obeys a higher epoch than ours: another leader, or Redis forgot one."""
+        self.write_behind.go_beyond(epoch)
+
+    def was_busy(self, agent: AgentId, duration_ns: Nanoseconds) -> None:
+        """An agent computed for so long."""
+        self.utilisation.add(agent, duration_ns)
+
+    # ---- what the cluster asks for ----
+
+    def agent_joined(self, agent: Agent) -> None:
+        """The dispatcher may use an agent."""
+        self.feed(AgentJoined(agent), now_ns())
+
+    def agent_lost(self, agent: AgentId) -> None:
+        """The dispatcher must not use it any more."""
+        self.in_flight.lost(agent)
+        self.feed(AgentLost(agent), now_ns())
+
+    def plan_activated(self, plan: Plan) -> None:
+        """Dispatch by this plan from now on."""
+        self.feed(PlanActivated(plan), now_ns())
+        self._around.metrics.set_active_plan(plan.plan_id)
+        self._journal_event("plan_activated", {"plan": plan.plan_id})
+
+    def is_in_use(self, agent: AgentId, partition: PartitionKey) -> bool:
+        """True while a batch in flight needs a partition."""
+        return self.in_flight.uses_partition(agent, partition)
+
+    def cluster_changed(self) -> None:
+        """Tells everyone who wants to know, if there is anything new."""
+        now_s = time.monotonic()
+        for agent_id, record in self.cluster.roster.items():
+            if record.session is None:
+                self.peers.left(agent_id, now_s)
+        self._publish()
+        now = now_ns()
+        for event in self.waiting.release(self.is_ready):
+            self.feed(event, now)
+
+    def model_table(self) -> scheduler_pb2.ModelTable:
+        """Returns the models as gateways are told."""
+        return model_table(self.deployments, self.cluster.reason, self.cluster.plan_id)
+
+    # ---- inside ----
+
+    def _welcome(self) -> scheduler_pb2.Welcome:
+        return scheduler_pb2.Welcome(scheduler_id=self.settings.scheduler_id, epoch=self.epoch)
+
+    def _stamp(self) -> Stamp:
+        return Stamp(self.epoch, self.cluster.plan_id)
+
+    def _epoch_raised(self, epoch: Epoch) -> None:
+        self._around.metrics.epoch.set(epoch)
+
+    def _journal_event(self, kind: str, facts: dict[str, str]) -> None:
+        self._journal.event(kind, {"epoch": str(self.epoch), **facts})
+
+    def _publish(self) -> None:
+        directory, models = self.peers.directory(), self.model_table()
+        as_bytes = (
+            directory.SerializeToString(deterministic=True),
+            models.SerializeToString(deterministic=True),
+        )
+        if as_bytes[0] != self._directory:
+            self.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(directory=directory))
+            self.agents.broadcast(
+                scheduler_pb2.SchedulerToAgentMessage(epoch=self.epoch, directory=directory)
+            )
+        if as_bytes[1] != self._models:
+            self.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(models=models))
+        self._directory, self._models = as_bytes
+        self._persistence.changed()
+        self.write_behind.touch()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _keep_house(self) -> None:
+        settings = self.settings
+        heartbeat_s = reconcile_s = deployments_s = 0.0
+        while True:
+            now_s = time.monotonic()
+            self._expire_waiting()
+            if now_s >= heartbeat_s:
+                heartbeat_s = now_s + settings.heartbeat_s
+                self._beat(now_s)
+            if now_s >= deployments_s and self.deployments.problems:
+                deployments_s = now_s + _RETRY_DEPLOYMENTS_S
+                await self.deployments.retry()
+            if now_s >= reconcile_s:
+                reconcile_s = now_s + _RECONCILE_S
+                self.peers.sweep(now_s)
+                self.cluster.reconcile(now_s)
+            await asyncio.sleep(_HOUSEKEEPING_S)
+
+    def _expire_waiting(self) -> None:
+        now = now_ns()
+        for event in self.waiting.expire(now):
+            reason = self.cluster.reason(event.model) or "the deadline is over"
+            text = f"model {event.model} is not ready: {reason}"
+            retry = NANOSECONDS_PER_SECOND
+            refusal = rejection(event.request, Unavailable.reason, text, retry)
+            self._router.route(refusal, now)
+
+    def _beat(self, now_s: float) -> None:
+        beat = scheduler_pb2.Heartbeat()
+        self.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(heartbeat=beat))
+        self.agents.broadcast(
+            scheduler_pb2.SchedulerToAgentMessage(epoch=self.epoch, heartbeat=beat)
+        )
+        self.gateways.sweep(now_s, self.settings.silence_s)
+        self.agents.sweep(now_s, self.settings.silence_s)
+        self.in_flight.expire(now_ns())
+        self.utilisation.next_round(now_s)
+        self._show(self._around.metrics)
+
+    def _show(self, metrics: Metrics) -> None:
+        metrics.redis_connected.set(self.write_behind.connected)
+        metrics.redis_pending.set(len(self._journal))
+        metrics.batches_in_flight.set(len(self.in_flight))
+        metrics.live_reservations.set(len(self.dispatcher.snapshot()))
+        present = [g for g in self.gateways.gateways.values() if g.session is not None]
+        metrics.gateways.set(len(present))
+        for state, count in agents_by_state(self.cluster.roster).items():
+            metrics.agents.labels(state).set(count)
+        for model in self.deployments.ready:
+            metrics.queued_requests.labels(model.name).set(self.waiting.count(model))

@@ -1,0 +1,307 @@
+"""A real gRPC server on a free port: inference, admin and (if asked) generation, in a few lines."""
+
+# ruff: noqa: N802 - methods are named as in the protocol
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from grpc_status import rpc_status
+
+import catenary
+from catenary_protos.catenary.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+)
+from catenary_protos.inference import grpc_predict_v2_pb2 as oip
+from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
+from services import error_tables
+from services.errors import CatenaryError, ModelNotFound
+
+STATUS = admin_pb2.GetStatusResponse(
+    scheduler_id="scheduler-0",
+    epoch=7,
+    plan_id="plan-3",
+    gateways=["gateway-0"],
+    queued_requests=2,
+    redis_connected=True,
+    agents=[
+        admin_pb2.AgentStatus(
+            agent_id="agent-0",
+            device="cpu",
+            state="ready",
+            partitions=["net:1[0,4)"],
+            utilisation_ratio=0.5,
+        )
+    ],
+    models=[admin_pb2.ModelStatus(name="net", version="1", ready=True, pipelines=1)],
+)
+
+TRACE = admin_pb2.GetTraceResponse(
+    model="net:1",
+    outcome="OK",
+    total_ns=20_000_000,
+    trace_id="ab" * 16,
+    spans=[
+        admin_pb2.TraceSpan(name="gateway.queue", process="gateway-0", duration_ns=5_000_000),
+        admin_pb2.TraceSpan(
+            name="agent.compute",
+            process="agent-0",
+            start_ns=5_000_000,
+            duration_ns=10_000_000,
+            attempt=2,
+        ),
+    ],
+)
+
+
+class Server:
+    """What a test sees of the server: what arrived, and what to answer next."""
+
+    def __init__(self) -> None:
+        self.requests: list[oip.ModelInferRequest] = []
+        self.deadlines: list[float | None] = []
+        self.metadata: list[dict[str, Any]] = []
+        self.orders: list[Any] = []
+        # Raised by the next calls, oldest first: an error, or (code, text, trailers).
+        self.failures: deque[Any] = deque()
+        # While clear, inference waits; `waiting` says that one does.
+        self.go = threading.Event()
+        self.go.set()
+        self.waiting = threading.Event()
+        self.cancelled = threading.Event()
+        self.reply: Callable[[oip.ModelInferRequest], oip.ModelInferResponse] = echo
+        self.target = ""
+
+    def saw(self, context: grpc.ServicerContext) -> None:
+        self.metadata.append(dict(context.invocation_metadata()))
+        if self.failures:
+            failure = self.failures.popleft()
+            if isinstance(failure, CatenaryError):
+                status = error_tables.rpc_status(failure)
+                context.abort_with_status(rpc_status.to_status(status))
+            code, text, trailers = failure
+            context.set_trailing_metadata(trailers)
+            context.abort(code, text)
+
+
+def echo(request: oip.ModelInferRequest) -> oip.ModelInferResponse:
+    """Answers with the inputs as outputs."""
+    reply = oip.ModelInferResponse(
+        model_name=request.model_name, model_version=request.model_version or "1", id=request.id
+    )
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        reply.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        reply.raw_output_contents.append(raw)
+    reply.parameters["triton_final_response"].bool_param = True
+    return reply
+
+
+class Inference(oip_grpc.GRPCInferenceServiceServicer):
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def ModelInfer(self, request, context):
+        self.server.requests.append(request)
+        remaining = context.time_remaining()
+        # Without a deadline grpcio reports one in the far future, or None.
+        far = remaining is None or remaining > 1e6
+        self.server.deadlines.append(None if far else remaining)
+        context.add_callback(self.server.cancelled.set)
+        self.server.saw(context)
+        self.server.waiting.set()
+        assert self.server.go.wait(20)
+        return self.server.reply(request)
+
+    def ModelStreamInfer(self, request_iterator, context):
+        self.server.saw(context)
+        context.add_callback(self.server.cancelled.set)
+        for request in request_iterator:
+            self.server.requests.append(request)
+            if request.model_name == "absent":
+                reply = oip.ModelInferResponse(id=request.id, model_name="absent")
+                yield oip.ModelStreamInferResponse(
+                    error_message="[MODEL_NOT_FOUND] no model 'absent'", infer_response=reply
+                )
+            else:
+                yield oip.ModelStreamInferResponse(infer_response=self.server.reply(request))
+
+    def ServerLive(self, request, context):
+        self.server.saw(context)
+        return oip.ServerLiveResponse(live=True)
+
+    def ServerReady(self, request, context):
+        return oip.ServerReadyResponse(ready=False)
+
+    def ModelReady(self, request, context):
+        return oip.ModelReadyResponse(ready=request.name == "net")
+
+    def RepositoryIndex(self, request, context):
+        models = [
+            oip.RepositoryIndexResponse.ModelIndex(name="net", version="1", state="READY"),
+            oip.RepositoryIndexResponse.ModelIndex(
+                name="big", version="2", state="UNAVAILABLE", reason="no agent has room"
+            ),
+        ]
+        self.server.saw(context)
+        return oip.RepositoryIndexResponse(models=models)
+
+    def ModelMetadata(self, request, context):
+        self.server.saw(context)
+        shapes = {
+            "net": ("FP32", [-1, 3, 8, 12]),
+            "numbers": ("INT32", [-1, 4]),
+            "words": ("BYTES", [1]),
+        }
+        if request.name not in shapes:
+            status = error_tables.rpc_status(ModelNotFound(f"no model '{request.name}'"))
+            context.abort_with_status(rpc_status.to_status(status))
+        datatype, shape = shapes[request.name]
+        tensor = oip.ModelMetadataResponse.TensorMetadata(name="x", datatype=datatype, shape=shape)
+        return oip.ModelMetadataResponse(
+            name=request.name, versions=["1"], platform="onnx", inputs=[tensor], outputs=[tensor]
+        )
+
+
+class Admin(admin_pb2_grpc.AdminServicer):
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def GetStatus(self, request, context):
+        self.server.saw(context)
+        return STATUS
+
+    def GetPlan(self, request, context):
+        return admin_pb2.GetPlanResponse(
+            plan_json=json.dumps({"models": [{"name": "net"}]}), explanation="net on agent-0"
+        )
+
+    def ApplyPlan(self, request, context):
+        self.server.saw(context)
+        self.server.orders.append(json.loads(request.plan_json))
+        return admin_pb2.ApplyPlanResponse(plan_id="plan-4")
+
+    def DeployModel(self, request, context):
+        self.server.orders.append(request)
+        self.server.saw(context)
+        return admin_pb2.DeployModelResponse(plan_id="plan-5")
+
+    def DrainAgent(self, request, context):
+        return admin_pb2.DrainAgentResponse(drained=request.agent_id == "agent-0")
+
+    def GetTrace(self, request, context):
+        self.server.saw(context)
+        answer = admin_pb2.GetTraceResponse()
+        answer.CopyFrom(TRACE)
+        answer.request_id = request.request_id or "latest"
+        return answer
+
+
+class Generation(generation_pb2_grpc.GenerationServicer):
+    def Generate(self, request, context):
+        for word in request.messages[0].content.split():
+            yield generation_pb2.GenerateResponse(text=word.upper() + " ")
+        usage = generation_pb2.Usage(prompt_tokens=2, completion_tokens=2)
+        yield generation_pb2.GenerateResponse(finish_reason="stop", usage=usage)
+
+
+def serve(
+    credentials: grpc.ServerCredentials | None = None, *, generation: bool = False
+) -> tuple[Server, grpc.Server]:
+    """Starts a server on a free port of the loopback interface."""
+    server = Server()
+    limits = [("grpc.max_receive_message_length", 32 << 20), ("grpc.so_reuseport", 0)]
+    running = grpc.server(futures.ThreadPoolExecutor(16), options=limits)
+    oip_grpc.add_GRPCInferenceServiceServicer_to_server(Inference(server), running)
+    admin_pb2_grpc.add_AdminServicer_to_server(Admin(server), running)
+    if generation:
+        generation_pb2_grpc.add_GenerationServicer_to_server(Generation(), running)
+    if credentials is None:
+        port = running.add_insecure_port("127.0.0.1:0")
+    else:
+        port = running.add_secure_port("127.0.0.1:0", credentials)
+    running.start()
+    server.target = f"127.0.0.1:{port}"
+    return server, running
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    state, running = serve()
+    yield state
+    state.go.set()
+    running.stop(0).wait()
+
+
+@pytest.fixture
+def generating_server() -> Iterator[Server]:
+    state, running = serve(generation=True)
+    yield state
+    running.stop(0).wait()
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def secure_server(authority: trustme.CA, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """Speaks TLS; asks for a client certificate if the test is parametrised with True."""
+    certificate = authority.issue_cert("catenary.test")
+    chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
+    credentials = grpc.ssl_server_credentials(
+        [(certificate.private_key_pem.bytes(), chain)],
+        root_certificates=authority.cert_pem.bytes(),
+        require_client_auth=getattr(request, "param", False),
+    )
+    state, running = serve(credentials)
+    yield state
+    running.stop(0).wait()
+
+
+class BlockingAsAsync:
+    """Runs the blocking client on threads, so that one test covers both clients."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self._client = catenary.Client(*args, **settings)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        if name in {"infer_stream", "generate"}:
+
+            async def stream(*args: Any, **settings: Any):
+                replies = await asyncio.to_thread(lambda: list(method(*args, **settings)))
+                for reply in replies:
+                    yield reply
+
+            return stream
+        return lambda *args, **settings: asyncio.to_thread(method, *args, **settings)
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+async def connect(request: pytest.FixtureRequest):
+    """Makes clients of either kind with the methods of `AsyncClient`; closes them."""
+    kind = BlockingAsAsync if request.param == "blocking" else catenary.AsyncClient
+    made: list[Any] = []
+
+    def make(server: Server | str, **settings: Any) -> Any:
+        target = server if isinstance(server, str) else server.target
+        made.append(kind(target, **{"admin_target": target, **settings}))
+        return made[-1]
+
+    yield SimpleNamespace(to=make)
+    for client in made:
+        await client.close()

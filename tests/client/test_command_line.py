@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import services.errors as served
+from catenary.command_line import app
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = [
+    ["status"], ["models"], ["infer"], ["chat"], ["deploy"], ["plan", "show"], ["plan", "explain"],
+    ["plan", "apply"], ["drain"], ["top"], ["trace"], ["bench"],
+]  # fmt: skip
+
+
+@pytest.fixture
+def catenary(server, monkeypatch):
+    """Runs the command against the server; the environment names it."""
+    for name in [name for name in os.environ if name.startswith("CATENARY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CATENARY_TARGET", server.target)
+    monkeypatch.setenv("CATENARY_ADMIN_TARGET", server.target)
+
+    def run(*arguments: str, stdin: str | None = None):
+        return CliRunner().invoke(app, list(arguments), input=stdin)
+
+    return run
+
+
+@pytest.fixture
+def tensor_file(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(6, dtype=np.float32).reshape(2, 3))
+    return path
+
+
+@pytest.mark.parametrize("words", [[], ["plan"], *COMMANDS], ids=" ".join)
+def test_every_help_has_an_example(words):
+    found = CliRunner().invoke(app, [*words, "--help"])
+    assert found.exit_code == 0
+    assert "Example: catenary" in found.output
+    if words not in ([], ["plan"]):
+        assert all(f"--{name}" in found.output for name in ("target", "admin", "api-key", "json"))
+        assert "--tls-ca" in found.output
+
+
+def test_status_for_people_and_as_json(catenary):
+    page = catenary("status").stdout
+    assert "scheduler-0" in page
+    assert "agent-0" in page
+    assert "net:1[0,4)" in page
+    assert json.loads(catenary("status", "--json").stdout)["agents"][0]["state"] == "ready"
+
+
+def test_models_are_listed_with_the_reason_they_are_not_ready(catenary):
+    assert "no agent has room" in catenary("models").stdout
+    found = json.loads(catenary("models", "--json").stdout)
+    assert [model["ready"] for model in found] == [True, False]
+
+
+def test_top_prints_once_in_a_pipe(catenary):
+    page = catenary("top").stdout
+    assert "50 %" in page
+    assert json.loads(catenary("top", "--once", "--json").stdout)["epoch"] == 7
+    assert catenary("top", "--interval", "0").exit_code == 2
+
+
+def test_trace_prints_a_plain_waterfall(catenary):
+    page = catenary("trace", "mine")
+    assert page.stdout.startswith("request mine  net:1  OK  20.00 ms\n")
+    assert "\x1b" not in page.stdout
+    assert page.stdout.count("█") > 10
+    assert json.loads(catenary("trace", "--json").stdout)["request_id"] == "latest"
+
+
+def test_infer_with_tensors(catenary, server, tensor_file, tmp_path):
+    found = catenary(
+        "infer", "net", "--input", f"x={tensor_file}", "--slo-ms", "90", "--request-id", "mine",
+        "--output-dir", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    assert "FP32" in found.stdout
+    assert "request mine" in found.stdout
+    assert server.requests[0].parameters["slo_ms"].int64_param == 90
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "x.npy"), np.load(tensor_file))
+
+
+def test_infer_as_json(catenary, tensor_file):
+    found = json.loads(catenary("infer", "net", "--input", f"x={tensor_file}", "--json").stdout)
+    assert found["outputs"] == [{"name": "x", "datatype": "FP32", "shape": [2, 3]}]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--input", "x"],
+        ["--input", "x=/does/not/exist.npy"],
+        ["--input", f"x={__file__}"],
+        ["--input", f"x={__file__}", "--image", "cat.jpg"],
+    ],
+)
+def test_bad_usage_is_one_sentence_and_exit_code_2(catenary, arguments):
+    found = catenary("infer", "net", *arguments)
+    assert found.exit_code == 2
+    assert found.stdout == ""
+    assert found.stderr.startswith("error: --i")
+    assert found.stderr.count("\n") == 1
+
+
+def test_errors_of_the_server_are_one_sentence_and_exit_code_1(catenary, server, tensor_file):
+    server.failures.append(served.Overloaded("the queue\nis full", retry_after_ns=1_500_000_000))
+    found = catenary("infer", "net", "--input", f"x={tensor_file}")
+    assert found.exit_code == 1
+    assert found.stdout == ""
+    assert found.stderr == "error: the queue is full (try again in 1.5 s) [OVERLOADED]\n"
+
+
+def test_refused_input_is_the_servers_error_not_bad_usage(catenary, server, tensor_file):
+    server.failures.append(served.InvalidInput("inputs[0].shape", "has 2 dimensions"))
+    found = catenary("infer", "net", "--input", f"x={tensor_file}")
+    assert found.exit_code == 1
+    assert "inputs[0].shape" in found.stderr
+
+
+def test_no_server_is_exit_code_1(catenary):
+    found = catenary("models", "--target", "127.0.0.1:1")
+    assert found.exit_code == 1
+    assert found.stderr.startswith("error: ")
+    assert found.stderr.count("\n") == 1
+
+
+def test_plain_connections_elsewhere_need_a_word(catenary):
+    found = catenary("models", "--target", "gateway.example:8001")
+    assert found.exit_code == 2
+    assert "insecure" in found.stderr
+
+
+def test_the_key_comes_from_the_environment_and_is_never_shown(catenary, server, monkeypatch):
+    monkeypatch.setenv("CATENARY_API_KEY", "ctn_secret")
+    catenary("models")
+    assert server.metadata[0]["authorization"] == "Bearer ctn_secret"
+    assert "ctn_secret" not in catenary("models", "--help").output
+
+
+def test_plans_are_shown_explained_and_applied(catenary, server, tmp_path):
+    shown = catenary("plan", "show").stdout
+    (tmp_path / "plan.json").write_text(shown)
+    assert catenary("plan", "explain").stdout == "net on agent-0\n"
+    assert catenary("plan", "apply", str(tmp_path / "plan.json")).stdout == "plan-4\n"
+    assert catenary("plan", "apply", "-", stdin=shown).stdout == "plan-4\n"
+    assert server.orders == [{"models": [{"name": "net"}]}] * 2
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_file_that_is_no_plan_is_bad_usage(catenary, text):
+    assert catenary("plan", "apply", "-", stdin=text).exit_code == 2
+
+
+def test_deploy_and_drain(catenary, server):
+    found = catenary("deploy", "net", "--slo-ms", "200", "--partitions", "3", "--json")
+    assert json.loads(found.stdout) == {"plan_id": "plan-5"}
+    assert server.orders[0].slo_ns == 200_000_000
+    assert catenary("drain", "agent-0").stdout == "agent-0 is drained\n"
+    busy = catenary("drain", "agent-9")
+    assert busy.exit_code == 1
+    assert "agent-9" in busy.stderr
+
+
+def test_chat_says_that_generation_is_not_served_yet(catenary):
+    found = catenary("chat", "lm", "hello")
+    assert found.exit_code == 1
+    assert "generation is not served" in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+def test_chat_prints_the_answer(catenary, generating_server):
+    target = ("--target", generating_server.target)
+    assert catenary("chat", "lm", "hello there", *target).stdout == "HELLO THERE \n"
+    found = json.loads(catenary("chat", "lm", "hello", *target, "--json").stdout)
+    assert found == {"text": "HELLO ", "finish_reason": "stop"}
+
+
+def test_bench_prints_rate_percentiles_and_attainment(catenary, server):
+    found = catenary(
+        "bench", "numbers", "--concurrency", "2", "--seconds", "0.3", "--slo-ms", "5000",
+        "--rows", "3", "--json",
+    )  # fmt: skip
+    facts = json.loads(found.stdout)
+    assert facts["requests"] == facts["answered"] == len(server.requests) > 2
+    assert facts["rate_rps"] > 0
+    assert 0 < facts["p50_ms"] <= facts["p90_ms"] <= facts["p99_ms"] <= facts["max_ms"]
+    assert facts["attainment"] == 1.0
+    assert list(server.requests[0].inputs[0].shape) == [3, 4]
+    assert found.stderr == ""
+
+
+def test_bench_counts_errors_by_reason(catenary, server):
+    server.failures.append(served.NoActivePlan("loading"))
+    catenary("models")  # takes the failure, so that metadata below is answered
+    server.reply = lambda request: 1 / 0
+    found = catenary("bench", "net", "--rate", "50", "--seconds", "0.3")
+    assert found.exit_code == 1
+    assert "error INTERNAL" in found.stdout
+    assert "no request was answered (INTERNAL)" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--rate", "1", "--concurrency", "1"], ["--rate", "0"], ["--seconds", "0"]],
+)
+def test_impossible_loads_are_bad_usage(catenary, arguments):
+    assert catenary("bench", "net", *arguments).exit_code == 2
+
+
+def test_bench_says_which_input_it_cannot_draw(catenary):
+    found = catenary("bench", "words", "--seconds", "0.1")
+    assert found.exit_code == 2
+    assert "BYTES" in found.stderr
+
+
+def test_the_command_runs_as_a_process(server):
+    paths = os.pathsep.join(str(ROOT / part) for part in ("client", "protos"))
+    done = subprocess.run(
+        [sys.executable, "-m", "catenary", "status", "--target", server.target,
+         "--admin", server.target],
+        env={**os.environ, "PYTHONPATH": paths, "LC_ALL": "C"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "agent-0" in done.stdout
+    assert done.stderr == ""

@@ -1,0 +1,169 @@
+"""What goes through a converter comes out as it was: typed, raw, JSON and binary."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_protos.inference import grpc_predict_v2_pb2 as oip
+from gateway_harness import echo
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gateway import oip_json, oip_proto
+from gateway.catalog import Catalog, Model
+from gateway.inference import InferenceResponse, Intake, OutputForm
+from services.domain.tensors import DTYPE_OF
+from services.errors import DeadlineExceeded, InvalidInput
+
+INTAKE = Intake(max_bytes=1 << 20, now_unix_ns=10**18, default_id="made")
+FIXED = sorted(DTYPE_OF)
+TYPED = [name for name in FIXED if name != "FP16"]
+
+
+def model_of(datatype: str, rank: int) -> Model:
+    catalog = Catalog()
+    table = scheduler_pb2.ModelTable(models=[echo("m", (datatype, *([-1] * rank)))])
+    catalog.update(table)
+    return catalog.find("m", "")
+
+
+@st.composite
+def tensors(draw: st.DrawFn, datatypes: list[str]) -> tuple[str, np.ndarray]:
+    datatype = draw(st.sampled_from([*datatypes, "BYTES"]))
+    shape = draw(hnp.array_shapes(min_dims=1, max_dims=3, max_side=4))
+    if datatype == "BYTES":
+        count = int(np.prod(shape))
+        words = draw(st.lists(st.text(max_size=9), min_size=count, max_size=count))
+        array = np.empty(count, object)
+        array[:] = [word.encode() for word in words]
+        return datatype, array.reshape(shape)
+    finite = {"allow_nan": False, "allow_infinity": False} if datatype.startswith("FP") else {}
+    return datatype, draw(
+        hnp.arrays(DTYPE_OF[datatype], shape, elements=hnp.from_dtype(DTYPE_OF[datatype], **finite))
+    )
+
+
+def as_request(response: oip.ModelInferResponse) -> oip.ModelInferRequest:
+    """An answer has the same form as a question."""
+    request = oip.ModelInferRequest(model_name="m", raw_input_contents=response.raw_output_contents)
+    for output in response.outputs:
+        tensor = request.inputs.add(name="in_0", datatype=output.datatype, shape=output.shape)
+        if not response.raw_output_contents:
+            tensor.contents.CopyFrom(output.contents)
+    return request
+
+
+@settings(max_examples=150, deadline=None)
+@given(tensor=tensors(FIXED), raw=st.booleans())
+def test_grpc_round_trip(tensor: tuple[str, np.ndarray], raw: bool) -> None:
+    datatype, array = tensor
+    model = model_of(datatype, array.ndim)
+    response = InferenceResponse(model, "id", (array,))
+    message = oip_proto.response_of(response, OutputForm(raw=raw), (0,))
+    assert bool(message.raw_output_contents) == (raw or datatype == "FP16")
+    wire = oip.ModelInferRequest.FromString(as_request(message).SerializeToString())
+    request, form = oip_proto.request_of(wire, model, INTAKE)
+    got = request.inputs["in_0"]
+    np.testing.assert_array_equal(got, array)
+    assert got.dtype == array.dtype
+    assert request.rows == array.shape[0]
+    assert form.raw == bool(message.raw_output_contents)
+    assert request.id == "made"
+
+
+@settings(max_examples=150, deadline=None)
+@given(tensor=tensors(TYPED), binary=st.booleans(), nested=st.booleans())
+def test_http_round_trip(tensor: tuple[str, np.ndarray], binary: bool, nested: bool) -> None:
+    datatype, array = tensor
+    model = model_of(datatype, array.ndim)
+    response = InferenceResponse(model, "id", (array,))
+    body, size = oip_json.response_of(response, OutputForm(binary=(binary,)), (0,))
+    document = json.loads(body[:size])
+    (output,) = document["outputs"]
+    output["name"] = "in_0"
+    if nested and not binary:
+        output["data"] = np.array(output["data"], dtype=object).reshape(array.shape).tolist()
+    header = json.dumps({"id": "you", "inputs": [output]}).encode()
+    tail = b"" if size is None else body[size:]
+    request, _ = oip_json.request_of(
+        header + tail, None if size is None else len(header), model, INTAKE
+    )
+    np.testing.assert_array_equal(request.inputs["in_0"], array)
+    assert request.inputs["in_0"].dtype == array.dtype
+    assert request.id == "you"
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=200))
+def test_garbage_is_refused_or_understood_but_never_crashes(data: bytes) -> None:
+    model = model_of("BYTES", 1)
+    message = oip.ModelInferRequest(model_name="m", raw_input_contents=[data])
+    message.inputs.add(name="in_0", datatype="BYTES", shape=[2])
+    for call in (
+        lambda: oip_proto.request_of(message, model, INTAKE),
+        lambda: oip_json.request_of(data, None, model, INTAKE),
+    ):
+        try:
+            call()
+        except InvalidInput as error:
+            assert error.field
+
+
+def parameters(**values: object) -> oip.ModelInferRequest:
+    message = oip.ModelInferRequest(raw_input_contents=[b"\x01"])
+    message.inputs.add(name="in_0", datatype="UINT8", shape=[1])
+    for name, value in values.items():
+        kind = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
+        setattr(message.parameters[name], kind[type(value)], value)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("given_parameters", "slo_ns", "priority"),
+    [
+        ({}, None, 0),
+        ({"slo_ms": 5}, 5_000_000, 0),
+        ({"slo_ms": 0.5, "priority": -3}, 500_000, -3),
+        ({"deadline_unix_ms": 10**12 + 7}, 7_000_000, 0),
+        ({"deadline_unix_ms": 10**12 + 7, "slo_ms": 3}, 3_000_000, 0),
+        ({"slo_ms": 1e300}, 3_600_000_000_000, 0),
+        ({"unknown": "ignored"}, None, 0),
+    ],
+)
+def test_parameters(given_parameters: dict[str, object], slo_ns: int | None, priority: int) -> None:
+    request, _ = oip_proto.request_of(parameters(**given_parameters), model_of("UINT8", 1), INTAKE)
+    assert request.terms.slo_ns == slo_ns
+    assert request.terms.priority == priority
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"slo_ms": 0}, {"slo_ms": True}, {"slo_ms": float("nan")}, {"priority": 1.0},
+     {"priority": 2**40}, {"deadline_unix_ms": -1}, {"deadline_unix_ms": "now"}],
+)  # fmt: skip
+def test_wrong_parameters_are_named(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        oip_proto.request_of(parameters(**wrong), model_of("UINT8", 1), INTAKE)
+    assert raised.value.field == f'parameters["{next(iter(wrong))}"]'
+
+
+def test_passed_deadline_is_refused_at_once() -> None:
+    with pytest.raises(DeadlineExceeded):
+        oip_proto.request_of(parameters(deadline_unix_ms=1), model_of("UINT8", 1), INTAKE)
+
+
+def test_newest_ready_version_is_the_default() -> None:
+    catalog = Catalog()
+    table = scheduler_pb2.ModelTable(
+        models=[
+            echo("m", ("FP32", -1), version=version, ready=version != "10")
+            for version in ("10", "2", "9", "beta")
+        ]
+    )
+    catalog.update(table)
+    assert catalog.find("m", "").key.version == "9"
+    assert catalog.versions("m") == ["beta", "2", "9", "10"]

@@ -1,0 +1,102 @@
+"""Exported programs that are harder to cut than a plain convolution network."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_agent.executors.device import Device
+from gpu_agent.executors.loading import load_executor
+from gpu_agent.partitioning import cutting
+from gpu_agent.partitioning.prepare import prepare_model
+from services.domain.ids import ModelKey, PartitionKey
+from services.domain.model import BlockTable, ModelManifest
+from services.errors import InvalidInput
+from services.model_repository import ModelRepository
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+KEY = ModelKey("net", "1")
+
+
+class Masked(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Layers of attention under a mask made from shapes only, and a long skip connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(x.shape[0], 6, 6, dtype=torch.bool).tril()
+        first = torch.tanh(x)
+        h = first
+        for layer in self.layers:
+            q = layer(h)
+            h = h + torch.nn.functional.scaled_dot_product_attention(q, q, h, mask)
+        return torch.nn.functional.relu_(h) + first
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRepository:
+    monkeypatch.setattr(cutting, "SMALLEST_BLOCK_NS", 1.0)
+    torch.manual_seed(0)
+    made = ModelRepository(tmp_path)
+    made.write_manifest(ModelManifest(KEY, "pytorch_exported", "model.pt2", 10**9, 8, True))
+    program = torch.export.export(
+        Masked().eval(), (torch.zeros(2, 6, 16),),
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=False,
+    )  # fmt: skip
+    torch.export.save(program, made.model_file(KEY))
+    return made
+
+
+def names(table: BlockTable) -> list[set[str]]:
+    return [{tensor.name for tensor in boundary.tensors} for boundary in table.boundaries]
+
+
+def test_masks_made_from_shapes_do_not_cross_and_skips_are_carried(
+    repository: ModelRepository,
+) -> None:
+    table = prepare_model(repository, KEY, blocks=5)
+    assert table.batched
+    assert {t.datatype for b in table.boundaries for t in b.tensors} == {"FP32"}
+    inner = names(table)[1:-1]
+    assert any(a & b for a, b in itertools.pairwise(inner)), "the skip must cross several cuts"
+
+    value = np.random.default_rng(0).standard_normal((3, 6, 16)).astype(np.float32)
+    expected = run(repository, (), value)
+    for cuts in ((1,), (2,), tuple(range(1, table.blocks))):
+        np.testing.assert_allclose(run(repository, cuts, value), expected, atol=1e-6)
+        np.testing.assert_allclose(run(repository, cuts, value[:1]), expected[:1], atol=1e-6)
+    halved = run(repository, (2,), value, float16=True)
+    # Float16 keeps 11 bits; attention mixes rows, so the scale is that of the largest value.
+    np.testing.assert_allclose(halved, expected, atol=2**-10 * np.abs(expected).max())
+
+
+def test_inputs_are_not_changed_by_in_place_operations(repository: ModelRepository) -> None:
+    prepare_model(repository, KEY, blocks=5)
+    value = np.random.default_rng(0).standard_normal((2, 6, 16)).astype(np.float32)
+    before = value.copy()
+    first = run(repository, (), value)
+    np.testing.assert_array_equal(value, before)
+    np.testing.assert_array_equal(run(repository, (), value), first)
+
+
+def test_what_is_not_an_exported_program_is_refused(repository: ModelRepository) -> None:
+    repository.model_file(KEY).write_bytes(b"PK not an archive")
+    with pytest.raises(InvalidInput, match=r"model\.pt2"):
+        prepare_model(repository, KEY)
+
+
+def run(
+    repository: ModelRepository, cuts: tuple[int, ...], value: np.ndarray, float16: bool = False
+) -> np.ndarray:
+    values = [value]
+    for first, last in itertools.pairwise([0, *cuts, repository.block_table(KEY).blocks]):
+        values = load_executor(
+            repository, PartitionKey(KEY, first, last), device=Device.parse("cpu"),
+            float16_boundaries=float16,
+        ).run(values)  # fmt: skip
+    return values[0]

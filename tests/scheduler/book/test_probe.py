@@ -1,0 +1,111 @@
+"""The fast probe against PPipe's Algorithm 2 written out literally."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.book import Book, Leg, Member, Pool, Step, earliest_slot, find_path
+from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, BatchId, ServerId
+from services.domain.plan import Agent
+
+
+def literal_probe(
+    legs: tuple[Leg, ...], rows: int, now: int
+) -> tuple[int, int, list[tuple[str, int, int, int, int]]]:
+    """Algorithm 2 line by line; ties go to the latest-free GPU, as `find_path` documents."""
+    t_g, wait, last = now, 0, None
+    path = []
+    for position, leg in enumerate(legs):
+        l_i = leg.compute_ns[rows - 1]
+        best = None
+        for index, gpu in enumerate(leg.pool.members):
+            t = t_g
+            sent, l_n = t, 0
+            if position and leg.row_bytes and last is not None and gpu.agent != last.agent:
+                speed = min(last.bytes_per_second, gpu.bytes_per_second)
+                l_n = -(-leg.row_bytes * rows * NANOSECONDS_PER_SECOND // speed)
+                t = sent = earliest_slot([last.uplink, gpu.downlink], t, l_n)
+                t += l_n
+            t = earliest_slot([gpu.gpu], t, l_i)
+            free = gpu.gpu.busy_until
+            rank = (t + l_i, free > t, -free, -index)
+            if best is None or rank < best[0]:
+                best = (rank, gpu, (str(gpu.agent), sent, l_n, t, l_i))
+        assert best is not None
+        (finish, *_), last, step = best
+        wait += finish - t_g - step[2] - l_i
+        t_g = finish
+        path.append(step)
+    return t_g, wait, path
+
+
+def plain(step: Step) -> tuple[str, int, int, int, int]:
+    member, sent, length, start, duration = step
+    return (str(member.agent), sent, length, start, duration)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[Book, tuple[Leg, ...]]:
+    book = Book()
+    count = draw(st.integers(1, 7))
+    speeds = st.sampled_from([1, 1, 1, 2])
+    members: list[Member] = [
+        book.member(
+            Agent(
+                AgentId(f"a{i}"),
+                "x",
+                ServerId(f"s{draw(st.integers(0, 3))}"),
+                1,
+                draw(speeds) * NANOSECONDS_PER_SECOND,
+            )
+        )
+        for i in range(count)
+    ]
+    pools: dict[tuple[int, ...], Pool] = {}
+    legs = []
+    for position in range(draw(st.integers(1, 3))):
+        chosen = tuple(draw(st.lists(st.integers(0, count - 1), min_size=1, unique=True)))
+        pool = pools.setdefault(chosen, Pool([members[i] for i in chosen]))
+        base = draw(st.integers(1, 8))
+        step = draw(st.integers(0, 3))
+        row_bytes = draw(st.integers(0, 4)) if position else 0
+        legs.append(Leg(pool, tuple(base + step * i for i in range(4)), row_bytes))
+    book.follow(pools.values())
+    return book, tuple(legs)
+
+
+@settings(max_examples=200)
+@given(clusters(), st.data())
+def test_probe_equals_algorithm_2_written_out_on_any_book(
+    cluster: tuple[Book, tuple[Leg, ...]], data: st.DataObject
+) -> None:
+    book, legs = cluster
+    now = 0
+    for batch in range(1, data.draw(st.integers(1, 25)) + 1):
+        now += data.draw(st.integers(0, 4))
+        rows = data.draw(st.integers(1, 4))
+        # From any stage on, so that devices get gaps that are not at their end.
+        part = legs[data.draw(st.integers(0, len(legs) - 1)) :]
+        finish, wait, path = literal_probe(part, rows, now)
+        found = find_path(part, rows, now)
+        assert [plain(step) for step in found.steps] == path
+        assert (found.finish_ns, found.wait_ns) == (finish, wait)
+        book.reserve(BatchId(batch), found.steps, now + 1000)
+        if data.draw(st.integers(0, 3)) == 0:
+            book.release(BatchId(data.draw(st.integers(1, batch))))
+        elif data.draw(st.booleans()):
+            begun = found.steps[0].start + data.draw(st.integers(-2, 5))
+            book.correct(BatchId(batch), 0, begun, begun + data.draw(st.integers(1, 15)))
+
+
+def test_the_gpu_that_was_busy_last_is_taken_when_all_finish_alike() -> None:
+    book = Book()
+    agents = [Agent(AgentId(a), "x", ServerId(a), 1, 10**9) for a in "abc"]
+    members = [book.member(agent) for agent in agents]
+    pool = Pool(members)
+    book.follow([pool])
+    leg = Leg(pool, (10,), 0)
+    book.reserve(BatchId(1), [Step(members[1], 0, 0, 0, 10)], 100)
+    book.reserve(BatchId(2), [Step(members[2], 0, 0, 0, 30)], 100)
+    assert find_path((leg,), 1, 20).steps[0].member is members[1]

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+from redis.asyncio import Redis
+
+from scheduler.state.keys import Keys
+from scheduler.state.lease import Lease
+
+KEYS = Keys("test")
+
+
+def candidate(redis: Redis, name: str, ttl_s: float = 10.0) -> Lease:
+    return Lease(redis, KEYS, name, ttl_s)
+
+
+async def test_one_of_many_candidates_wins(redis: Redis) -> None:
+    leases = [candidate(redis, f"s{i}") for i in range(8)]
+    won = await asyncio.gather(*(lease.try_acquire() for lease in leases))
+    assert sum(won) == 1
+    assert [lease.epoch for lease in leases if lease.epoch] == [1]
+
+
+async def test_epoch_grows_with_every_leader(redis: Redis) -> None:
+    first, second = candidate(redis, "a"), candidate(redis, "b")
+    assert await first.try_acquire()
+    assert not await second.try_acquire()
+    await first.release()
+    assert await second.try_acquire()
+    assert (first.epoch, second.epoch) == (1, 2)
+
+
+async def test_lease_expires_and_its_holder_notices(redis: Redis) -> None:
+    first, second = candidate(redis, "a", ttl_s=0.05), candidate(redis, "b")
+    assert await first.try_acquire()
+    deadline = time.monotonic() + 5
+    while not await second.try_acquire():
+        assert time.monotonic() < deadline
+    assert not await first.renew()
+    assert await second.renew()
+
+
+async def test_renewal_prolongs(redis: Redis) -> None:
+    lease = candidate(redis, "a", ttl_s=60.0)
+    assert await lease.try_acquire()
+    await redis.pexpire(KEYS.lease, 1_000)
+    assert await lease.renew()
+    assert await redis.pttl(KEYS.lease) > 50_000
+
+
+async def test_release_leaves_the_lease_of_another_alone(redis: Redis) -> None:
+    first, second = candidate(redis, "a"), candidate(redis, "b")
+    assert await first.try_acquire()
+    await second.release()
+    assert await first.renew()
+
+
+async def test_epoch_goes_beyond_what_redis_forgot(redis: Redis) -> None:
+    lease = candidate(redis, "a")
+    assert await lease.try_acquire(beyond=41)
+    assert lease.epoch == 42
+    await redis.flushall()
+    assert await lease.try_acquire()
+    assert lease.epoch == 43
+
+
+async def test_same_token_of_another_epoch_is_not_renewed(redis: Redis) -> None:
+    lease = candidate(redis, "a")
+    assert await lease.try_acquire()
+    await redis.incr(KEYS.epoch)
+    assert not await lease.renew()
+
+
+async def test_scripts_survive_a_server_that_forgot_them(redis: Redis) -> None:
+    lease = candidate(redis, "a")
+    assert await lease.try_acquire()
+    await redis.script_flush()
+    assert await lease.renew()

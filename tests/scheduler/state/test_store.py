@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pytest
+from redis.asyncio import Redis
+
+from scheduler.clock import translation_ns
+from scheduler.state.journal import Changes
+from scheduler.state.keys import Keys, Table, book_table
+from scheduler.state.lease import Lease
+from scheduler.state.store import ClockAnchor, Store
+from services.domain.ids import ResourceId
+from services.errors import InvalidInput, StaleEpoch
+
+KEYS = Keys("test")
+
+
+def change(value: str | None, *, replace: bool = False) -> Changes:
+    return Changes({Table.PLAN: {"active": value}}, replace=replace)
+
+
+@pytest.fixture
+async def lease(redis: Redis) -> Lease:
+    lease = Lease(redis, KEYS, "leader", 60.0)
+    assert await lease.try_acquire()
+    return lease
+
+
+async def test_what_is_applied_is_loaded(redis: Redis, lease: Lease) -> None:
+    store = Store(redis, KEYS)
+    gpu = ResourceId("gpu/agent-0")
+    tables = {Table.RESOURCES: {gpu: "1"}, book_table(gpu): {"7:0": "1 2 3 0"}}
+    await store.apply(lease, Changes({**tables, Table.PLAN: {"active": "x"}}))
+    stored = await Store(redis, KEYS).load()
+    assert stored.tables[Table.PLAN] == {"active": "x"}
+    assert stored.book == {gpu: {"7:0": "1 2 3 0"}}
+    await store.apply(lease, Changes({Table.PLAN: {"active": None}}))
+    assert (await store.load()).tables[Table.PLAN] == {}
+
+
+async def test_a_fenced_leader_writes_nothing(redis: Redis, lease: Lease) -> None:
+    old, new = Store(redis, KEYS), Store(redis, KEYS)
+    await old.apply(lease, change("old"))
+    successor = Lease(redis, KEYS, "successor", 60.0)
+    await redis.delete(KEYS.lease)  # as if it had expired while the leader was paused
+    assert await successor.try_acquire()
+    with pytest.raises(StaleEpoch):
+        await old.apply(lease, change("from the grave"))
+    await new.apply(successor, change("new"))
+    assert (await new.load()).tables[Table.PLAN] == {"active": "new"}
+
+
+async def test_an_expired_lease_fences_too(redis: Redis, lease: Lease) -> None:
+    await redis.delete(KEYS.lease)
+    with pytest.raises(StaleEpoch):
+        await Store(redis, KEYS).apply(lease, change("x"))
+    assert (await Store(redis, KEYS).load()).tables[Table.PLAN] == {}
+
+
+async def test_a_snapshot_replaces_everything(redis: Redis, lease: Lease) -> None:
+    store = Store(redis, KEYS)
+    gone, kept = ResourceId("gpu/gone"), ResourceId("gpu/kept")
+    await store.apply(lease, Changes({
+        Table.RESOURCES: {gone: "1"}, book_table(gone): {"1:0": "1 2 3 0"},
+        Table.PLAN: {"stale": "x"},
+    }))  # fmt: skip
+    successor = Store(redis, KEYS)
+    await successor.load()
+    await successor.apply(lease, Changes({
+        Table.RESOURCES: {kept: "1"}, book_table(kept): {"2:0": "4 5 6 1"},
+    }, replace=True))  # fmt: skip
+    stored = await successor.load()
+    assert stored.tables[Table.PLAN] == {}
+    assert stored.book == {kept: {"2:0": "4 5 6 1"}}
+    assert await redis.exists(KEYS.table(book_table(gone))) == 0
+
+
+async def test_thousands_of_fields_go_in_one_batch(redis: Redis, lease: Lease) -> None:
+    store = Store(redis, KEYS)
+    fields: dict[str, str | None] = {str(number): "x" * 50 for number in range(12_000)}
+    await store.apply(lease, Changes({Table.BATCHES: fields}))
+    assert len((await store.load()).tables[Table.BATCHES]) == 12_000
+    await store.apply(lease, Changes({Table.BATCHES: dict.fromkeys(fields)}))
+    assert (await store.load()).tables[Table.BATCHES] == {}
+
+
+async def test_the_event_stream_is_bounded(redis: Redis, lease: Lease) -> None:
+    store = Store(redis, KEYS)
+    for _ in range(4):
+        await store.apply(lease, Changes(events=[{"kind": "tick"}] * 2_000))
+    assert 5_000 <= await redis.xlen(KEYS.events) < 6_000
+
+
+async def test_every_key_carries_the_cluster_as_hash_tag(redis: Redis, lease: Lease) -> None:
+    tables = {table: {"a": "1"} for table in Table}
+    await Store(redis, KEYS).apply(lease, Changes(dict(tables), [{"kind": "x"}]))
+    keys = [key.decode() for key in await redis.keys("*")]
+    assert len(keys) == len(Table) + 4
+    assert all(key.startswith("catenary:{test}:") for key in keys)
+    with pytest.raises(InvalidInput):
+        Keys("no{braces}")
+
+
+async def test_the_clock_of_a_predecessor_is_translated(redis: Redis, lease: Lease) -> None:
+    store = Store(redis, KEYS)
+    await store.apply(lease, change("x"))
+    stored = await store.load()
+    assert stored.anchor is not None
+    # Both clocks are this process's, so that moments must stay where they are.
+    assert abs(translation_ns(stored.anchor, stored.now)) < 20_000_000
+
+
+def test_translation_moves_by_the_difference_of_the_clocks() -> None:
+    theirs = ClockAnchor(scheduler_ns=5_000_000_000, redis_us=1_000_000)
+    ours = ClockAnchor(scheduler_ns=70_000_000_000, redis_us=3_000_000)
+    # Two seconds passed: their 5 s are our 68 s.
+    assert 5_000_000_000 + translation_ns(theirs, ours) == 68_000_000_000

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from redis.asyncio import Redis
+
+from scheduler.state.journal import Changes, Journal
+from scheduler.state.keys import Keys, Table
+from scheduler.state.lease import Lease
+from scheduler.state.store import Store
+from scheduler.state.write_behind import Rhythm, Sources, WriteBehind
+from services.domain.ids import Epoch
+from services.embedded_redis import EmbeddedRedis
+from services.errors import StaleEpoch
+
+KEYS = Keys("test")
+RHYTHM = Rhythm(flush_s=0.002, renew_s=0.05, longest_backoff_s=0.05)
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.005)
+
+
+class Leader:
+    def __init__(self, redis: Redis, name: str = "leader", ttl_s: float = 60.0) -> None:
+        self.lease = Lease(redis, KEYS, name, ttl_s)
+        self.store = Store(redis, KEYS)
+        self.journal = Journal()
+        self.state: dict[str, str] = {}
+        self.epochs: list[Epoch] = []
+        sources = Sources(lambda: None, self.snapshot, self.epochs.append)
+        self.write_behind = WriteBehind(self.store, self.lease, self.journal, sources, RHYTHM)
+
+    def snapshot(self) -> Changes:
+        return Changes({Table.PLAN: dict(self.state)}, replace=True)
+
+    def put(self, name: str, value: str) -> None:
+        self.state[name] = value
+        self.journal.put(Table.PLAN, name, value)
+        self.write_behind.touch()
+
+    async def stored(self) -> dict[str, str]:
+        return (await self.store.load()).tables[Table.PLAN]
+
+
+@asynccontextmanager
+async def running(leader: Leader) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(leader.write_behind.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def settled(leader: Leader) -> None:
+    await until(lambda: not leader.journal and leader.write_behind.connected, "written")
+    deadline = time.monotonic() + 5
+    while await leader.stored() != leader.state:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+def kill(server: EmbeddedRedis) -> None:
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+
+
+async def test_changes_arrive_soon(redis: Redis) -> None:
+    leader = Leader(redis)
+    assert await leader.lease.try_acquire()
+    async with running(leader):
+        for number in range(100):
+            leader.put(str(number), "x")
+        await settled(leader)
+    assert len(await leader.stored()) == 100
+
+
+async def test_the_lease_is_kept_while_nothing_happens(redis: Redis) -> None:
+    leader = Leader(redis)
+    assert await leader.lease.try_acquire()
+    await redis.pexpire(KEYS.lease, 1_000)
+    async with running(leader):
+        deadline = time.monotonic() + 5
+        while await redis.pttl(KEYS.lease) < 50_000:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+
+
+async def test_killed_redis_comes_back_and_nothing_is_missing(
+    redis: Redis, server: EmbeddedRedis
+) -> None:
+    leader = Leader(redis)
+    assert await leader.lease.try_acquire()
+    async with running(leader):
+        leader.put("before", "1")
+        await settled(leader)
+        kill(server)
+        await server.wait()
+        await until(lambda: not leader.write_behind.connected, "the loss is noticed")
+        leader.put("during", "2")
+        await server.start()
+        await settled(leader)
+    assert await leader.stored() == {"before": "1", "during": "2"}
+
+
+async def test_redis_that_forgot_everything_gets_a_snapshot_of_a_higher_epoch(
+    redis: Redis,
+) -> None:
+    leader = Leader(redis)
+    assert await leader.lease.try_acquire(beyond=6)
+    async with running(leader):
+        leader.put("a", "1")
+        await settled(leader)
+        await redis.flushall()
+        await until(lambda: bool(leader.epochs), "the lease is taken again")
+        await settled(leader)
+    assert leader.epochs == [8]
+    assert leader.lease.epoch == 8
+
+
+async def test_an_expired_lease_nobody_wanted_is_taken_again(redis: Redis) -> None:
+    leader = Leader(redis)
+    assert await leader.lease.try_acquire()
+    await redis.delete(KEYS.lease)
+    async with running(leader):
+        leader.put("a", "1")
+        await settled(leader)
+    assert leader.epochs == [2]
+
+
+async def test_a_successor_ends_the_term(redis: Redis) -> None:
+    leader, successor = Leader(redis, "old"), Leader(redis, "new")
+    assert await leader.lease.try_acquire()
+    async with running(leader) as task:
+        await redis.delete(KEYS.lease)
+        assert await successor.lease.try_acquire() or leader.epochs
+        if leader.epochs:
+            pytest.skip("the old leader was quicker, which is right too")
+        async with asyncio.timeout(5):
+            with pytest.raises(StaleEpoch):
+                await task
+    assert (await leader.stored()) == {}
+
+
+async def test_a_leader_in_between_ends_the_term_even_if_it_is_gone(redis: Redis) -> None:
+    leader, other = Leader(redis, "old"), Leader(redis, "other")
+    assert await leader.lease.try_acquire()
+    await leader.lease.release()
+    assert await other.lease.try_acquire()
+    await other.lease.release()
+    async with running(leader) as task, asyncio.timeout(5):
+        with pytest.raises(StaleEpoch):
+            await task
+    assert await redis.get(KEYS.lease) is None
+
+
+async def test_an_agent_of_a_higher_epoch_lifts_ours_beyond_it(redis: Redis) -> None:
+    leader = Leader(redis)
+    assert await leader.lease.try_acquire()
+    async with running(leader):
+        leader.write_behind.go_beyond(9)
+        await until(lambda: leader.epochs == [10], "the epoch is lifted")
+        leader.write_behind.go_beyond(10)
+        leader.put("a", "1")
+        await settled(leader)
+    assert leader.epochs == [10]
+
+
+async def test_an_overflow_while_redis_is_away_ends_in_a_snapshot(
+    redis: Redis, server: EmbeddedRedis
+) -> None:
+    leader = Leader(redis)
+    leader.journal = Journal(limit=10)
+    sources = Sources(lambda: None, leader.snapshot, leader.epochs.append)
+    leader.write_behind = WriteBehind(leader.store, leader.lease, leader.journal, sources, RHYTHM)
+    assert await leader.lease.try_acquire()
+    async with running(leader):
+        kill(server)
+        await server.wait()
+        for number in range(50):
+            leader.put(str(number), "x")
+        assert leader.journal.needs_snapshot
+        await server.start()
+        await settled(leader)
+    assert len(await leader.stored()) == 50

@@ -1,0 +1,104 @@
+"""Endpoints of every transport, and a peer in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import trustme
+
+from services.security.tls import ClientSecurity, ServerSecurity
+from services.transport.grpc_stream import GrpcEndpoint
+from services.transport.interface import Address, Endpoint, FrameHandler, ReceivedFrame
+from services.transport.settings import TransportSecurity, TransportSettings
+from services.transport.shm import ShmEndpoint
+from services.transport.tcp import TcpEndpoint
+
+ENDPOINTS = {"shm": ShmEndpoint, "tcp": TcpEndpoint, "grpc": GrpcEndpoint}
+KINDS = ["shm", "tcp", "tcp+tls", "grpc", "grpc+tls"]
+MIB = 1 << 20
+
+
+class Inbox:
+    """A handler that keeps frames until a test takes them."""
+
+    def __init__(self) -> None:
+        self.frames: asyncio.Queue[ReceivedFrame] = asyncio.Queue()
+
+    def __call__(self, frame: ReceivedFrame) -> None:
+        self.frames.put_nowait(frame)
+
+    async def next(self) -> ReceivedFrame:
+        return await asyncio.wait_for(self.frames.get(), 20)
+
+
+@dataclass
+class Kit:
+    """Makes endpoints of one transport and closes them at the end."""
+
+    kind: str
+    settings: TransportSettings
+    opened: list[Endpoint]
+
+    @property
+    def transport(self) -> str:
+        return self.kind.partition("+")[0]
+
+    async def endpoint(
+        self, peer_id: str, handler: FrameHandler | None = None, **changes: object
+    ) -> Endpoint:
+        endpoint = ENDPOINTS[self.transport](peer_id, replace(self.settings, **changes))
+        await endpoint.start(handler or Inbox())
+        self.opened.append(endpoint)
+        return endpoint
+
+
+def secured(folder: Path) -> TransportSecurity:
+    authority = trustme.CA()
+    pair = authority.issue_cert("127.0.0.1")
+    files = {name: folder / f"{name}.pem" for name in ("cert", "key", "ca")}
+    pair.cert_chain_pems[0].write_to_path(files["cert"])
+    pair.private_key_pem.write_to_path(files["key"])
+    authority.cert_pem.write_to_path(files["ca"])
+    mine = {"cert_file": files["cert"], "key_file": files["key"], "ca_file": files["ca"]}
+    return TransportSecurity(ServerSecurity(**mine), ClientSecurity(**mine))
+
+
+@dataclass
+class ForeignPeer:
+    """A receiver in another process. Holds every frame; says how many it has."""
+
+    process: asyncio.subprocess.Process
+    address: Address
+
+    async def received(self) -> bytes:
+        assert self.process.stdout is not None
+        return await asyncio.wait_for(self.process.stdout.readline(), 20)
+
+    async def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+
+RECEIVER = """
+import asyncio, sys
+from pathlib import Path
+from services.transport.settings import TransportSettings
+from services.transport.hub import _ENDPOINTS as ENDPOINTS
+async def main():
+    held = []
+    def handler(frame):
+        held.append(frame)
+        print(len(frame.payload), flush=True)
+    settings = TransportSettings(runtime_dir=Path(sys.argv[2]))
+    endpoint = ENDPOINTS[sys.argv[1]]("foreign", settings)
+    await endpoint.start(handler)
+    print(endpoint.address.address, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+Spawn = Callable[[str, Path], Awaitable[ForeignPeer]]

@@ -1,0 +1,291 @@
+"""A real gateway between scripted peers: a scheduler that answers by script, an agent that echoes.
+
+Everything between them is real: gRPC streams, transports, doors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+import numpy as np
+from catenary_protos.catenary.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    frame_pb2,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+
+from gateway.process import GatewayProcess
+from gateway.settings import GatewaySettings
+from services.security.tls import ServerSecurity
+from services.grpc_kit import create_server
+from services.transport.frames import layout, tensor_views
+from services.transport.hub import TransportHub
+from services.transport.interface import ReceivedFrame
+from services.transport.settings import TransportSettings
+
+AGENT = "agent-0"
+GATEWAY = "gateway-t"
+Down = scheduler_pb2.SchedulerToGatewayMessage
+
+
+def spec(name: str, datatype: str, *shape: int) -> common_pb2.TensorSpec:
+    return common_pb2.TensorSpec(name=name, datatype=datatype, shape=shape)
+
+
+def served(
+    name: str,
+    inputs: Sequence[common_pb2.TensorSpec],
+    outputs: Sequence[common_pb2.TensorSpec],
+    **facts: object,
+) -> scheduler_pb2.ServedModel:
+    known = {"version": "1", "ready": True, "batched": True, "default_slo_ns": 10**10}
+    return scheduler_pb2.ServedModel(
+        name=name, platform="onnxruntime_onnx", inputs=inputs, outputs=outputs, **(known | facts)
+    )
+
+
+def echo(name: str, *tensors: tuple[object, ...], **facts: object) -> scheduler_pb2.ServedModel:
+    """A model whose output out_N is its input in_N; tensors are (datatype, dimensions...)."""
+    return served(
+        name,
+        [spec(f"in_{at}", *tensor) for at, tensor in enumerate(tensors)],
+        [spec(f"out_{at}", *tensor) for at, tensor in enumerate(tensors)],
+        **facts,
+    )
+
+
+MODELS = [
+    echo("toy", ("FP32", -1, 4)),
+    echo("pair", ("FP32", -1, 2), ("INT64", -1)),
+    echo("half", ("FP16", -1, 2)),
+    echo("text", ("BYTES", -1, 2)),
+    echo("flags", ("BOOL", -1), ("UINT8", -1)),
+    echo("whole", ("FP64", 3), batched=False),
+    echo("free", ("FP32", -1, -1)),
+    echo("cold", ("FP32", -1, 4), ready=False, not_ready_reason="no agents"),
+]
+
+
+class ScriptedScheduler(
+    scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.AdminServicer
+):
+    """Records what the gateway says; answers submissions with `script`."""
+
+    def __init__(self, models: Sequence[scheduler_pb2.ServedModel] = MODELS) -> None:
+        self.models = list(models)
+        self.epoch = 1
+        self.standby = False
+        self.peers: list[common_pb2.Peer] = []
+        self.script: Callable[[scheduler_pb2.SubmitRequest], list[Down]] = self.one_batch
+        self.gateway = GATEWAY
+        self.heard: asyncio.Queue[scheduler_pb2.GatewayMessage] = asyncio.Queue()
+        self.sessions = 0
+        self._out: asyncio.Queue[Down | None] = asyncio.Queue()
+        self._batches = 0
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+
+    async def start(self, port: int = 0) -> None:
+        self._server = create_server(ServerSecurity(insecure=True))
+        scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server)
+        admin_pb2_grpc.add_AdminServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    def send(self, *messages: Down) -> None:
+        for message in messages:
+            self._out.put_nowait(message)
+
+    async def hear(self, kind: str, timeout_s: float = 5.0) -> object:
+        """The next message of this kind; others are skipped."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                message = await self.heard.get()
+                if message.WhichOneof("kind") == kind:
+                    return getattr(message, kind)
+
+    def one_batch(self, submit: scheduler_pb2.SubmitRequest) -> list[Down]:
+        return [self.batch([(submit.request_id, 0, submit.rows, 0)])]
+
+    def batch(
+        self, slices: Sequence[tuple[int, int, int, int]], *, agent: str = AGENT, rows: int = 0
+    ) -> Down:
+        """An order; slices are (request, request_row, rows, batch_row)."""
+        self._batches += 1
+        pieces = [
+            common_pb2.Slice(
+                gateway_id=self.gateway, request_id=r, request_row=q, rows=n, batch_row=b
+            )
+            for r, q, n, b in slices
+        ]
+        return Down(
+            dispatch=scheduler_pb2.DispatchBatch(
+                epoch=self.epoch,
+                batch_id=self.epoch << 40 | self._batches,
+                batch_rows=rows or sum(piece.rows for piece in pieces),
+                slices=pieces,
+                route=[common_pb2.Hop(agent_id=agent, model="m", last_block=1)],
+                expected_after_ns=50_000_000,
+            )
+        )
+
+    async def GatewaySession(self, request_iterator, context):  # noqa: N802
+        if self.standby:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "standby")
+        self.sessions += 1
+        self._out = asyncio.Queue()
+        self.send(
+            Down(welcome=scheduler_pb2.Welcome(scheduler_id="s", epoch=self.epoch)),
+            Down(directory=scheduler_pb2.Directory(peers=self.peers)),
+            Down(models=scheduler_pb2.ModelTable(models=self.models)),
+        )
+        writer = asyncio.create_task(self._write(context, self._out))
+        try:
+            async for pack in request_iterator:
+                for message in pack.messages:
+                    kind = message.WhichOneof("kind")
+                    if kind == "heartbeat":
+                        self.send(Down(heartbeat=scheduler_pb2.Heartbeat()))
+                        continue
+                    self.heard.put_nowait(message)
+                    if kind == "submit":
+                        self.send(*self.script(message.submit))
+        finally:
+            writer.cancel()
+
+    async def _write(self, context, out: asyncio.Queue[Down]) -> None:
+        while True:
+            pack = scheduler_pb2.SchedulerToGatewayMessages(messages=[await out.get()])
+            while not out.empty():
+                pack.messages.append(out.get_nowait())
+            await context.write(pack)
+
+    async def GetStatus(self, request, context):  # noqa: N802
+        return admin_pb2.GetStatusResponse(scheduler_id="s", epoch=self.epoch)
+
+    async def DeployModel(self, request, context):  # noqa: N802
+        return admin_pb2.DeployModelResponse(plan_id=f"with {request.model}:{request.version}")
+
+
+@dataclass
+class EchoAgent:
+    """Sends every frame it gets back as a result, output out_N being input in_N."""
+
+    hub: TransportHub
+    hold: bool = False
+    copies: int = 1
+    headers: list[frame_pb2.FrameHeader] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    held: list[tuple[frame_pb2.FrameHeader, bytes]] = field(default_factory=list)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def peer(self) -> common_pb2.Peer:
+        addresses = [
+            common_pb2.TransportAddress(transport=a.transport, address=a.address, host_id=a.host_id)
+            for a in self.hub.addresses
+        ]
+        return common_pb2.Peer(peer_id=AGENT, incarnation=1, addresses=addresses)
+
+    def receive(self, frame: ReceivedFrame) -> None:
+        header = frame_pb2.FrameHeader.FromString(frame.header)
+        payload = bytes(frame.payload)
+        frame.release()
+        self.headers.append(header)
+        if self.hold:
+            self.held.append((header, payload))
+        else:
+            self.answer(header, payload)
+        self.arrived.set()
+
+    def answer(self, header: frame_pb2.FrameHeader, payload: bytes) -> None:
+        task = asyncio.create_task(self._answer(header, payload))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _answer(self, header: frame_pb2.FrameHeader, payload: bytes) -> None:
+        link = await self.hub.link_to(header.slices[0].gateway_id, 5.0)
+        result = frame_pb2.FrameHeader()
+        result.CopyFrom(header)
+        result.kind = frame_pb2.FRAME_KIND_RESULT
+        result.position = 1
+        result.timings.add(agent_id=AGENT, last_block=1, wait_ns=1000, compute_ns=2000)
+        for tensor in result.tensors:
+            tensor.name = tensor.name.replace("in_", "out_")
+        for _ in range(self.copies):
+            slot = await link.export(len(payload), 5.0)
+            slot.view[:] = payload
+            await link.push(slot, result.SerializeToString(), 5.0)
+
+
+@dataclass
+class Stage:
+    """A gateway and its scripted peers."""
+
+    gateway: GatewayProcess
+    scheduler: ScriptedScheduler
+    agent: EchoAgent
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self.gateway.grpc_port}"
+
+    @property
+    def http(self) -> str:
+        return f"127.0.0.1:{self.gateway.http_port}"
+
+    @property
+    def admin(self) -> str:
+        return f"127.0.0.1:{self.gateway.admin_port}"
+
+
+@asynccontextmanager
+async def stage(tmp_path: Path, *, exporter=None, wait: bool = True, **settings) -> AsyncIterator[Stage]:
+    """Starts everything; `settings` are the gateway's."""
+    scheduler = ScriptedScheduler()
+    await scheduler.start()
+    hub = TransportHub(AGENT, TransportSettings(runtime_dir=tmp_path / "run"))
+    agent = EchoAgent(hub)
+    await hub.start(agent.receive)
+    scheduler.peers.append(agent.peer)
+    known = {
+        "gateway_id": GATEWAY, "grpc_port": 0, "http_port": 0, "admin_port": 0, "insecure": True,
+        "scheduler_addresses": [f"127.0.0.1:{scheduler.port}"], "runtime_dir": tmp_path / "run",
+    }  # fmt: skip
+    gateway = GatewayProcess(GatewaySettings(**(known | settings)), exporter=exporter)
+    try:
+        await gateway.start()
+        if wait:
+            hello = await scheduler.hear("hello")
+            hub.update_directory([hello.peer])
+            async with asyncio.timeout(5):
+                while not gateway._catalog.known:
+                    await asyncio.sleep(0.005)
+        yield Stage(gateway, scheduler, agent)
+    finally:
+        await gateway.stop()
+        for task in list(agent.tasks):
+            task.cancel()
+        await hub.close()
+        await scheduler.stop()
+
+
+def rows_of(values: np.ndarray, header: frame_pb2.FrameHeader, payload: bytes) -> np.ndarray:
+    """The one tensor of a frame."""
+    return next(iter(tensor_views(header.tensors, memoryview(payload)).values()))
+
+
+__all__ = ["MODELS", "EchoAgent", "ScriptedScheduler", "Stage", "layout", "stage"]
