@@ -59,16 +59,16 @@ class Admission:
 class Lease:
     """A place among the admitted; a context manager."""
 
-    __slots__ = ("_admission", "_nbytes")
+    __slots__ = ("_nbytes", "admission")
 
     def __init__(self, admission: Admission, nbytes: int) -> None:
-        self._admission = admission
+        self.admission = admission
         self._nbytes = nbytes
 
     def shrink(self, nbytes: int) -> None:
         """Gives back what turned out not to be needed."""
         if nbytes < self._nbytes:
-            self._admission.bytes -= self._nbytes - nbytes
+            self.admission.bytes -= self._nbytes - nbytes
             self._nbytes = nbytes
 
     def __enter__(self) -> Lease:
@@ -80,5 +80,5 @@ class Lease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._admission.requests -= 1
-        self._admission.bytes -= self._nbytes
+        self.admission.requests -= 1
+        self.admission.bytes -= self._nbytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from opentelemetry.trace import SpanKind
+from prometheus_client import Counter, Histogram
 
 from gateway.recent_requests import FinishedRequest, RecentRequests
 from gateway.waterfall import bars_of
@@ -23,27 +24,38 @@ class Bookkeeping:
         self.recent = RecentRequests()
         self.metrics = metrics
         self.tracer = tracer
+        # Looking up labels costs more than counting; models and outcomes are few.
+        self._counters: dict[tuple[str, str], Counter] = {}
+        self._durations: dict[str, Histogram] = {}
 
     def finished(self, request: FinishedRequest, deadline_ns: int) -> None:
         """Takes one finished request into account."""
         metrics, model = self.metrics, request.model
         self.recent.add(request)
-        metrics.requests.labels(model, request.outcome).inc()
+        self._count(model, request.outcome)
         seconds = (request.finished_ns - request.arrival.monotonic_ns) / 1e9
-        metrics.request_seconds.labels(model).observe(seconds)
+        durations = self._durations.get(model)
+        if durations is None:
+            durations = self._durations[model] = metrics.request_seconds.labels(model)
+        durations.observe(seconds)
         if request.outcome != "CANCELLED":
             met = request.outcome == OK and request.finished_ns <= deadline_ns
             metrics.observe_slo(model, met)
-        if request.outcome in _OVERLOADS:
-            metrics.admission_rejected.labels(request.outcome).inc()
         if request.arrival.trace.sampled and self.tracer.enabled:
             self._export(request)
 
     def refused(self, model: str, reason: str) -> None:
         """Counts a request that was turned away at the door."""
-        self.metrics.requests.labels(model, reason).inc()
-        if reason in _OVERLOADS:
-            self.metrics.admission_rejected.labels(reason).inc()
+        self._count(model, reason)
+
+    def _count(self, model: str, outcome: str) -> None:
+        counter = self._counters.get((model, outcome))
+        if counter is None:
+            counter = self.metrics.requests.labels(model, outcome)
+            self._counters[model, outcome] = counter
+        counter.inc()
+        if outcome in _OVERLOADS:
+            self.metrics.admission_rejected.labels(outcome).inc()
 
     def _export(self, request: FinishedRequest) -> None:
         arrival = request.arrival

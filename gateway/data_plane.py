@@ -39,6 +39,10 @@ class Outbox(Protocol):
         """Queues a message for the scheduler; dropped while there is none."""
         ...
 
+    def send_soon(self, message: scheduler_pb2.GatewayMessage) -> None:
+        """The same for a message nobody waits for."""
+        ...
+
 
 class DataPlane:
     """Keeps every unanswered request, and sees each one to its end.
@@ -168,7 +172,6 @@ class DataPlane:
         self._outbox.send(_Message(submit=pending.submission(pending.submitted_ns)))
         self._requests[number] = pending
         self._idle.clear()
-        self.books.metrics.requests_in_flight.set(len(self._requests))
         self._deadlines.add(number, deadline_ns)
         return pending
 
@@ -223,7 +226,7 @@ class DataPlane:
                 pending.future.set_exception(error)
         if tell == "finished":
             finished = scheduler_pb2.RequestFinished(request_id=pending.number)
-            self._tell(_Message(finished=finished))
+            self._outbox.send_soon(_Message(finished=finished))
         elif tell == "cancel":
             cancel = scheduler_pb2.CancelRequest(request_id=pending.number)
             self._tell(_Message(cancel=cancel))
@@ -232,11 +235,8 @@ class DataPlane:
         # Counting and tracing wait until the answer is on its way.
         outcome = OK if error is None else error.reason
         done = FinishedRequest.of(pending, outcome, time.monotonic_ns())
-        asyncio.get_running_loop().call_soon(self._account, done, pending.deadline_ns)
-
-    def _account(self, done: FinishedRequest, deadline_ns: int) -> None:
-        self.books.metrics.requests_in_flight.set(len(self._requests))
-        self.books.finished(done, deadline_ns)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self.books.finished, done, pending.deadline_ns)
 
     def _tell(self, message: scheduler_pb2.GatewayMessage) -> None:
         try:

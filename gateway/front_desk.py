@@ -34,7 +34,9 @@ class Visit:
     async def infer(self, request: InferenceRequest, arrival: Arrival) -> InferenceResponse:
         """Returns the data plane's answer."""
         self.handed_over = True
-        return await self._plane.infer(request, arrival)
+        response = await self._plane.infer(request, arrival)
+        self.lease.admission.learn(time.monotonic_ns() - arrival.monotonic_ns)
+        return response
 
 
 @dataclass(slots=True)

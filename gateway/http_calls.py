@@ -40,11 +40,15 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 def error_response(request: web.Request, error: CatenaryError) -> web.Response:
     """Returns `error` as an answer to `request`."""
     openai = request.path.startswith(OPENAI_PREFIX)
-    return web.json_response(
+    response = web.json_response(
         openai_body(error) if openai else http_body(error),
         status=http_status(error),
         headers=http_headers(error),
     )
+    if request.content.exception() is not None:
+        # The rest of a broken body cannot be told from the next request; say so.
+        response.force_close()
+    return response
 
 
 def json_response(document: object, *, status: int = 200) -> web.Response:

@@ -94,6 +94,7 @@ class GatewayProcess:
         """
         settings = self.settings
         await self._hub.start(self._plane.frame)
+        self._metrics.requests_in_flight.set_function(lambda: float(self._plane.unanswered))
         self._metrics.in_flight_bytes.set_function(lambda: float(self._admission.bytes))
         if settings.metrics_port is not None:
             self.metrics_port, self._stop_metrics = start_metrics_server(

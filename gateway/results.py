@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from catenary_protos.catenary.v1 import frame_pb2
+from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 from gateway.inference import Tensor
 from gateway.pending import Attempt, PendingRequest
 from services.errors import CatenaryError, InternalError, InvalidInput
@@ -75,7 +75,6 @@ class ResultMerger:
                 raw = views[tensor.name].astype(np.uint8, copy=False)
                 views[tensor.name] = decode_bytes(raw, tensor.shape)
         self._merge(header, attempt, views)
-        attempt.merged_ns = time.monotonic_ns()
 
     def _merge(
         self, header: frame_pb2.FrameHeader, attempt: Attempt, views: Mapping[str, Tensor]
@@ -89,12 +88,18 @@ class ResultMerger:
                 raise InvalidInput("slices", f"batch {header.batch_id} was not ordered like this")
             request = self._requests.get(piece.request_id)
             if request is not None:
-                self._merge_slice(request, piece.request_row, piece.rows, views, at)
+                self._merge_slice(request, attempt, piece, views, at)
             at += piece.rows
 
     def _merge_slice(
-        self, request: PendingRequest, row: int, rows: int, views: Mapping[str, Tensor], at: int
+        self,
+        request: PendingRequest,
+        attempt: Attempt,
+        piece: common_pb2.Slice,
+        views: Mapping[str, Tensor],
+        at: int,
     ) -> None:
+        row, rows = piece.request_row, piece.rows
         if not request.request.model.batched:
             row, rows, at = 0, 1, 0
         elif any(view.ndim == 0 or len(view) < at + rows for view in views.values()):
@@ -104,6 +109,7 @@ class ResultMerger:
         except InternalError as error:
             self._failed(request, error)
             return
+        attempt.merged_ns = time.monotonic_ns()
         if done:
             self._complete(request)
 

@@ -22,6 +22,7 @@ from services.security.tls import ClientSecurity
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
 CONNECT_TIMEOUT_S = 3.0
+_LINGER_S = 0.002
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 1.0
 
@@ -60,6 +61,7 @@ class SchedulerLink:
         self._addresses = tuple(addresses)
         self._security = security
         self._writer: PackedWriter[scheduler_pb2.GatewayMessage] | None = None
+        self._later: list[scheduler_pb2.GatewayMessage] = []
         self.channel: grpc.aio.Channel | None = None
         """To the scheduler that leads; None while there is none."""
 
@@ -75,7 +77,28 @@ class SchedulerLink:
             Overloaded: the scheduler does not keep up.
         """
         if self._writer is not None:
+            if self._later:
+                self._flush_later()
             self._writer.put(message)
+
+    def send_soon(self, message: scheduler_pb2.GatewayMessage) -> None:
+        """Queues a message that nobody waits for: it goes with the next one, or a moment later.
+
+        A write costs far more than a message in it, and under load the next one is never far.
+        """
+        if self._writer is None:
+            return
+        self._later.append(message)
+        if len(self._later) == 1:
+            asyncio.get_running_loop().call_later(_LINGER_S, self._flush_later)
+
+    def _flush_later(self) -> None:
+        later, self._later = self._later, []
+        if self._writer is not None:
+            # A scheduler that does not read is about to be lost; the next one is told anew.
+            with suppress(Overloaded):
+                for message in later:
+                    self._writer.put(message)
 
     async def run(self, listener: SchedulerListener) -> None:
         """Keeps a stream open until cancelled."""
@@ -121,6 +144,7 @@ class SchedulerLink:
                 call.cancel()
                 if self._writer is not None:
                     self._writer = None
+                    self._later = []
                     self.channel = None
                     listener.disconnected()
         finally:

@@ -8,7 +8,7 @@ behind the other from the moment the rows were pushed; what is left until the re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from catenary_protos.catenary.v1 import admin_pb2, common_pb2
 from gateway.pending import Attempt
@@ -46,10 +46,12 @@ def bars_of(request: FinishedRequest, gateway_id: str) -> list[Bar]:
                 Bar("gateway.send", gateway_id, dispatched_ns, attempt.sent_ns, batch, number)
             )
         bars.extend(_hops(attempt, gateway_id, number))
-    merged_ns = max((attempt.merged_ns for attempt in request.attempts), default=0)
-    if merged_ns and merged_ns <= request.finished_ns:
-        bars.append(Bar("gateway.answer", gateway_id, merged_ns, request.finished_ns))
-    return bars
+    # A batch shared with other requests may go on after this one was answered.
+    end_ns = request.finished_ns
+    return [
+        replace(bar, start_ns=min(bar.start_ns, end_ns), end_ns=min(bar.end_ns, end_ns))
+        for bar in bars
+    ]
 
 
 def trace_of(request: FinishedRequest, gateway_id: str) -> admin_pb2.GetTraceResponse:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, Protocol
@@ -97,12 +97,8 @@ class Control:
         for address in cycle(self._addresses):
             try:
                 await self._session(address)
-            except* (CatenaryError, grpc.aio.AioRpcError, OSError, TimeoutError) as errors:
-                _log.info("scheduler_away", address=address, error=_describe(errors))
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                # Until Python 3.12 a TaskGroup that fails while it is cancelled raises the failure.
-                raise asyncio.CancelledError
+            except (CatenaryError, grpc.aio.AioRpcError, OSError) as error:  # with TimeoutError
+                _log.info("scheduler_away", address=address, error=_describe(error))
             if self.connected.is_set():
                 self.connected.clear()
                 pause_s = _FIRST_PAUSE_S
@@ -128,9 +124,7 @@ class Control:
             call = stub.AgentSession()
             try:
                 await self._greet(call, address)
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._read(call))
-                    group.create_task(self._write(call))
+                await _first_failure(self._read(call), self._write(call))
             finally:
                 call.cancel()
         finally:
@@ -228,11 +222,25 @@ async def _read(call: _Call) -> scheduler_pb2.SchedulerToAgentMessages:
     return received
 
 
-def _describe(errors: BaseExceptionGroup[Any]) -> str:
-    """Returns the first cause, without gRPC's page of debug text."""
-    first: BaseException = errors
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    if isinstance(first, grpc.aio.AioRpcError):
-        return f"{first.code().name}: {first.details()}"
-    return str(first) or type(first).__name__
+async def _first_failure(*endless: Coroutine[Any, Any, None]) -> None:
+    """Runs coroutines side by side until one raises, and raises that.
+
+    Not a TaskGroup: until Python 3.12 one that is cancelled while a child fails raises the failure
+    and swallows the cancellation, and `run` would go on for ever.
+    """
+    tasks = [asyncio.ensure_future(each) for each in endless]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _describe(error: BaseException) -> str:
+    """Returns the cause without gRPC's page of debug text."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

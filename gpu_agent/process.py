@@ -9,9 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.transport.hub import TransportHub
-from services.transport.settings import TransportSecurity, TransportSettings
-
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from gpu_agent.control import Control, ControlTimes
 from gpu_agent.device import limit_threads
@@ -27,6 +24,8 @@ from services.model_repository import ModelRepository
 from services.security.tls import ClientSecurity, ServerSecurity
 from services.telemetry.metrics import Metrics, start_metrics_server
 from services.telemetry.tracing import Tracer
+from services.transport.hub import TransportHub
+from services.transport.settings import TransportSecurity, TransportSettings
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 
 _log = get_logger("gpu_agent")
 _GAUGE_PERIOD_S = 1.0
-_QUIET_S = 0.3
-"""After everyone knows that we leave, frames already on their way arrive within this time."""
+_QUIET_S = 0.5
+"""A drained agent to which no frame came for so long is needed by nobody."""
 
 
 class AgentProcess:
@@ -134,23 +133,23 @@ class AgentProcess:
             watched[0].cancel()
 
     async def drain(self, timeout_s: float) -> None:
-        """Finishes what is here, tells the scheduler, and finishes what still arrives.
+        """Tells the scheduler, and works on until nothing comes any more.
 
-        Under load there is always something here, so the scheduler is told after a quarter of the
-        time at the latest; it sends nothing new once it knows.
+        The scheduler plans without us from then on; until it has (other agents may have to load
+        our partitions first) batches still come, and none of them is lost.
         """
         deadline = time.monotonic() + timeout_s
         if self._health is not None:
             self._health[1].set_serving(False)
-        await self.engine.wait_idle(timeout_s / 4)
         self._tell(_DRAINED)
         await self.control.flush(min(1.0, timeout_s / 4))
         while (left_s := deadline - time.monotonic()) > 0:
+            seen = self.engine.received_frames
             if not await self.engine.wait_idle(left_s):
                 _log.warning("drain_unfinished", batches=self.engine.held_batches)
                 return
             await asyncio.sleep(min(_QUIET_S, max(0.0, deadline - time.monotonic())))
-            if self.engine.held_batches == 0:
+            if self.engine.held_batches == 0 and self.engine.received_frames == seen:
                 break
         await self.control.flush(max(0.0, min(1.0, deadline - time.monotonic())))
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.transport.frames import tensor_views
-
 from gpu_agent.engine import intake
 from gpu_agent.engine.assembly import Assembler
 from gpu_agent.engine.batch import Batch, Payload, Piece
@@ -17,6 +15,7 @@ from gpu_agent.engine.memory import Held
 from gpu_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
 from services.errors import CatenaryError, DeadlineExceeded
 from services.log import get_logger
+from services.transport.frames import tensor_views
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2

@@ -85,6 +85,8 @@ class Engine:
             f"compute-{agent_id}", run_job, self._computed
         )
         self._feeder.attach(self._thread)
+        self.received_frames = 0
+        """Frames that came from transports so far."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._feeding: asyncio.Task[None] | None = None
         self._closed = False
@@ -189,6 +191,7 @@ class Engine:
         if self._closed:
             frame.release()
             return
+        self.received_frames += 1
         self._meter.received(frame.capabilities.transport, len(frame.payload))
         self._arrivals.on_frame(frame)
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from services.transport.frames import layout, tensor_views
 
 from catenary_protos.catenary.v1 import frame_pb2
 from services.domain.tensors import DATATYPE_OF, TensorSpec
@@ -28,6 +27,7 @@ from services.errors import (
     Unavailable,
 )
 from services.log import get_logger
+from services.transport.frames import layout, tensor_views
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import common_pb2

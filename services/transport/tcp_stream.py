@@ -73,6 +73,7 @@ class TcpStream(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if __import__("os").environ.get("SB"): sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, int(__import__("os").environ["SB"]))
+        if __import__("os").environ.get("RB"): sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, int(__import__("os").environ["RB"]))
         # A machine that vanishes sends no RST: ask after two idle seconds, give up after five.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)

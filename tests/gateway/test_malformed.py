@@ -10,10 +10,11 @@ import aiohttp
 import grpc
 import numpy as np
 import pytest
+from google.rpc import error_details_pb2, status_pb2
+
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from gateway_harness import Stage, stage
-from google.rpc import error_details_pb2, status_pb2
 
 CODE = grpc.StatusCode
 BAD = CODE.INVALID_ARGUMENT
@@ -86,7 +87,8 @@ GRPC_TABLE: list[tuple[str, Edit, grpc.StatusCode, str]] = [
     ("surplus raw", lambda r: r.raw_input_contents.append(b"a"), BAD, "raw_input_contents"),
     ("mixed", lambda r: r.inputs[0].contents.fp32_contents.append(1), BAD, "inputs[0].contents"),
     ("no data", lambda r: r.ClearField("raw_input_contents"), BAD, "inputs[0].contents"),
-    ("wrong list", typed("toy", "FP32", [1, 1 * 4], fp64_contents=[1] * 4), BAD, "inputs[0].contents"),
+    ("wrong list", typed("toy", "FP32", [1, 4], fp64_contents=[1] * 4), BAD,
+     "inputs[0].contents"),
     ("two lists", typed("toy", "FP32", [1, 4], fp32_contents=[1] * 4, int_contents=[1]), BAD,
      "inputs[0].contents"),
     ("few typed", typed("toy", "FP32", [1, 4], fp32_contents=[1] * 3), BAD, "inputs[0].contents"),

@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
-from gateway_harness import GATEWAY, MODELS, ScriptedScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from gateway.bookkeeping import Bookkeeping
 from gateway.catalog import Catalog
 from gateway.data_plane import DataPlane
 from gateway.inference import Arrival, InferenceRequest, Terms
+from gateway_harness import GATEWAY, MODELS, ScriptedScheduler
 from services.errors import InternalError
 from services.telemetry.metrics import Metrics
 from services.telemetry.tracing import TraceContext, Tracer
@@ -77,6 +77,8 @@ class Outbox:
 
     def send(self, message: scheduler_pb2.GatewayMessage) -> None:
         self.messages.append(message)
+
+    send_soon = send
 
     def of(self, kind: str) -> list[object]:
         return [getattr(m, kind) for m in self.messages if m.WhichOneof("kind") == kind]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from gateway_harness import Stage
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
+
+from gateway_harness import Stage
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -43,7 +44,9 @@ async def test_grpc_describes_server_and_models(running: Stage) -> None:
             metadata = client.get_model_metadata("pair")
             assert [list(t.shape) for t in metadata.inputs] == [[-1, 2], [-1]]
             assert metadata.versions == ["1"]
-            states = {m.name: (m.state, m.reason) for m in client.get_model_repository_index().models}
+            states = {
+                m.name: (m.state, m.reason) for m in client.get_model_repository_index().models
+            }
             assert states["toy"] == ("READY", "")
             assert states["cold"] == ("UNAVAILABLE", "no agents")
             client.load_model("toy")

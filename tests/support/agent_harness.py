@@ -82,9 +82,7 @@ def peer_of(peer_id: str, hub: TransportHub, incarnation: int = 1) -> common_pb2
         peer_id=peer_id,
         incarnation=incarnation,
         addresses=[
-            common_pb2.TransportAddress(
-                transport=a.transport, address=a.address, host_id=a.host_id
-            )
+            common_pb2.TransportAddress(transport=a.transport, address=a.address, host_id=a.host_id)
             for a in hub.addresses
         ],
     )
@@ -197,7 +195,10 @@ class Net:
         return peer
 
     async def agent(
-        self, agent_id: str = "a-0", limits: EngineLimits | None = None, tracer: Tracer | None = None
+        self,
+        agent_id: str = "a-0",
+        limits: EngineLimits | None = None,
+        tracer: Tracer | None = None,
     ) -> Node:
         hub, told = self._hub(agent_id), Told()
         engine = Engine(agent_id, hub, told, limits, tracer)
@@ -226,7 +227,7 @@ async def open_net(folder: Path, *transports: str) -> AsyncIterator[Net]:
         await net.close()
 
 
-def header(  # noqa: PLR0913
+def header(
     batch_id: int = 1,
     *,
     rows: int = 1,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc.aio
 import numpy as np
+
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -21,11 +22,10 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-
 from gateway.process import GatewayProcess
 from gateway.settings import GatewaySettings
-from services.security.tls import ServerSecurity
 from services.grpc_kit import create_server
+from services.security.tls import ServerSecurity
 from services.transport.frames import layout, tensor_views
 from services.transport.hub import TransportHub
 from services.transport.interface import ReceivedFrame
@@ -74,9 +74,7 @@ MODELS = [
 ]
 
 
-class ScriptedScheduler(
-    scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.AdminServicer
-):
+class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.AdminServicer):
     """Records what the gateway says; answers submissions with `script`."""
 
     def __init__(self, models: Sequence[scheduler_pb2.ServedModel] = MODELS) -> None:
@@ -253,7 +251,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(tmp_path: Path, *, exporter=None, wait: bool = True, **settings) -> AsyncIterator[Stage]:
+async def stage(
+    tmp_path: Path, *, exporter=None, wait: bool = True, **settings
+) -> AsyncIterator[Stage]:
     """Starts everything; `settings` are the gateway's."""
     scheduler = ScriptedScheduler()
     await scheduler.start()

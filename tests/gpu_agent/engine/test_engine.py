@@ -453,3 +453,77 @@ async def test_close_gives_everything_back_in_the_middle_of_work(net):
     assert node.engine.held_batches == 0
     assert node.engine.held_bytes == 0
     assert executor.closed
+
+
+async def test_the_device_goes_on_while_a_result_is_still_being_pushed(net, monkeypatch):
+    gateway, node = await net.gateway(), await net.agent()
+    executor = node.host(0, 1)
+    await gateway.send("a-0", header(1), t0=x(1))
+    await gateway.next()
+    link = await node.hub.link_to("gw-0", 1)
+    may_push, pushing = asyncio.Event(), asyncio.Event()
+    real = type(link).push
+
+    async def push(self, slot, data, timeout_s):
+        if self is link:
+            pushing.set()
+            await may_push.wait()
+        await real(self, slot, data, timeout_s)
+
+    monkeypatch.setattr(type(link), "push", push)
+    for batch_id in range(2, 12):
+        await gateway.send("a-0", header(batch_id, start_ns=batch_id), t0=x(1))
+    await pushing.wait()
+    await until(lambda: len(executor.ran) == 1 + 4 + 1)  # four unpushed, one was at the thread
+    await asyncio.sleep(0.02)
+    assert len(executor.ran) == 6  # and no more before one of them has left
+    may_push.set()
+    for _ in range(10):
+        await gateway.next()
+    assert await node.engine.wait_idle(5)
+
+
+async def test_memory_of_links_is_given_back_whatever_happens(net):
+    gateway, node = await net.gateway(), await net.agent()
+    executor = node.host(0, 1, width=4096, max_batch=64)
+    exported = []
+    link_to = node.hub.link_to
+
+    async def watched(peer_id, timeout_s):
+        link = await link_to(peer_id, timeout_s)
+        if not exported:
+            real = link.export
+
+            async def export(nbytes, timeout_s):
+                slot = await real(nbytes, timeout_s)
+                exported.append(slot)
+                return slot
+
+            proxy = _Proxy(link, export)
+            return proxy
+        return link
+
+    node.hub.link_to = watched
+    for batch_id in range(60):
+        executor.fails = RuntimeError("no") if batch_id % 3 == 1 else None
+        await gateway.send("a-0", header(batch_id, rows=64), t0=x(64, width=4096))
+        if batch_id % 3 == 2:
+            node.engine.cancel(batch_id)
+        assert await node.engine.wait_idle(5)
+    assert len(exported) >= 20
+    # A slot that was neither pushed nor released would still count against the link's memory:
+    # 60 MiB went through, and as much must fit again at once.
+    slots = [await (await link_to("gw-0", 1)).export(1 << 20, 1) for _ in range(60)]
+    for slot in slots:
+        slot.release()
+
+
+class _Proxy:
+    """A link whose exports are counted."""
+
+    def __init__(self, link, export) -> None:
+        self._link = link
+        self.export = export
+
+    def __getattr__(self, name):
+        return getattr(self._link, name)

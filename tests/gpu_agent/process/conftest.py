@@ -11,17 +11,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
-from gpu_agent.partitioning.prepare import prepare_model
 from gpu_agent.process import AgentProcess
 from gpu_agent.settings import AgentSettings
 from services.domain.ids import ModelKey
-from services.domain.model import ModelManifest
+from services.domain.model import BlockTable, Boundary, ModelManifest
+from services.domain.tensors import ANY, TensorSpec
 from services.grpc_kit import bind, create_server
 from services.model_repository import ModelRepository
 from services.security.tls import ServerSecurity
 from tests.support.agent_harness import SECOND_NS, open_net
 
-WIDTH = 512
+WIDTH = 64
 
 
 class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer):
@@ -143,7 +143,7 @@ class Bench:
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory) -> ModelRepository:
-    """A repository with `tiny`: four dense layers, cut into blocks by the real partitioner."""
+    """A repository with `tiny`: four dense layers, a block each."""
     made = ModelRepository(tmp_path_factory.mktemp("models"))
     model = ModelKey("tiny", "1")
     made.write_manifest(ModelManifest(model, "onnxruntime_onnx", "model.onnx", SECOND_NS, 8, True))
@@ -165,7 +165,12 @@ def repository(tmp_path_factory) -> ModelRepository:
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(proto, made.model_file(model))
-    prepare_model(made, model, blocks=3)
+    boundaries = [
+        Boundary((TensorSpec(name, "FP32", (ANY, WIDTH)),), WIDTH * 4)
+        for name in ("x", "r0", "r1", "r2", "y")
+    ]
+    table = BlockTable(made.model_hash(model), True, tuple(boundaries), (100_000,) * 4)
+    made.write_block_table(model, table)
     return made
 
 

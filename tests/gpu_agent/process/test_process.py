@@ -30,7 +30,7 @@ def reference(repository, rows: np.ndarray) -> np.ndarray:
 
 
 def rows_of(count: int) -> np.ndarray:
-    return np.random.default_rng(1).normal(size=(count, 512)).astype(np.float32)
+    return np.random.default_rng(1).normal(size=(count, 64)).astype(np.float32)
 
 
 def directory(*peers: common_pb2.Peer) -> scheduler_pb2.Directory:
@@ -94,7 +94,7 @@ async def test_the_directory_of_the_scheduler_opens_the_way_to_peers(bench):
     gateway.hub.update_directory([hello.peer])
     await gateway.send("a-0", tiny_header("a-0", blocks=[(0, blocks)], rows=2), x=rows_of(2))
     result = await gateway.next()
-    assert result.tensors["y"].shape == (2, 512)
+    assert result.tensors["y"].shape == (2, 64)
     assert result.tensors["y"].dtype == np.float32
     assert agent.engine.held_batches == 0
 
@@ -277,5 +277,5 @@ async def test_health_and_metrics_are_served_when_asked_for(bench):
         answer = await stub.Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     url = f"http://127.0.0.1:{agent.metrics_port}/metrics"
-    page = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())  # noqa: S310
+    page = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
     assert "catenary_partitions_loaded 0.0" in page

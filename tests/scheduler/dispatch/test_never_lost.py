@@ -94,10 +94,12 @@ class Cluster(RuleBasedStateMachine):
         self.missing: dict[RequestId, set[int]] = {}
         self.batches: dict[BatchId, tuple[DispatchBatch, int]] = {}
         self.ended: set[RequestId] = set()
-        self.start(first_batch=1)
+        self.epoch = 0
+        self.start()
 
-    def start(self, first_batch: int) -> None:
-        self.dispatcher = PooledDispatcher(CONFIG, first_batch=first_batch)
+    def start(self) -> None:
+        self.epoch += 1
+        self.dispatcher = PooledDispatcher(CONFIG, first_batch=self.epoch << 40)
         for agent in sorted(self.alive or AGENTS):
             self.tell(AgentJoined(AGENTS[agent]))
             self.alive.add(agent)
@@ -158,6 +160,22 @@ class Cluster(RuleBasedStateMachine):
         transfer = (max(0, end - hop.duration_ns - 6), end - hop.duration_ns) if position else None
         start = max(0, end - hop.duration_ns)
         self.tell(StageReported(batch, position, start, end, *(transfer or (None, None))))
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data(), late=st.integers(-5, 10), delivered=st.sampled_from([True, True, False]))
+    def finish(self, data: st.DataObject, late: int, delivered: bool) -> None:
+        batch = data.draw(st.sampled_from(sorted(self.batches)))
+        command, position = self.batches[batch]
+        for at in range(position, len(command.path)):
+            hop = command.path[at]
+            start = max(0, hop.start_ns + late)
+            self.now = max(self.now, start + hop.duration_ns)
+            self.tell(StageReported(batch, at, start, start + hop.duration_ns))
+            if batch not in self.batches:
+                return
+        del self.batches[batch]
+        if delivered:
+            self.deliver(command)
 
     def deliver(self, command: DispatchBatch) -> None:
         for part in command.slices:
@@ -224,13 +242,11 @@ class Cluster(RuleBasedStateMachine):
     def scheduler_changes(self, known: bool, restored: bool) -> None:
         events = self.resubmissions(known)
         snapshot = self.dispatcher.snapshot()
-        self.start(first_batch=(self.number + 1) * 1000 + len(self.batches) + self.now * 10**6)
+        self.start()
         if restored:
             self.dispatcher.restore(snapshot)
         for event in events:
             self.tell(event)
-        for moment in [self.dispatcher.next_wakeup()]:
-            assert moment is not None or not self.open
 
     def resubmissions(self, known: bool) -> list[RequestArrived]:
         in_flight = defaultdict(list)
@@ -292,7 +308,9 @@ class Cluster(RuleBasedStateMachine):
         assert self.dispatcher.next_wakeup() is None
         assert self.dispatcher.snapshot() == []
         figures = self.dispatcher.statistics()
-        import json; open("/tmp/w/h4stats.jsonl","a").write(json.dumps(figures)+"\n")
+        import json
+
+        open("/tmp/w/h4stats.jsonl", "a").write(json.dumps(figures) + "\n")
         gauges = ("queued_rows", "open_requests", "batches_in_flight", "booked_batches")
         assert [figures[name] for name in gauges] == [0, 0, 0, 0]
 

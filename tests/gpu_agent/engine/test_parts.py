@@ -1,0 +1,148 @@
+"""The pieces of the engine that decide something on their own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from gpu_agent.engine.assembly import Assembler
+from gpu_agent.engine.batch import Batch, Payload
+from gpu_agent.engine.partitions import LoadedPartition
+from gpu_agent.engine.reporting import Notice, StageDone
+from gpu_agent.measuring import interpolate, measure_between_batches
+from gpu_agent.outbox import Outbox
+from services.domain.ids import PartitionKey
+from services.errors import InvalidInput
+from services.telemetry.tracing import Tracer
+from tests.support.agent_harness import MODEL, ScriptedExecutor, header, x
+
+
+def open_batch(rows: int) -> Batch:
+    executor = ScriptedExecutor(PartitionKey(MODEL, 0, 1))
+    made = header(rows=rows)
+    return Batch(made, made.route[0], LoadedPartition(executor, False, 64), [], [], [], 0, 1, 0, 0)
+
+
+def payload(first: int, rows: int) -> tuple[Payload, list[common_pb2.Slice]]:
+    values = np.arange(first, first + rows, dtype=np.float32).repeat(4).reshape(rows, 4)
+    part = common_pb2.Slice(gateway_id="g", request_id=1, rows=rows, batch_row=first)
+    part.request_row = first
+    return Payload({"t0": values}, values.nbytes, lambda: None), [part]
+
+
+@given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 11), st.integers(1, 12)), max_size=12))
+def test_frames_in_any_order_and_overlap_make_every_row_exactly_once(rows, frames):
+    assembler, batch = Assembler(4), open_batch(rows)
+    assembler.begin(batch)
+    whole = [*((f, min(n, rows - f)) for f, n in frames if f < rows), (0, rows)]
+    for first, count in whole:
+        if assembler.get(batch.batch_id) is None:
+            break
+        tensors, slices = payload(first, count)
+        assembler.add(batch, tensors, first, slices)
+        assembler.take_if_complete(batch)
+    [made] = batch.gather()
+    np.testing.assert_array_equal(made[:, 0], np.arange(rows))
+    covered = [row for s in batch.slices for row in range(s.batch_row, s.batch_row + s.rows)]
+    assert covered == list(range(rows))
+    assert all(s.request_row == s.batch_row for s in batch.slices)
+    assert len(assembler) == 0
+
+
+def test_rows_of_different_sizes_do_not_make_a_batch():
+    assembler, batch = Assembler(4), open_batch(2)
+    assembler.begin(batch)
+    for row, width in ((0, 4), (1, 5)):
+        _, slices = payload(row, 1)
+        other = Payload({"t0": x(1, width=width)}, 16, lambda: None)
+        if width == 4:
+            assembler.add(batch, other, row, slices)
+        else:
+            with pytest.raises(InvalidInput):
+                assembler.add(batch, other, row, slices)
+
+
+def report(batch_id: int) -> StageDone:
+    return StageDone(batch_id, 0, 1, 0, 1, 0, 0)
+
+
+def failure(batch_id: int) -> Notice:
+    failed = scheduler_pb2.BatchFailed(batch_id=batch_id)
+    return Notice(scheduler_pb2.AgentMessage(batch_failed=failed))
+
+
+async def test_a_full_outbox_drops_the_oldest_reports_and_keeps_failures():
+    outbox = Outbox(capacity=10)
+    outbox.put(failure(0))
+    for i in range(1, 12):
+        outbox.put(report(i))
+    kept = await outbox.take(100, 0)
+    assert kept[0].message().batch_failed.batch_id == 0
+    assert [m.batch_id for m in kept[1:]] == list(range(3, 12))[-len(kept) + 1 :]
+    assert len(kept) + outbox.dropped == 12
+    assert len(kept) <= 10
+
+
+async def test_what_a_broken_stream_had_taken_comes_again_in_order():
+    outbox = Outbox()
+    for i in range(5):
+        outbox.put(report(i))
+    taken = await outbox.take(3, 0)
+    outbox.put_back(taken)
+    assert [m.batch_id for m in await outbox.take(100, 0)] == [0, 1, 2, 3, 4]
+    assert await outbox.take(100, 0.001) == []
+
+
+def test_unmeasured_sizes_follow_the_line_of_the_measured_ones():
+    assert interpolate([1, 2, 4], [10, 20, 40], 8) == (10, 20, 30, 40, 50, 60, 70, 80)
+    assert interpolate([1], [7], 3) == (7, 14, 21)
+
+
+async def test_measuring_ends_with_its_time_and_still_covers_every_size():
+    executor = ScriptedExecutor(PartitionKey(MODEL, 0, 1))
+    executor.takes_s = 0.02
+    executor.ends = type("Ends", (), {"example_arrays": staticmethod(lambda rows: [x(rows)])})
+
+    async def at_once(work):
+        return await asyncio.to_thread(work)
+
+    times = await measure_between_batches(executor, 32, at_once, budget_s=0.1)
+    assert len(times) == 32
+    assert list(times) == sorted(times)
+    assert times[0] >= 20_000_000
+    assert len(executor.ran) < 8
+
+
+async def test_sampled_requests_get_a_hop_with_its_phases_and_others_get_nothing(net):
+    exporter = InMemorySpanExporter()
+    tracer = Tracer("agent", "a-0", exporter=exporter)
+    gateway, node = await net.gateway(), await net.agent(tracer=tracer)
+    node.host(0, 1).takes_s = 0.01
+    parent = "00-" + "ab" * 16 + "-" + "cd" * 8
+    await gateway.send("a-0", header(1, traceparent=parent + "-00"), t0=x(1))
+    await gateway.send("a-0", header(2, traceparent=parent + "-01"), t0=x(1))
+    await gateway.next()
+    await gateway.next()
+    assert await node.engine.wait_idle(5)
+    await asyncio.to_thread(tracer.force_flush)
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    await asyncio.to_thread(tracer.shutdown)
+    assert set(spans) == {
+        "agent.hop", "agent.transfer", "agent.wait", "agent.compute", "agent.send"
+    }  # fmt: skip
+    hop = spans["agent.hop"]
+    assert f"{hop.parent.span_id:016x}" == "cd" * 8
+    assert f"{hop.context.trace_id:032x}" == "ab" * 16
+    assert hop.attributes["catenary.batch.id"] == 2
+    children = [s for n, s in spans.items() if n != "agent.hop"]
+    assert {s.parent.span_id for s in children} == {hop.context.span_id}
+    took = sum(s.end_time - s.start_time for s in children)
+    assert took == hop.end_time - hop.start_time
+    compute = spans["agent.compute"]
+    assert compute.end_time - compute.start_time >= 10_000_000

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.settings import SchedulerSettings
+from scheduler_harness import Crowd, add_model, settings
+from services.embedded_redis import EmbeddedRedis
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedRedis]:
+    embedded = EmbeddedRedis(tmp_path / "redis")
+    await embedded.start()
+    yield embedded
+    await embedded.stop()
+
+
+@pytest.fixture
+async def crowd() -> AsyncIterator[Crowd]:
+    clients = Crowd()
+    yield clients
+    await clients.close()
+
+
+@pytest.fixture
+def configured(tmp_path: Path, server: EmbeddedRedis) -> Callable[..., SchedulerSettings]:
+    add_model(tmp_path / "models")
+
+    def make(**changes: Any) -> SchedulerSettings:
+        return settings(tmp_path, server.url, **changes)
+
+    return make

@@ -1,0 +1,271 @@
+"""A real scheduler process in this event loop, and scripted gateways and agents over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from catenary_protos.catenary.v1 import (
+    admin_pb2_grpc,
+    common_pb2,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+from scheduler.process import SchedulerProcess
+from scheduler.settings import SchedulerSettings
+from services.domain.ids import ModelKey
+from services.domain.model import BlockTable, Boundary, ModelManifest
+from services.domain.tensors import ANY, TensorSpec
+from services.model_repository import ModelRepository
+
+MS = 1_000_000
+TOY = ModelKey("toy", "1")
+COMPUTE_NS = 2 * MS
+
+
+def add_model(root: Path, key: ModelKey = TOY, blocks: int = 4) -> ModelKey:
+    """Writes a model of equal blocks; it has no file, which only agents would miss."""
+    repository = ModelRepository(root)
+    spec = TensorSpec("x", "FP32", (ANY, 16))
+    boundaries = tuple(Boundary((spec,), 64) for _ in range(blocks + 1))
+    repository.write_manifest(
+        ModelManifest(key, "onnxruntime_onnx", "model.onnx", 2_000 * MS, 4, True)
+    )
+    table = BlockTable("0" * 64, True, boundaries, (COMPUTE_NS,) * blocks)
+    repository.write_block_table(key, table)
+    return key
+
+
+def settings(tmp_path: Path, redis_url: str, **changes: Any) -> SchedulerSettings:
+    values: dict[str, Any] = {
+        "port": 0, "insecure": True, "redis_url": redis_url, "models": ["toy"],
+        "model_repository": tmp_path / "models", "settle_s": 0.05, "replan_after_s": 0.3,
+        "recovery_s": 0.5, "lease_s": 0.4, "heartbeat_s": 0.1, "silence_s": 2.0, **changes,
+    }  # fmt: skip
+    return SchedulerSettings(**values)
+
+
+@asynccontextmanager
+async def scheduler(values: SchedulerSettings) -> AsyncIterator[SchedulerProcess]:
+    process = SchedulerProcess(values)
+    try:
+        await process.start()
+        yield process
+    finally:
+        await process.stop()
+
+
+async def crash(process: SchedulerProcess) -> None:
+    """Ends a scheduler without a word to Redis, as kill -9 would: the lease is not given back."""
+    await process.stop()
+
+
+async def until(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
+        await asyncio.sleep(0.005)
+    return found
+
+
+class Client:
+    """One stream to a scheduler that keeps everything it is told."""
+
+    method = ""
+    pack: Any = None
+
+    def __init__(self, port: int, *hello: Any) -> None:
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel)
+        self.call = getattr(stub, self.method)()
+        self._hello = hello
+        self._task: asyncio.Task[None] | None = None
+        self.received: list[Any] = []
+        self.error: grpc.aio.AioRpcError | None = None
+
+    async def start(self) -> None:
+        await self.send(*self._hello)
+        self._task = asyncio.create_task(self._read())
+
+    async def send(self, *messages: Any) -> None:
+        await self.call.write(self.pack(messages=messages))
+
+    async def _read(self) -> None:
+        try:
+            while (packed := await self.call.read()) is not grpc.aio.EOF:
+                for message in packed.messages:
+                    self.received.append(message)
+                    await self.on_message(message)
+        except grpc.aio.AioRpcError as error:
+            self.error = error
+
+    async def on_message(self, message: Any) -> None:
+        """Answers what must be answered."""
+
+    def all(self, kind: str) -> list[Any]:
+        return [getattr(m, kind) for m in self.received if m.WhichOneof("kind") == kind]
+
+    async def close(self) -> None:
+        self.call.cancel()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._channel.close()
+
+    @property
+    def ended(self) -> bool:
+        return self._task is not None and self._task.done()
+
+
+@dataclass
+class AgentScript:
+    """How a scripted agent behaves."""
+
+    compute_ns: int = COMPUTE_NS
+    fail_loads: int = 0
+    partitions: list[scheduler_pb2.PartitionLoaded] = field(default_factory=list)
+    batches: list[scheduler_pb2.BatchInAgent] = field(default_factory=list)
+    epoch: int = 0
+    incarnation: int = 1
+    hold_loads: bool = False
+
+
+class FakeAgent(Client):
+    method = "AgentSession"
+    pack = scheduler_pb2.AgentMessages
+
+    def __init__(self, port: int, name: str, script: AgentScript | None = None) -> None:
+        self.name = name
+        self.script = script or AgentScript()
+        self.loaded: dict[tuple[int, int], scheduler_pb2.PartitionLoaded] = {}
+        hello = scheduler_pb2.AgentHello(
+            agent_id=name, incarnation=self.script.incarnation,
+            peer=common_pb2.Peer(peer_id=name, incarnation=self.script.incarnation),
+            device="cpu", device_class="cpu", memory_bytes=10**9, server_id=name,
+            link_bytes_per_second=10**9, epoch=self.script.epoch,
+            partitions=self.script.partitions, batches=self.script.batches,
+        )  # fmt: skip
+        super().__init__(port, scheduler_pb2.AgentMessage(hello=hello))
+
+    async def on_message(self, message: Any) -> None:
+        if message.WhichOneof("kind") == "load_partition":
+            await self._load(message.load_partition)
+        elif message.WhichOneof("kind") == "unload_partition":
+            key = message.unload_partition.key
+            self.loaded.pop((key.first_block, key.last_block), None)
+
+    async def _load(self, order: scheduler_pb2.LoadPartition) -> None:
+        if self.script.hold_loads:
+            return
+        if self.script.fail_loads:
+            self.script.fail_loads -= 1
+            failure = common_pb2.Failure(reason="INTERNAL", message="out of memory")
+            failed = scheduler_pb2.PartitionFailed(key=order.key, failure=failure)
+            await self.send(scheduler_pb2.AgentMessage(partition_failed=failed))
+            return
+        done = scheduler_pb2.PartitionLoaded(
+            key=order.key, memory_bytes=10, compute_ns=[self.script.compute_ns] * order.max_batch
+        )
+        self.loaded[order.key.first_block, order.key.last_block] = done
+        await self.send(scheduler_pb2.AgentMessage(partition_loaded=done))
+
+    async def report(self, batch_id: int, position: int) -> None:
+        report = scheduler_pb2.StageReport(
+            batch_id=batch_id, position=position, compute_ended_ago_ns=1, compute_ns=MS, rows=1
+        )
+        await self.send(scheduler_pb2.AgentMessage(stage_report=report))
+
+
+class FakeGateway(Client):
+    method = "GatewaySession"
+    pack = scheduler_pb2.GatewayMessages
+
+    def __init__(self, port: int, name: str = "gateway-0", incarnation: int = 1) -> None:
+        hello = scheduler_pb2.GatewayHello(
+            gateway_id=name, incarnation=incarnation,
+            peer=common_pb2.Peer(peer_id=name, incarnation=incarnation),
+        )  # fmt: skip
+        super().__init__(port, scheduler_pb2.GatewayMessage(hello=hello))
+
+    async def submit(self, number: int, **changes: Any) -> None:
+        values = {
+            "request_id": number, "model": "toy", "model_version": "1", "rows": 1,
+            "budget_ns": 2_000 * MS, **changes,
+        }  # fmt: skip
+        await self.send(scheduler_pb2.GatewayMessage(submit=scheduler_pb2.SubmitRequest(**values)))
+
+    async def finished(self, number: int) -> None:
+        done = scheduler_pb2.RequestFinished(request_id=number)
+        await self.send(scheduler_pb2.GatewayMessage(finished=done))
+
+    def model(self, name: str = "toy") -> scheduler_pb2.ServedModel | None:
+        tables = self.all("models")
+        found = [m for m in tables[-1].models if m.name == name] if tables else []
+        return found[0] if found else None
+
+    @property
+    def ready(self) -> bool:
+        model = self.model()
+        return model is not None and model.ready
+
+    def dispatches(self, number: int) -> list[scheduler_pb2.DispatchBatch]:
+        return [
+            batch
+            for batch in self.all("dispatch")
+            if any(piece.request_id == number for piece in batch.slices)
+        ]
+
+    async def dispatched(self, number: int, times: int = 1) -> scheduler_pb2.DispatchBatch:
+        def enough() -> bool:
+            return len(self.dispatches(number)) >= times
+
+        await until(enough, f"dispatch {times} of request {number}")
+        return self.dispatches(number)[times - 1]
+
+    async def rejected(self, number: int) -> scheduler_pb2.RejectRequest:
+        def found() -> list[scheduler_pb2.RejectRequest]:
+            return [r for r in self.all("reject") if r.request_id == number]
+
+        answer: list[scheduler_pb2.RejectRequest] = await until(found, f"refusal of {number}")
+        return answer[0]
+
+
+class Crowd:
+    """Starts clients and closes them all at the end."""
+
+    def __init__(self) -> None:
+        self._clients: list[Client] = []
+
+    async def agent(self, port: int, name: str, script: AgentScript | None = None) -> FakeAgent:
+        return await self._started(FakeAgent(port, name, script))
+
+    async def gateway(
+        self, port: int, name: str = "gateway-0", incarnation: int = 1
+    ) -> FakeGateway:
+        return await self._started(FakeGateway(port, name, incarnation))
+
+    async def _started(self, client: Any) -> Any:
+        self._clients.append(client)
+        await client.start()
+        return client
+
+    async def close(self) -> None:
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+
+@asynccontextmanager
+async def admin(port: int) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield admin_pb2_grpc.AdminStub(channel)
+
+
+def partitions_of(agents: list[FakeAgent]) -> Iterator[tuple[str, tuple[int, int]]]:
+    for agent in agents:
+        for blocks in agent.loaded:
+            yield agent.name, blocks
