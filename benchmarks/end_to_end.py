@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import multiprocessing
 import os
@@ -38,27 +39,27 @@ CPU_LIMIT_MS = 2.5
 CONTROL_PATH_LIMIT_RPS = 600.0
 IN_FLIGHT = 64
 FEATURES = 64
-HIDDEN = 256
 
 
-def small_model(repository: ModelRepository) -> ModelKey:
-    """Writes a small real ONNX model (four dense layers) and its block table; returns its key."""
+def dense_model(repository: ModelRepository, name: str, hidden: int, layers: int) -> ModelKey:
+    """Writes a real ONNX model of dense layers and its block table; returns its key."""
     generator = np.random.default_rng(1)
-    nodes, weights, width, name = [], [], FEATURES, "x"
-    for layer, following in enumerate((HIDDEN, HIDDEN, HIDDEN, FEATURES)):
+    widths = [FEATURES, *[hidden] * (layers - 1), FEATURES]
+    nodes, weights, value = [], [], "x"
+    for layer, (width, following) in enumerate(itertools.pairwise(widths)):
         matrix = generator.normal(0, width**-0.5, (width, following)).astype(np.float32)
         weights.append(numpy_helper.from_array(matrix, f"w{layer}"))
-        nodes.append(helper.make_node("MatMul", [name, f"w{layer}"], [f"m{layer}"]))
+        nodes.append(helper.make_node("MatMul", [value, f"w{layer}"], [f"m{layer}"]))
         nodes.append(helper.make_node("Relu", [f"m{layer}"], [f"r{layer}"]))
-        name, width = f"r{layer}", following
+        value = f"r{layer}"
     graph = helper.make_graph(
-        nodes, "small",
+        nodes, name,
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", FEATURES])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", FEATURES])],
+        [helper.make_tensor_value_info(value, TensorProto.FLOAT, ["batch", FEATURES])],
         weights,
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    key = ModelKey("small", "1")
+    key = ModelKey(name, "1")
     repository.write_manifest(
         ModelManifest(
             key=key, platform="onnxruntime_onnx", file="model.onnx", slo_ns=1_000_000_000,
@@ -66,7 +67,7 @@ def small_model(repository: ModelRepository) -> ModelKey:
         )
     )  # fmt: skip
     onnx.save(model, repository.model_file(key))
-    ensure_model(repository.root, "small")
+    ensure_model(repository.root, name)
     return key
 
 
@@ -81,22 +82,18 @@ def cpu_ns(pids: list[int]) -> int:
 
 @asynccontextmanager
 async def cluster_of(
-    folder: Path, agents: int, device: str, stages: list[list[int]], batch: int, **agent: Any
+    folder: Path, model: str, device: str, stages: list[list[int]], batch: int, **agent: Any
 ) -> AsyncIterator[LocalCluster]:
-    """Runs a local cluster that serves the small model with one agent per stage."""
-    repository = ModelRepository(folder / "models")
-    (folder / "models").mkdir(parents=True, exist_ok=True)
-    if not repository.list():
-        small_model(repository)
+    """Runs a local cluster that serves `model` with one agent per stage."""
     partitions = [
         {"blocks": blocks, "agents": [f"agent-{index}"]} for index, blocks in enumerate(stages)
     ]
     pipelines = [{"batch": batch, "partitions": partitions}]
-    plan = folder / f"plan-{agents}-{batch}.json"
-    plan.write_text(json.dumps({"models": [{"name": "small", "pipelines": pipelines}]}))
+    plan = folder / f"plan-{model}-{batch}.json"
+    plan.write_text(json.dumps({"models": [{"name": model, "pipelines": pipelines}]}))
     cluster = LocalCluster(
         ClusterOptions(
-            agents=agents, device=device, models=("small",), plan_file=plan, grpc_port=0,
+            agents=len(stages), device=device, models=(model,), plan_file=plan, grpc_port=0,
             http_port=0, data_dir=folder, extra={"agent": agent},
         )
     )  # fmt: skip
@@ -105,14 +102,6 @@ async def cluster_of(
         yield cluster
     finally:
         await cluster.stop()
-
-
-def block_count(folder: Path) -> int:
-    """Returns the number of blocks of the small model."""
-    repository = ModelRepository(folder / "models")
-    (folder / "models").mkdir(parents=True, exist_ok=True)
-    key = repository.list()[0] if repository.list() else small_model(repository)
-    return repository.block_table(key).blocks
 
 
 async def cpu_over_onnxruntime(folder: Path, requests: int) -> list[Figure]:
@@ -128,7 +117,7 @@ async def cpu_over_onnxruntime(folder: Path, requests: int) -> list[Figure]:
         providers=["CPUExecutionProvider"],
     )
     direct, served, latency = [], [], []
-    async with cluster_of(folder, 1, "cpu", [[0, blocks]], 1) as cluster:
+    async with cluster_of(folder, "small", "cpu", [[0, blocks]], 1) as cluster:
         pids = [pid for child in cluster.children.values() if (pid := child.pid) is not None]
         async with catenary.AsyncClient(f"127.0.0.1:{cluster.grpc_port}") as client:
             for number in range(requests + 50):
@@ -154,14 +143,14 @@ async def _load(target: str, seconds: float) -> tuple[int, int, list[float]]:
     row = np.zeros((1, FEATURES), np.float32)
     done, failed, latencies = 0, 0, []
     async with catenary.AsyncClient(target) as client:
-        await client.infer("small", {"x": row})
+        await client.infer("deep", {"x": row})
         end = time.perf_counter() + seconds
 
         async def worker() -> None:
             nonlocal done, failed
             while (start := time.perf_counter()) < end:
                 try:
-                    await client.infer("small", {"x": row})
+                    await client.infer("deep", {"x": row})
                 except catenary.CatenaryError:
                     failed += 1
                 else:
@@ -180,10 +169,11 @@ def _load_process(target: str, seconds: float, results: Any) -> None:
 
 async def control_path(folder: Path, batch: int, seconds: float) -> list[Figure]:
     """Measures requests per second through five processes."""
-    blocks = block_count(folder)
-    half = blocks // 2
+    repository = ModelRepository(folder / "models")
+    blocks = repository.block_table(dense_model(repository, "deep", 1024, 8)).blocks
+    stages = [[0, blocks // 2], [blocks // 2, blocks]]
     async with cluster_of(
-        folder, 2, "emulated:null", [[0, half], [half, blocks]], batch, emulated_slowdown=0.0
+        folder, "deep", "emulated:null", stages, batch, emulated_slowdown=0.0
     ) as cluster:
         context = multiprocessing.get_context("spawn")
         results = context.Queue()

@@ -32,7 +32,7 @@ from catenary_protos.catenary.v1.common_pb2 import Peer, TransportAddress  # noq
 from services.transport.hub import TransportHub, TransportSettings  # noqa: E402
 from services.transport.interface import Address, ReceivedFrame  # noqa: E402
 
-TRANSPORTS = tuple((__import__("os").environ.get("TR") or "shm,tcp,grpc").split(","))
+TRANSPORTS = ("shm", "tcp", "grpc")
 LIMITS = {"shm": 1.5, "tcp": 3.5, "grpc": 12.0}
 BULK_BYTES = 10_000_000
 HEADER = bytes(200)
@@ -75,7 +75,6 @@ def _loop_runner() -> asyncio.Runner:
 
 
 async def _receive(folder: Path) -> None:
-    if (__import__("os").environ.get("PIN")): __import__("os").sched_setaffinity(0, {1})
     """Answers every frame with an empty one that says how much CPU this process has used."""
     hubs = {name: _hub("receiver", name, folder) for name in TRANSPORTS}
     answers: asyncio.Queue[str] = asyncio.Queue()
@@ -136,7 +135,6 @@ class _Sender:
 
 
 async def _measure(folder: Path, rounds: int, small: int) -> tuple[list[float], list[_Sender]]:
-    if (__import__("os").environ.get("PIN")): __import__("os").sched_setaffinity(0, {0})
     senders = [_Sender(name, _hub("sender", name, folder)) for name in TRANSPORTS]
     for sender in senders:
         await sender.hub.start(sender.on_frame)

@@ -25,6 +25,8 @@ log = get_logger(__name__)
 POLL_S = 0.1
 REDIS_RESTART_S = 0.2
 DRAIN_S = 20.0
+HOPELESS_RESTARTS = 3
+"""A child that ended this often before the cluster was ready will not do better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ class LocalCluster:
                 status, text = await _get(session, url)
                 if status == 200:
                     return
+                self._raise_if_hopeless()
                 if text and text != said:
                     progress(text)
                     said = text
@@ -165,6 +168,11 @@ class LocalCluster:
                         f" ({said or 'no answer'}); see {self.options.data_dir / 'logs'}"
                     )
                 await asyncio.sleep(POLL_S)
+
+    def _raise_if_hopeless(self) -> None:
+        for child in self.children.values():
+            if child.restarts >= HOPELESS_RESTARTS:
+                raise Unavailable(f"{child.name} cannot start: {child.last_line()}")
 
     def facts(self) -> dict[str, Any]:
         """Returns what `catenaryd up --json` prints."""

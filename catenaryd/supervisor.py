@@ -24,7 +24,6 @@ FIRST_RESTART_DELAY_S = 0.1
 LONGEST_RESTART_DELAY_S = 5.0
 STABLE_AFTER_S = 10.0
 """A child that ran this long starts again with the shortest delay."""
-LOG_LINES_KEPT = 40
 
 
 @dataclass(slots=True)
@@ -96,11 +95,13 @@ class Child:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def last_lines(self) -> str:
-        """Returns the end of the child's log, for an error message."""
+    def last_line(self) -> str:
+        """Returns the last complaint in the child's log, for an error message."""
         if not self.log_file.exists():
-            return ""
-        return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-LOG_LINES_KEPT:])
+            return "it left no log"
+        lines = self.log_file.read_text(errors="replace").splitlines()
+        complaints = [line for line in lines if "[error" in line or "[" not in line[:60]]
+        return (complaints or lines or [""])[-1]
 
 
 def end_with_parent() -> None:

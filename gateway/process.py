@@ -6,7 +6,6 @@ import asyncio
 
 import grpc.aio
 from opentelemetry.sdk.trace.export import SpanExporter
-from services.transport.hub import TransportHub
 
 from catenary_protos.catenary.v1 import (
     admin_pb2,
@@ -37,6 +36,7 @@ from services.security.keys import ApiKeys
 from services.security.tls import ClientSecurity, ServerSecurity
 from services.telemetry.metrics import Metrics, start_metrics_server
 from services.telemetry.tracing import Tracer
+from services.transport.hub import TransportHub
 from services.transport.settings import TransportSecurity, TransportSettings
 
 _STOP_GRACE_S = 1.0

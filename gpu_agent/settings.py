@@ -44,7 +44,7 @@ class AgentSettings(ProcessSettings):
         None, description="Folder for sockets of the shm transport; empty: the system's choice."
     )
     emulated_slowdown: float = Field(
-        1.0, gt=0, description="An emulated device is this many times slower than this host."
+        1.0, ge=0, description="An emulated device is this many times slower than this host."
     )
     emulated_profile: Path | None = Field(
         None, description="File with the block times of the emulated device; empty: slowdown only."

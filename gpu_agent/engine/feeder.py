@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Feeder:
     """Chooses what is computed next.
 
     Invariants: at most `_AHEAD` jobs are at the thread; a batch waits at the thread only while no
-    more urgent one is ready; nothing is begun while `max_unpushed` results wait for their links.
+    more urgent one is ready; while `max_unpushed` results wait for their links, one is computed.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Feeder:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while len(self._inside) < _AHEAD and self._unpushed < self._max_unpushed:
+            while self._has_room():
                 if self._steps and (
                     self._since_step >= _BATCHES_PER_STEP or not self._ready.peek()
                 ):
@@ -135,6 +136,10 @@ class Feeder:
                 if batch is None:
                     break
                 await self._prepare(batch)
+
+    def _has_room(self) -> bool:
+        unfinished = self._unpushed + len(self._inside)
+        return len(self._inside) < _AHEAD and unfinished <= self._max_unpushed
 
     async def _prepare(self, batch: Batch) -> None:
         """Stages the outputs of the most urgent batch and hands it to the thread."""
@@ -200,8 +205,11 @@ def run_job(job: Job) -> None:
         job.error = error
     except Exception:  # its text may show what is inside a model: only our own log gets it
         incident = uuid.uuid4().hex[:12]
-        _log.exception(
+        # Formatted here and plainly: a renderer that shows local variables would print tensors,
+        # and take longer than the batch.
+        _log.error(
             "compute_failed",
+            traceback=traceback.format_exc(),
             incident=incident,
             batch_id=job.batch_id,
             partition=str(job.partition.key),

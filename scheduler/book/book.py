@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from scheduler.book.cascade import Cascade
+from scheduler.book.journal import Journal, grouped_by_use
 from scheduler.book.pool import Member, Pool
 from scheduler.book.probe import Leg, Path, Step, find_path
 from scheduler.book.reservation import Reservation, ReservationChange
@@ -48,7 +49,7 @@ class Book:
         self._expiries: list[tuple[Nanoseconds, BatchId]] = []
         self._history: list[tuple[Nanoseconds, int, Use]] = []
         self._corrections = 0
-        self._touched: dict[Use, None] = {}
+        self._journal = Journal()
 
     # Resources
 
@@ -220,16 +221,7 @@ class Book:
 
     def take_changes(self) -> list[ReservationChange]:
         """Returns what changed since the last call, one line per reservation, in order."""
-        changes = []
-        for use in self._touched:
-            if use.live:
-                use.persisted = True
-                changes += [ReservationChange("put", record) for record in self._records(use)]
-            elif use.persisted:
-                use.persisted = False
-                changes += [ReservationChange("delete", record) for record in self._records(use)]
-        self._touched.clear()
-        return changes
+        return self._journal.take(self._records)
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
         """Enters what another scheduler had booked, on this one's clock.
@@ -237,13 +229,10 @@ class Book:
         What overlaps (a journal may end in the middle of a cascade) is put into the next free
         slot; batches that are here already are skipped.
         """
-        groups: dict[tuple[BatchId, int, int, int], list[Reservation]] = {}
-        for record in reservations:
-            key = (record.batch, record.start_ns, record.end_ns, record.position)
-            groups.setdefault(key, []).append(record)
         known = set(self._bookings)
         ready: dict[BatchId, Nanoseconds] = {}
-        for (batch, start, end, position), records in sorted(groups.items(), key=_by_start):
+        for records in grouped_by_use(reservations):
+            batch, position, start, end = records[0].use
             if batch in known or start >= end:
                 continue
             lines = tuple(self.timeline(record.resource) for record in records)
@@ -285,7 +274,7 @@ class Book:
         if len(lines) > 1:
             self._put_in_others(use)
         use.live = True
-        self._touched[use] = None
+        self._journal.note(use)
 
     def _put_in_others(self, use: Use) -> None:
         for at, line in enumerate(use.timelines[1:], start=1):
@@ -300,10 +289,7 @@ class Book:
         for line in use.timelines:
             line.remove(use)
         use.live = False
-        if use.persisted:
-            self._touched[use] = None
-        else:
-            self._touched.pop(use, None)
+        self._journal.gone(use)
 
     def _settle(self, use: Use, start: Nanoseconds, end: Nanoseconds) -> tuple[BatchId, ...]:
         """Turns a booked use into a real one and moves what is in its way."""
@@ -315,7 +301,7 @@ class Book:
             for line in use.timelines:
                 line.resize(use, start, end)
             use.start, use.end = start, end
-            self._touched[use] = None
+            self._journal.note(use)
             self._close(use)
             return ()
         self._take_out(use)
@@ -357,7 +343,8 @@ class Book:
     def _postpone(self, batch: BatchId, booking: _Booking, expires: Nanoseconds) -> None:
         booking.expires = expires
         heappush(self._expiries, (expires, batch))
-        self._touched.update(dict.fromkeys(booking.uses))
+        for use in booking.uses:
+            self._journal.note(use)
 
     def _successor(self, use: Use) -> Use | None:
         uses = self._bookings[use.batch].uses
@@ -380,10 +367,3 @@ class Book:
 def gpu_of(agent: AgentId) -> ResourceId:
     """Returns the resource an agent computes on."""
     return ResourceId(f"gpu/{agent}")
-
-
-def _by_start(
-    group: tuple[tuple[BatchId, int, int, int], list[Reservation]],
-) -> tuple[int, int, int]:
-    (batch, start, _, position), records = group
-    return (0 if records[0].done else 1, start, position << 64 | batch)

@@ -105,10 +105,7 @@ def _with_transfer(
     slowest = speed if speed < fastest else fastest
     length = -(-nbytes * NANOSECONDS_PER_SECOND // slowest)
     ends = sender.uplink.ends
-    if not ends or ends[-1] <= moment:
-        sent = moment
-    else:
-        sent = earliest_on(sender.uplink, moment, length)
+    sent = moment if not ends or ends[-1] <= moment else earliest_on(sender.uplink, moment, length)
     arrival = sent + length
     at = bisect_right(order, (arrival, _LAST))
     while at:

@@ -26,6 +26,11 @@ class Reservation:
     done: bool = False
     """True once corrected: this is what really happened, and it never moves again."""
 
+    @property
+    def use(self) -> tuple[BatchId, int, Nanoseconds, Nanoseconds]:
+        """Equal for the two links of a transfer, different for everything else."""
+        return (self.batch, self.position, self.start_ns, self.end_ns)
+
 
 @dataclass(frozen=True, slots=True)
 class ReservationChange:

@@ -6,7 +6,9 @@
     routes      the active plan, as pools of agents that are alive
     batching    Algorithm 1: dispatch now, wait, or drop
     tracking    requests and batches in flight, so that none is ever lost
-    pooled      folds events into the three and answers with commands
+    ledger      all of that state, and the few things that may be done to it
+    lifecycle   what each event does
+    pooled      the dispatcher: events in, decisions, commands out
 """
 
 from scheduler.dispatch.config import PooledConfig

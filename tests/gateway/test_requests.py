@@ -25,7 +25,10 @@ from catenary_protos.catenary.v1 import (
 )
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
+from gateway.process import GatewayProcess
+from gateway.settings import GatewaySettings
 from gateway_harness import Down, ScriptedScheduler, Stage, stage
+from services.errors import Unavailable
 from services.security.keys import add_key
 
 CODE = grpc.StatusCode
@@ -447,3 +450,32 @@ async def test_generation_answers_unimplemented(running: Stage) -> None:
             generation_pb2.GenerateRequest(model="m")
         )
         assert (await refused(call.read())).code() == CODE.UNIMPLEMENTED
+
+
+async def test_taken_port_stops_the_start_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    async with stage(tmp_path) as running:
+        taken = {"grpc_port": running.gateway.grpc_port, "http_port": running.gateway.http_port,
+                 "admin_port": running.gateway.admin_port}  # fmt: skip
+        for name, port in taken.items():
+            ports = {"grpc_port": 0, "http_port": 0, "admin_port": 0} | {name: port}
+            second = GatewayProcess(
+                GatewaySettings(
+                    gateway_id="second", insecure=True, runtime_dir=tmp_path / "other", **ports
+                )
+            )
+            before = asyncio.all_tasks()
+            with pytest.raises(Unavailable, match="cannot listen"):
+                await second.start()
+            await asyncio.wait_for(second.stop(), 5)
+            assert asyncio.all_tasks() <= before
+
+
+async def test_frames_come_and_go_over_every_transport(tmp_path: Path) -> None:
+    for transport in ("shm", "tcp", "grpc"):
+        async with (
+            stage(tmp_path, transports=[transport]) as running,
+            channel_to(running.grpc) as channel,
+        ):
+            values = np.arange(40_000).reshape(10_000, 4)
+            answer = await stub_of(channel).ModelInfer(request_of(values), timeout=5)
+            assert answer.raw_output_contents[0] == values.astype(np.float32).tobytes()

@@ -474,8 +474,9 @@ async def test_the_device_goes_on_while_a_result_is_still_being_pushed(net, monk
     for batch_id in range(2, 12):
         await gateway.send("a-0", header(batch_id, start_ns=batch_id), t0=x(1))
     await pushing.wait()
-    await until(lambda: len(executor.ran) == 1 + 4 + 1)  # four unpushed, one was at the thread
-    await asyncio.sleep(0.02)
+    await until(lambda: len(executor.ran) == 1 + 4 + 1)  # four wait, a fifth was computed
+    await until(lambda: node.engine.received_frames == 11)
+    assert await node.engine.wait_idle(0.02) is False
     assert len(executor.ran) == 6  # and no more before one of them has left
     may_push.set()
     for _ in range(10):
@@ -499,8 +500,7 @@ async def test_memory_of_links_is_given_back_whatever_happens(net):
                 exported.append(slot)
                 return slot
 
-            proxy = _Proxy(link, export)
-            return proxy
+            return _Proxy(link, export)
         return link
 
     node.hub.link_to = watched
@@ -509,6 +509,7 @@ async def test_memory_of_links_is_given_back_whatever_happens(net):
         await gateway.send("a-0", header(batch_id, rows=64), t0=x(64, width=4096))
         if batch_id % 3 == 2:
             node.engine.cancel(batch_id)
+        await until(lambda sent=batch_id + 1: node.engine.received_frames == sent)
         assert await node.engine.wait_idle(5)
     assert len(exported) >= 20
     # A slot that was neither pushed nor released would still count against the link's memory:

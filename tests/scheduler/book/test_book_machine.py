@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 from hypothesis import settings
@@ -123,7 +124,7 @@ class BookMachine(RuleBasedStateMachine):
             lines[record.resource].append((record.start_ns, record.end_ns))
         for intervals in lines.values():
             intervals.sort()
-            for (_, end), (start, _) in zip(intervals, intervals[1:], strict=False):
+            for (_, end), (start, _) in itertools.pairwise(intervals):
                 assert end <= start
 
     @invariant()
@@ -148,7 +149,7 @@ class BookMachine(RuleBasedStateMachine):
             ordered = sorted(chain)
             # One entry per use: both links of a transfer have the same interval.
             assert len({use[:2] for use in ordered}) == len(ordered)
-            for before, after in zip(ordered, ordered[1:], strict=False):
+            for before, after in itertools.pairwise(ordered):
                 assert after[4] or before[3] <= after[2]
 
     @invariant()

@@ -1,0 +1,148 @@
+"""What the dispatcher knows, and the few things that may be done to it.
+
+Every rule here serves one promise: a request that was admitted is answered exactly once.
+"""
+
+from __future__ import annotations
+
+from scheduler.book import Book
+from scheduler.dispatch.config import PooledConfig
+from scheduler.dispatch.events import CancelBatch, Command, Reject
+from scheduler.dispatch.queue import ModelQueue
+from scheduler.dispatch.routes import RouteTable
+from scheduler.dispatch.tracking import Batch, Request, Rows, Tracker
+from services.domain.ids import AgentId, ModelKey, Nanoseconds
+from services.domain.plan import Agent, Plan
+from services.errors import NoActivePlan, PartitionLost
+
+_COUNTERS = (
+    "arrived_requests", "completed_requests", "cancelled_requests", "rejected_requests",
+    "decisions",
+    "dispatched_batches", "dispatched_rows", "retried_rows", "overdue_batches", "failed_batches",
+    "undelivered_requests", "corrections", "displaced_batches", "late_corrections",
+    "drift_ns_sum", "drift_ns_max",
+)  # fmt: skip
+
+
+class Ledger:
+    """State of the pooled dispatcher.
+
+    `commands` collects what the shell is to do; `dirty` the models whose queue deserves a look;
+    `now` is the moment of the event that is being handled.
+    """
+
+    def __init__(self, config: PooledConfig, book: Book) -> None:
+        self.now: Nanoseconds = 0
+        self.commands: list[Command] = []
+        self.dirty: dict[ModelKey, None] = {}
+        self.queues: dict[ModelKey, ModelQueue] = {}
+        self.tracker = Tracker()
+        self.routes = RouteTable(book)
+        self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
+        self.config = config
+        self.book = book
+        self.plan: Plan | None = None
+        self.agents: dict[AgentId, Agent] = {}
+        self._sequence = 0
+
+    def overdue_at(self, finish: Nanoseconds) -> Nanoseconds:
+        """Returns when a batch that should finish at `finish` counts as lost."""
+        return finish + max(self.config.overdue_grace_ns, finish - self.now)
+
+    def forget_idle_queues(self) -> None:
+        """Keeps queues only for models with rows or with a plan."""
+        if len(self.queues) > 1:
+            for model in [m for m, q in self.queues.items() if not q and not self.routes.serves(m)]:
+                del self.queues[model]
+
+    def enqueue(self, rows: Rows) -> None:
+        """Puts rows into their queue; none is fine."""
+        if rows.count <= 0:
+            return
+        model = rows.request.model
+        queue = self.queues.get(model)
+        if queue is None:
+            queue = self.queues[model] = ModelQueue(model)
+        queue.push(rows)
+        self.dirty[model] = None
+
+    def reject(
+        self,
+        request: Request,
+        reason: str,
+        message: str,
+        *,
+        retry_after_ns: Nanoseconds | None = None,
+        earliest_finish_ns: Nanoseconds | None = None,
+        details: dict[str, str] | None = None,
+    ) -> None:
+        """Answers a request with an error, unless it was answered already."""
+        if self.tracker.requests.get(request.request_id) is not request:
+            return
+        self.counters["rejected_requests"] += 1
+        self.commands.append(
+            Reject(
+                request.request_id, reason, message, retry_after_ns, earliest_finish_ns,
+                details or {},
+            )
+        )  # fmt: skip
+        self.forget(request)
+
+    def unserved(self, request: Request) -> None:
+        """Answers a request whose model no plan serves any more."""
+        self.reject(
+            request,
+            NoActivePlan.reason,
+            f"no plan serves {request.model} any more",
+            retry_after_ns=self.config.retry_after_ns,
+        )
+
+    def forget(self, request: Request, *, delivered: bool = False) -> None:
+        """Stops following a request; `delivered` if the gateway has all of it."""
+        self.tracker.requests.pop(request.request_id, None)
+        if request.queued_rows:
+            self.queues[request.model].remove(request)
+        for batch in list(request.batches.values()):
+            rows = self.tracker.detach(request, batch)
+            if delivered and not any(part.attempt for part in rows):
+                batch.final = batch.final or not batch.rows  # it went all the way: no cancelling
+            self.drop_if_empty(batch)
+
+    def drop_if_empty(self, batch: Batch) -> None:
+        """Ends a batch nobody waits for."""
+        if batch.rows:
+            return
+        self.cancel_on_agents(batch, None)
+        self.tracker.remove_batch(batch)
+        self.book.release(batch.batch_id)
+
+    def cancel_on_agents(self, batch: Batch, without: AgentId | None) -> None:
+        """Tells the agents a batch has not passed that it is off."""
+        if batch.final:
+            return
+        hops = dict.fromkeys(batch.agents[max(batch.reported, 0) :])
+        agents = tuple(agent for agent in hops if agent != without and agent in self.agents)
+        if agents:
+            self.commands.append(CancelBatch(batch.batch_id, agents))
+
+    def retry(self, batch: Batch, failed: AgentId | None) -> None:
+        """Ends a batch that failed and puts its rows back."""
+        self.cancel_on_agents(batch, failed)
+        rows = self.tracker.remove_batch(batch)
+        self.book.release(batch.batch_id)
+        self.again(rows)
+
+    def again(self, rows: list[Rows]) -> None:
+        """Puts rows back into the queue, as often as is allowed."""
+        for part in rows:
+            request = part.request
+            part.attempt += 1
+            if self.tracker.requests.get(request.request_id) is not request:
+                continue  # answered a moment ago, for other rows
+            if part.attempt >= self.config.max_attempts:
+                self.reject(request, PartitionLost.reason, f"lost {part.attempt} times")
+            elif self.plan is not None and not self.routes.serves(request.model):
+                self.unserved(request)
+            else:
+                self.counters["retried_rows"] += part.count
+                self.enqueue(part)

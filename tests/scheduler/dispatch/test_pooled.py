@@ -1,0 +1,374 @@
+"""Policies of the pooled dispatcher, one at a time, with a clock that steps."""
+
+from __future__ import annotations
+
+from scheduler.dispatch import PooledConfig, PooledDispatcher
+from scheduler.dispatch.events import (
+    AdoptedRows,
+    AgentJoined,
+    AgentLost,
+    BatchFailed,
+    CancelBatch,
+    Command,
+    DispatchBatch,
+    PlanActivated,
+    Reject,
+    RequestArrived,
+    RequestCancelled,
+    RequestCompleted,
+    StageReported,
+    Tick,
+)
+from services.domain.ids import (
+    AgentId,
+    BatchId,
+    GatewayId,
+    ModelKey,
+    PartitionKey,
+    PlanId,
+    RequestId,
+    ServerId,
+)
+from services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
+
+MS = 1_000_000
+CATS, DOGS = ModelKey("cats", "1"), ModelKey("dogs", "1")
+PAPER = PooledConfig(max_linger_ns=None)
+
+
+def stage(model: ModelKey, at: int, agents: str, *compute_ms: float, row_bytes: int = 0) -> Stage:
+    times = tuple(int(ms * MS) for ms in compute_ms)
+    pool = tuple(AgentId(agent) for agent in agents)
+    return Stage(PartitionKey(model, at, at + 1), pool, times, row_bytes)
+
+
+def pipeline(batch: int, *stages: Stage) -> Pipeline:
+    return Pipeline("/".join("".join(s.agents) for s in stages), batch, stages)
+
+
+def model(*pipelines: Pipeline) -> ModelPlan:
+    return ModelPlan(pipelines[0].stages[0].partition.model, 100 * MS, pipelines)
+
+
+class Bench:
+    """A dispatcher, a clock and short names."""
+
+    def __init__(self, config: PooledConfig | None, *models: ModelPlan, agents: str = "ab") -> None:
+        self.dispatcher = PooledDispatcher(config)
+        self.number = 0
+        for agent in agents:
+            self.tell(0, AgentJoined(Agent(AgentId(agent), "x", ServerId(agent), 1, 10**9)))
+        if models:
+            self.tell(0, PlanActivated(Plan(PlanId("p"), models)))
+
+    def tell(self, ms: float, event: object) -> list[Command]:
+        return self.dispatcher.handle(event, int(ms * MS))  # type: ignore[arg-type]
+
+    def ask(
+        self, ms: float, rows: int = 1, slo: float = 100, which: ModelKey = CATS, priority: int = 0
+    ) -> list[Command]:
+        self.number += 1
+        request = RequestId(GatewayId("g"), self.number)
+        return self.tell(ms, RequestArrived(request, which, rows, int((ms + slo) * MS), priority))
+
+    def wake(self) -> tuple[float, list[Command]]:
+        moment = self.dispatcher.next_wakeup()
+        assert moment is not None
+        return moment / MS, self.dispatcher.handle(Tick(), moment)
+
+
+def request(number: int) -> RequestId:
+    return RequestId(GatewayId("g"), number)
+
+
+def only(commands: list[Command]) -> DispatchBatch:
+    (command,) = commands
+    assert isinstance(command, DispatchBatch)
+    return command
+
+
+def refused(commands: list[Command]) -> Reject:
+    (command,) = commands
+    assert isinstance(command, Reject)
+    return command
+
+
+def rows_of(batch: DispatchBatch) -> list[tuple[int, int, int, int]]:
+    return [(s.request.number, s.request_row, s.rows, s.batch_row) for s in batch.slices]
+
+
+ONE_STAGE = model(pipeline(4, stage(CATS, 0, "a", 10, 12, 14, 16)))
+TWO_STAGES = model(
+    pipeline(2, stage(CATS, 0, "ab", 10, 12), stage(CATS, 1, "cd", 10, 12, row_bytes=MS))
+)
+
+
+def test_a_full_batch_leaves_at_once_with_its_whole_path_booked() -> None:
+    bench = Bench(None, TWO_STAGES, agents="abcd")
+    batch = only(bench.ask(0, rows=2))
+    assert [hop.start_ns / MS for hop in batch.path] == [0, 14]
+    assert batch.expected_finish_ns == 26 * MS
+    booked = {(r.resource, r.start_ns // MS, r.end_ns // MS) for r in bench.dispatcher.snapshot()}
+    first, second = batch.path[0].agent, batch.path[1].agent
+    assert booked == {
+        (f"gpu/{first}", 0, 12),
+        (f"uplink/{first}", 12, 14),
+        (f"downlink/{second}", 12, 14),
+        (f"gpu/{second}", 14, 26),
+    }
+
+
+def test_a_request_is_split_over_batches_and_a_batch_mixes_requests() -> None:
+    bench = Bench(PAPER, ONE_STAGE)
+    first = only(bench.ask(0, rows=6))
+    assert rows_of(first) == [(1, 0, 4, 0)]
+    second = only(bench.ask(1, rows=2))
+    assert rows_of(second) == [(1, 4, 2, 0), (2, 0, 2, 2)]
+
+
+def test_a_lone_request_lingers_no_longer_than_configured() -> None:
+    bench = Bench(None, ONE_STAGE)
+    assert bench.ask(0) == []
+    moment, commands = bench.wake()
+    assert moment == 2
+    assert only(commands).rows == 1
+
+
+def test_without_linger_rows_wait_until_the_last_safe_moment() -> None:
+    bench = Bench(PAPER, ONE_STAGE)
+    assert bench.ask(0, slo=50) == []
+    moment, commands = bench.wake()
+    assert moment == 50 - 12 - 1  # room for one more row, and the safety margin
+    assert only(commands).expected_finish_ns <= 50 * MS
+
+
+def test_rows_keep_gathering_while_every_device_is_busy() -> None:
+    bench = Bench(None, ONE_STAGE)
+    only(bench.ask(0, rows=4))
+    assert bench.ask(1) == []
+    moment, commands = bench.wake()
+    assert moment == 16 - 2  # the device is free at 16, frames take up to 2
+    assert commands == [] or only(commands).path[0].start_ns == 16 * MS
+
+
+def test_the_batch_shrinks_until_the_oldest_deadline_is_met() -> None:
+    bench = Bench(PAPER, model(pipeline(4, stage(CATS, 0, "ab", 10, 12, 14, 16))))
+    batches = bench.ask(0, rows=4, slo=13)
+    assert [only([batch]).rows for batch in batches] == [2, 2]
+    assert {only([batch]).expected_finish_ns for batch in batches} == {12 * MS}
+
+
+def test_an_unattainable_deadline_is_refused_with_the_earliest_finish() -> None:
+    bench = Bench(None, ONE_STAGE)
+    only(bench.ask(0, rows=4))
+    reject = refused(bench.ask(1, slo=20))
+    assert reject.reason == "SLO_UNATTAINABLE"
+    assert reject.earliest_finish_ns == 26 * MS
+    assert reject.retry_after_ns == 5 * MS
+    hopeless = refused(bench.ask(30, slo=9))
+    assert hopeless.reason == "SLO_UNATTAINABLE"
+    assert hopeless.retry_after_ns is None
+
+
+def test_the_pipeline_with_the_least_waiting_is_taken() -> None:
+    plan = model(pipeline(1, stage(CATS, 0, "a", 10)), pipeline(1, stage(CATS, 0, "b", 30)))
+    bench = Bench(None, plan)
+    assert [only(bench.ask(0)).path[0].agent for _ in range(3)] == ["a", "b", "a"]
+
+
+def test_another_pipeline_is_tried_before_a_request_is_dropped() -> None:
+    plan = model(pipeline(1, stage(CATS, 0, "a", 10)), pipeline(1, stage(CATS, 0, "b", 30)))
+    bench = Bench(None, plan)
+    only(bench.ask(0))
+    assert only(bench.ask(0, slo=20)).path[0].agent == "a"  # b waits less but is too slow
+
+
+def test_priority_goes_first_then_the_deadline() -> None:
+    bench = Bench(PAPER, ONE_STAGE)
+    bench.ask(0, slo=90)
+    bench.ask(0, slo=60)
+    bench.ask(0, slo=95, priority=1)
+    batch = only(bench.ask(0, slo=70))
+    assert [number for number, *_ in rows_of(batch)] == [3, 2, 4, 1]
+
+
+def test_two_models_share_one_book() -> None:
+    dogs = model(pipeline(1, stage(DOGS, 0, "a", 20)))
+    bench = Bench(None, model(pipeline(1, stage(CATS, 0, "a", 10))), dogs)
+    only(bench.ask(0))
+    batch = only(bench.ask(0, which=DOGS))
+    assert batch.path[0].start_ns == 10 * MS
+
+
+def test_a_full_queue_refuses_more() -> None:
+    bench = Bench(PooledConfig(max_linger_ns=None, max_queued_rows=3), ONE_STAGE)
+    assert bench.ask(0, rows=2) == []
+    reject = refused(bench.ask(0, rows=2))
+    assert reject.reason == "OVERLOADED"
+    assert reject.retry_after_ns
+
+
+def test_a_lost_agent_s_batch_goes_another_way_with_its_old_deadline() -> None:
+    bench = Bench(None, TWO_STAGES, agents="abcd")
+    batch = only(bench.ask(0, rows=2))
+    lost, second = batch.path[0].agent, batch.path[1].agent
+    cancel, again = bench.tell(5, AgentLost(lost))
+    assert cancel == CancelBatch(batch.batch, (second,))
+    assert isinstance(again, DispatchBatch)
+    assert again.batch != batch.batch
+    assert again.path[0].agent not in (lost, None)
+    assert rows_of(again) == rows_of(batch)
+    assert {r.batch for r in bench.dispatcher.snapshot()} == {again.batch}
+
+
+def test_losing_an_agent_a_batch_has_passed_costs_nothing() -> None:
+    bench = Bench(None, TWO_STAGES, agents="abcd")
+    batch = only(bench.ask(0, rows=2))
+    bench.tell(12, StageReported(batch.batch, 0, 0, 12 * MS))
+    bench.tell(26, StageReported(batch.batch, 1, 14 * MS, 26 * MS))
+    assert bench.tell(26, AgentLost(batch.path[0].agent)) == []
+    assert bench.dispatcher.snapshot() == []
+
+
+def test_an_overdue_batch_is_dispatched_again_and_gives_up_after_three_times() -> None:
+    config = PooledConfig(overdue_grace_ns=MS)
+    bench = Bench(config, model(pipeline(1, stage(CATS, 0, "a", 10))))
+    seen = [only(bench.ask(0, slo=1000)).batch]
+    for _ in range(2):
+        _, (cancel, again) = bench.wake()
+        assert cancel == CancelBatch(seen[-1], (AgentId("a"),))
+        assert isinstance(again, DispatchBatch)
+        seen.append(again.batch)
+    _, (cancel, reject) = bench.wake()
+    assert isinstance(reject, Reject)
+    assert reject.reason == "PARTITION_LOST"
+    assert bench.dispatcher.next_wakeup() is None
+
+
+def test_results_lost_on_their_way_are_computed_again() -> None:
+    bench = Bench(None, model(pipeline(1, stage(CATS, 0, "a", 10))))
+    batch = only(bench.ask(0, slo=1000))
+    bench.tell(10, StageReported(batch.batch, 0, 0, 10 * MS))
+    moment, commands = bench.wake()
+    assert moment == 10 + 250
+    assert rows_of(only(commands)) == [(1, 0, 1, 0)]
+
+
+def test_a_failure_that_no_retry_helps_is_passed_on() -> None:
+    bench = Bench(None, ONE_STAGE)
+    batch = only(bench.ask(0, rows=4))
+    failed = BatchFailed(batch.batch, AgentId("a"), "INVALID_INPUT", "bad shape", retryable=False)
+    reject = refused(bench.tell(3, failed))
+    assert (reject.reason, reject.message) == ("INVALID_INPUT", "bad shape")
+    assert bench.dispatcher.snapshot() == []
+
+
+def test_a_retryable_failure_is_repeated_at_once() -> None:
+    bench = Bench(PAPER, ONE_STAGE)
+    batch = only(bench.ask(0, rows=4))
+    failed = BatchFailed(batch.batch, AgentId("a"), "STALE_EPOCH", "old", retryable=True)
+    assert rows_of(only(bench.tell(3, failed))) == rows_of(batch)
+
+
+def test_a_cancelled_request_frees_its_bookings() -> None:
+    bench = Bench(None, ONE_STAGE)
+    batch = only(bench.ask(0, rows=4))
+    assert bench.tell(1, RequestCancelled(request(1))) == [
+        CancelBatch(batch.batch, (AgentId("a"),))
+    ]
+    assert bench.dispatcher.snapshot() == []
+
+
+def test_completion_ends_a_request_without_cancelling_anything() -> None:
+    bench = Bench(None, ONE_STAGE)
+    only(bench.ask(0, rows=4))
+    assert bench.tell(15, RequestCompleted(request(1))) == []
+    assert bench.dispatcher.snapshot() == []
+    assert bench.dispatcher.next_wakeup() is None
+
+
+def test_a_report_moves_what_is_booked_behind_it() -> None:
+    bench = Bench(None, model(pipeline(1, stage(CATS, 0, "a", 10))))
+    first, second = only(bench.ask(0)), only(bench.ask(0))
+    bench.tell(13, StageReported(first.batch, 0, 0, 13 * MS))
+    booked = [(r.batch, r.start_ns, r.end_ns) for r in bench.dispatcher.snapshot()]
+    assert booked == [(second.batch, 13 * MS, 23 * MS)]
+    figures = bench.dispatcher.statistics()
+    assert figures["drift_ns_max"] == 3 * MS
+    assert figures["displaced_batches"] == 1
+
+
+def test_requests_wait_for_an_agent_as_long_as_that_can_help() -> None:
+    bench = Bench(None, ONE_STAGE, agents="")
+    assert bench.ask(0, rows=4, slo=50) == []
+    (batch,) = bench.tell(20, AgentJoined(Agent(AgentId("a"), "x", ServerId("a"), 1, 1)))
+    assert isinstance(batch, DispatchBatch)
+    bench.tell(21, AgentLost(AgentId("a")))
+    moment, commands = bench.wake()
+    reject = refused(commands)
+    assert moment == 49
+    assert reject.reason == "UNAVAILABLE"
+    assert reject.retry_after_ns
+
+
+def test_before_the_first_plan_requests_wait_and_after_it_unknown_models_are_refused() -> None:
+    bench = Bench(None, agents="a")
+    assert bench.ask(0, rows=4) == []
+    commands = bench.tell(5, PlanActivated(Plan(PlanId("p"), (ONE_STAGE,))))
+    assert only(commands).rows == 4
+    assert refused(bench.ask(6, which=DOGS)).reason == "NO_ACTIVE_PLAN"
+
+
+def test_a_new_plan_lets_batches_finish_and_routes_what_waits() -> None:
+    bench = Bench(PAPER, ONE_STAGE)
+    only(bench.ask(0, rows=4))
+    assert bench.ask(0, rows=2) == []
+    plan = Plan(PlanId("q"), (model(pipeline(2, stage(CATS, 0, "b", 5, 6))),))
+    moved = only(bench.tell(1, PlanActivated(plan)))
+    assert moved.path[0].agent == "b"
+    assert bench.dispatcher.statistics()["batches_in_flight"] == 2
+
+
+def test_a_model_that_is_planned_no_more_is_refused() -> None:
+    bench = Bench(PAPER, ONE_STAGE)
+    assert bench.ask(0, rows=2) == []
+    reject = refused(bench.tell(1, PlanActivated(Plan(PlanId("q"), ()))))
+    assert reject.reason == "NO_ACTIVE_PLAN"
+
+
+def test_rows_of_an_earlier_scheduler_are_not_sent_twice_unless_overdue() -> None:
+    bench = Bench(None, ONE_STAGE)
+    old = AdoptedRows(BatchId(77), 0, 4, 20 * MS)
+    event = RequestArrived(request(1), CATS, 8, 1000 * MS, 0, (old,))
+    assert rows_of(only(bench.tell(0, event))) == [(1, 4, 4, 0)]
+    bench.tell(16, StageReported(BatchId(1), 0, 0, 16 * MS))
+    moment, commands = bench.wake()
+    assert moment == 20 + 100
+    assert rows_of(only(commands)) == [(1, 0, 4, 0)]
+
+
+def test_nothing_outlives_its_deadline() -> None:
+    bench = Bench(PooledConfig(overdue_grace_ns=10**12), ONE_STAGE)
+    only(bench.ask(0, rows=4, slo=50))
+    moment, commands = bench.wake()
+    assert moment == 100
+    reject, cancel = sorted(commands, key=lambda command: isinstance(command, CancelBatch))
+    assert isinstance(reject, Reject)
+    assert reject.reason == "DEADLINE_EXCEEDED"
+    assert isinstance(cancel, CancelBatch)
+
+
+def test_rows_must_be_positive() -> None:
+    bench = Bench(None, ONE_STAGE)
+    assert refused(bench.ask(0, rows=0)).reason == "INVALID_INPUT"
+
+
+def test_a_gateway_that_never_heard_of_a_batch_gets_it_again() -> None:
+    bench = Bench(PAPER, ONE_STAGE)
+    only(bench.ask(0, rows=4))
+    again = bench.tell(2, RequestArrived(request(1), CATS, 4, 100 * MS))
+    assert [type(command) for command in again] == [CancelBatch, DispatchBatch]
+    heard = RequestArrived(
+        request(1), CATS, 4, 100 * MS, 0, (AdoptedRows(BatchId(2), 0, 4, 16 * MS),)
+    )
+    assert bench.tell(3, heard) == []
