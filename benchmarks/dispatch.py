@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from benchmarks.figures import Figure, at_most, table
 from scheduler.book import Book
-from scheduler.dispatch import PooledConfig, PooledDispatcher, pooled
+from scheduler.dispatch import PooledConfig, PooledDispatcher, batching, pooled
 from scheduler.dispatch.events import (
     AgentJoined,
     Command,
@@ -139,7 +139,7 @@ class Run:
 @contextmanager
 def stopwatch(trial: Run) -> Iterator[None]:
     """Times every decision: what `decide` and the booking it leads to take."""
-    decide, reserve = pooled.decide, Book.reserve
+    decide, reserve = batching.decide, Book.reserve
     clock = time.thread_time_ns
 
     def timed_decide(*arguments: Any) -> Any:

@@ -29,6 +29,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(_ROOT / part) for part in ("", "client", "protos")]
 
 from catenary_protos.catenary.v1.common_pb2 import Peer, TransportAddress  # noqa: E402
+from services.log import configure_logging  # noqa: E402
 from services.transport.hub import TransportHub, TransportSettings  # noqa: E402
 from services.transport.interface import Address, ReceivedFrame  # noqa: E402
 
@@ -237,6 +238,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--receive", metavar="FOLDER", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    # Standard output carries the figures (and, in the receiver, its addresses); nothing else may.
+    configure_logging("benchmark", "transport", "warning", as_json=False)
     if chosen.receive:
         with _loop_runner() as runner:
             runner.run(_receive(Path(chosen.receive)))

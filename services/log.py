@@ -43,7 +43,13 @@ def configure_logging(process: str, instance: str, level: str, as_json: bool) ->
     render: list[Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
         if as_json
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                # The default shows local variables, and those may be tensors.
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        ]
     )
     structlog.configure(
         processors=[*shared, *render],

@@ -236,9 +236,12 @@ class Book:
             if batch in known or start >= end:
                 continue
             lines = tuple(self.timeline(record.resource) for record in records)
-            slot = earliest_slot(lines, max(start, ready.get(batch, start)), end - start)
+            done = records[0].done
+            not_before = start if done else max(start, ready.get(batch, start))
+            slot = earliest_slot(lines, not_before, end - start)
             use = Use(batch, position, lines, slot, slot + end - start)
-            ready[batch] = use.end
+            if not done:
+                ready[batch] = use.end
             booking = self._bookings.get(batch)
             if booking is None:
                 self._enter(batch, [], records[0].expires_ns)
@@ -246,7 +249,7 @@ class Book:
             self._put_in(use)
             booking.uses.append(use)
             use.persisted = True
-            if records[0].done:
+            if done:
                 self._close(use)
 
     # Inside

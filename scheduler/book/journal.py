@@ -46,8 +46,15 @@ class Journal:
 
 
 def grouped_by_use(reservations: Iterable[Reservation]) -> list[list[Reservation]]:
-    """Returns the records of each use together: first what really happened, then by time."""
+    """Returns the records of each use together: what really happened by hop, the rest by time."""
     groups: dict[tuple[int, int, int, int], list[Reservation]] = {}
     for record in reservations:
         groups.setdefault(record.use, []).append(record)
-    return sorted(groups.values(), key=lambda group: (not group[0].done, group[0].start_ns))
+    return sorted(groups.values(), key=_order)
+
+
+def _order(group: list[Reservation]) -> tuple[bool, int, int]:
+    first = group[0]
+    if first.done:  # a transfer (two links) comes before the compute of its hop
+        return (False, first.position, -len(group))
+    return (True, first.start_ns, 0)

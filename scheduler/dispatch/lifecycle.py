@@ -184,6 +184,8 @@ class Lifecycle(Ledger):
         self.agents.pop(event.agent, None)
         adopted = self.book.pending_on(gpu_of(event.agent))
         for batch in list(self.tracker.batches.values()):
+            if not batch.rows:  # ended with another batch of its requests
+                continue
             if batch.needs(event.agent) or (not batch.agents and batch.batch_id in adopted):
                 self.retry(batch, event.agent)
         for batch_id in adopted:

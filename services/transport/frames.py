@@ -30,6 +30,7 @@ MAX_DIMENSIONS = 32
 BYTES_DATATYPE = "BYTES"
 
 _BODY = struct.Struct("<4sBBHIQQ")
+_PREFIX = struct.Struct("<4sBBHIQQI")
 _CHECKSUM = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
 _MAGIC = b"CTN1"
@@ -57,6 +58,9 @@ class Kind(IntEnum):
     """`argument` bytes have been taken in since the stream began."""
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
+
 class Prefix(NamedTuple):
     """The first 32 bytes of every message."""
 
@@ -82,20 +86,23 @@ def decode_prefix(data: bytes | memoryview, max_payload_bytes: int) -> Prefix:
     """
     if len(data) < PREFIX_BYTES:
         raise InvalidInput("prefix", f"{len(data)} bytes where {PREFIX_BYTES} are needed")
-    magic, version, kind, spare, header_bytes, payload_bytes, argument = _BODY.unpack_from(data)
+    magic, version, kind, spare, header_bytes, payload_bytes, argument, checksum = (
+        _PREFIX.unpack_from(data)
+    )
     if magic != _MAGIC:
         raise InvalidInput("prefix.magic", "not a Catenary frame")
     if version != _VERSION:
         raise InvalidInput("prefix.version", f"version {version}, this side speaks {_VERSION}")
-    if _CHECKSUM.unpack_from(data, _BODY.size)[0] != zlib.crc32(data[: _BODY.size]):
+    if checksum != zlib.crc32(data[: _BODY.size]):
         raise InvalidInput("prefix.checksum", "does not match")
-    if not Kind.HELLO <= kind <= Kind.CREDIT or spare:
+    known = _KINDS.get(kind)
+    if known is None or spare:
         raise InvalidInput("prefix.kind", f"unknown kind {kind}")
     if header_bytes > MAX_HEADER_BYTES:
         raise InvalidInput("prefix.header_bytes", f"{header_bytes} exceeds {MAX_HEADER_BYTES}")
     if payload_bytes > max_payload_bytes:
         raise InvalidInput("prefix.payload_bytes", f"{payload_bytes} exceeds {max_payload_bytes}")
-    return Prefix(Kind(kind), header_bytes, payload_bytes, argument)
+    return Prefix(known, header_bytes, payload_bytes, argument)
 
 
 def align(nbytes: int) -> int:

@@ -28,6 +28,7 @@ INLINE_BYTES = 8192
 _BUFFER_BYTES = 128 << 10
 _READS_PER_TURN = 8
 _MAX_DESCRIPTORS = 16
+_TRUNCATED = int(socket.MSG_CTRUNC)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 OnMessage = Callable[[Prefix, memoryview], None]
@@ -173,7 +174,7 @@ class UnixStream:
                 fds = array.array("i")
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
                 self._descriptors.extend(fds)
-        if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_DESCRIPTORS:
+        if flags & _TRUNCATED or len(self._descriptors) > _MAX_DESCRIPTORS:
             self._lose("too many file descriptors")
             return -1
         if read == 0:

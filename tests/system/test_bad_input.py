@@ -52,7 +52,7 @@ class Secured:
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     data_dir = tmp_path_factory.mktemp("secured")
     ensure_model(data_dir / "models", MODEL)
-    key = add_key(data_dir / "keys.json", "tests")
+    key = add_key(data_dir / "keys.json", "tests", ["infer"])
     config = {
         "gateway": {"api_keys_file": str(data_dir / "keys.json"), "max_request_bytes": 4 << 20}
     }

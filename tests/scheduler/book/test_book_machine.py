@@ -115,6 +115,8 @@ class BookMachine(RuleBasedStateMachine):
         other = Book()
         other.restore(reversed(snapshot))
         assert set(other.snapshot()) == set(snapshot)
+        for batch in {record.batch for record in snapshot}:
+            assert other.last_position(batch) == self.book.last_position(batch)
 
     @invariant()
     def nothing_overlaps(self) -> None:

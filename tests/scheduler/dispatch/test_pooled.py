@@ -347,6 +347,20 @@ def test_rows_of_an_earlier_scheduler_are_not_sent_twice_unless_overdue() -> Non
     assert rows_of(only(commands)) == [(1, 0, 4, 0)]
 
 
+def test_what_an_earlier_scheduler_booked_on_a_lost_agent_is_dispatched_again() -> None:
+    before = Bench(None, TWO_STAGES, agents="abcd")
+    batch = only(before.ask(0, rows=2))
+    after = Bench(None, TWO_STAGES, agents="abcd")
+    after.dispatcher._next_batch = 1 << 40
+    after.dispatcher.restore(before.dispatcher.snapshot())
+    old = AdoptedRows(batch.batch, 0, 2, batch.expected_finish_ns)
+    assert after.tell(5, RequestArrived(request(1), CATS, 2, 100 * MS, 0, (old,))) == []
+    assert after.tell(6, StageReported(batch.batch, 0, 0, 6 * MS)) == []
+    again = only(after.tell(7, AgentLost(batch.path[1].agent)))
+    assert rows_of(again) == rows_of(batch)
+    assert {hop.agent for hop in again.path}.isdisjoint({batch.path[1].agent})
+
+
 def test_nothing_outlives_its_deadline() -> None:
     bench = Bench(PooledConfig(overdue_grace_ns=10**12), ONE_STAGE)
     only(bench.ask(0, rows=4, slo=50))
