@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -19,6 +20,8 @@ from services.errors import CatenaryError
 from services.lifecycle import Process, run_process
 from services.log import configure_logging, get_logger
 from services.settings import ProcessSettings, describe, load_settings
+
+S = TypeVar("S", bound=ProcessSettings)
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -41,7 +44,7 @@ def cli(context: click.Context, config: Path | None, supervised: bool) -> None:
     context.obj = config
 
 
-def _run(kind: str, settings: ProcessSettings, instance: str, make: type[Process] | Any) -> None:
+def _run(kind: str, settings: S, instance: str, make: Callable[[S], Process]) -> None:
     configure_logging(kind, instance, settings.log_level, settings.log_json)
     get_logger("catenaryd").info("settings", **describe(settings))
     sys.exit(run_process(make(settings), settings.drain_timeout_s))
@@ -50,7 +53,7 @@ def _run(kind: str, settings: ProcessSettings, instance: str, make: type[Process
 @cli.command()
 @settings_options(SchedulerSettings)
 @click.pass_obj
-def scheduler(config: Path | None, **flags: Any) -> None:
+def scheduler(config: Path | None, /, **flags: Any) -> None:
     """Runs a scheduler: plans, reserves, dispatches; leader or standby by a lease in Redis.
 
     Example: catenaryd scheduler --redis-url redis://127.0.0.1:6379 --model-repository models
@@ -67,7 +70,7 @@ def scheduler(config: Path | None, **flags: Any) -> None:
 @cli.command()
 @settings_options(GatewaySettings)
 @click.pass_obj
-def gateway(config: Path | None, **flags: Any) -> None:
+def gateway(config: Path | None, /, **flags: Any) -> None:
     """Runs a gateway: the Open Inference Protocol over gRPC and HTTP.
 
     Example: catenaryd gateway --scheduler-addresses 127.0.0.1:8004 --insecure
@@ -81,7 +84,7 @@ def gateway(config: Path | None, **flags: Any) -> None:
 @cli.command()
 @settings_options(AgentSettings)
 @click.pass_obj
-def agent(config: Path | None, **flags: Any) -> None:
+def agent(config: Path | None, /, **flags: Any) -> None:
     """Runs an agent: hosts partitions of models on one device.
 
     Example: catenaryd agent --agent-id agent-0 --device cuda:0 --model-repository models --insecure
@@ -108,7 +111,7 @@ def agent(config: Path | None, **flags: Any) -> None:
 @click.option("--redis-url", help="Use this Redis instead of starting one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON line.")
 @click.pass_obj
-def up(config: Path | None, as_json: bool, models: tuple[str, ...], **flags: Any) -> None:
+def up(config: Path | None, /, as_json: bool, models: tuple[str, ...], **flags: Any) -> None:
     """Runs a whole cluster on this machine until Ctrl-C, restarting whatever dies.
 
     Prints one line once everything is ready.

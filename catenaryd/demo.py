@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 import numpy as np
-from catenary.waterfall import render_waterfall
 
 import catenary
+from catenary.waterfall import render_waterfall
 from catenaryd.demo_models import preprocess, sample_photographs, top_k
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.models import ensure_model

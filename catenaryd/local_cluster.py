@@ -125,8 +125,8 @@ class LocalCluster:
             self.redis = EmbeddedRedis(data_dir / "redis")
             self.redis_url = await self.redis.start()
             self._redis_task = asyncio.create_task(self._keep_redis(), name="keep-redis")
-        for name, (kind, settings) in self._settings().items():
-            settings = {**settings, **self.options.extra.get(kind, {})}
+        for name, (kind, usual) in self._settings().items():
+            settings = {**usual, **self.options.extra.get(kind, {})}
             config = ["--config", str(self.options.config_file)] if self.options.config_file else []
             child = Child(
                 name,

@@ -9,13 +9,13 @@ import urllib.request
 
 import grpc
 import numpy as np
-from catenaryd.demo_models import labels, preprocess, sample_photographs
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
 import catenary
+from catenaryd.demo_models import labels, preprocess, sample_photographs
 from cluster_harness import MODEL, RunningCluster, environment
 
 

@@ -7,11 +7,11 @@ from concurrent import futures
 from pathlib import Path
 
 import grpc
-from catenaryd.demo_models import preprocess, sample_photographs
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 import catenary
 from catenaryd.demo import demo_placement
+from catenaryd.demo_models import preprocess, sample_photographs
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, running_cluster, wait_until
 from services.model_repository import ModelRepository

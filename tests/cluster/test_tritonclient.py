@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from catenaryd.demo_models import labels, preprocess, sample_photographs
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from catenaryd.demo_models import labels, preprocess, sample_photographs
 from cluster_harness import MODEL, RunningCluster
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 import pytest
-from catenaryd.demo_models import preprocess, sample_photographs
 
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
+from catenaryd.demo_models import preprocess, sample_photographs
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
 from services.security.keys import add_key

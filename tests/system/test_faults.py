@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from catenaryd.demo_models import preprocess, sample_photographs
 
 import catenary
 from catenaryd.demo import demo_placement
+from catenaryd.demo_models import preprocess, sample_photographs
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
 from services.model_repository import ModelRepository
