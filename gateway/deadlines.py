@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 
 
+SLACK_S = 0.002
+
+
 class Deadlines:
     """Calls back when a deadline passes; one event-loop timer for the earliest of them.
 
@@ -38,7 +41,9 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = self._heap[0][0]
-        delay_s = max(0, self._timer_ns - time.monotonic_ns()) / 1e9
+        # Event loops count in milliseconds: without the slack a timer fires too early, again and
+        # again, and one that is a little late serves all deadlines up to then.
+        delay_s = max(0, self._timer_ns - time.monotonic_ns()) / 1e9 + SLACK_S
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._fire)
 
     def _fire(self) -> None:

@@ -22,7 +22,7 @@ from services.security.tls import ClientSecurity
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
 CONNECT_TIMEOUT_S = 3.0
-_LINGER_S = 0.002
+_LINGER_S = 0.01
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 1.0
 

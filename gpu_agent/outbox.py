@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from gpu_agent.engine.reporting import Outgoing
 
 _log = get_logger("gpu_agent.outbox")
+
+LINGER_S = 0.005
+"""Reports that nobody waits for gather this long: a write costs far more than a report in it."""
+_ENOUGH = 64
+"""So many are sent at once."""
 
 
 class Outbox:
@@ -30,6 +36,7 @@ class Outbox:
         self._capacity = capacity
         self._queue: deque[Outgoing] = deque()
         self._filled = asyncio.Event()
+        self._urgent = asyncio.Event()
         self.dropped = 0
         """Messages dropped so far because nobody took them."""
 
@@ -41,9 +48,14 @@ class Outbox:
         self._queue.append(message)
         self._shrink()
         self._filled.set()
+        if not message.droppable or len(self._queue) >= _ENOUGH:
+            self._urgent.set()
 
     async def take(self, limit: int, timeout_s: float) -> list[Outgoing]:
-        """Returns everything queued (up to `limit`), or nothing after `timeout_s`."""
+        """Returns everything queued (up to `limit`), or nothing after `timeout_s`.
+
+        Mere reports wait up to `LINGER_S` for more of them; anything else goes at once.
+        """
         if not self._queue:
             self._filled.clear()
             try:
@@ -51,6 +63,11 @@ class Outbox:
                     await self._filled.wait()
             except TimeoutError:
                 return []
+        if not self._urgent.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    await self._urgent.wait()
+        self._urgent.clear()
         return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
 
     def put_back(self, messages: Sequence[Outgoing]) -> None:
@@ -58,6 +75,7 @@ class Outbox:
         self._queue.extendleft(reversed(messages))
         self._shrink()
         self._filled.set()
+        self._urgent.set()
 
     def _shrink(self) -> None:
         if len(self._queue) <= self._capacity:

@@ -21,6 +21,7 @@ from scheduler.service import SchedulerService
 from scheduler.settings import SchedulerSettings
 from scheduler.state.keys import Keys
 from scheduler.state.lease import Lease
+from scheduler.state.script import pass_cancellation
 from scheduler.state.store import Store
 from scheduler.term import Surroundings, Term
 from services.errors import CatenaryError, StaleEpoch, Unavailable
@@ -171,6 +172,7 @@ class SchedulerProcess:
                     self._first_contact.set()
                     await asyncio.sleep(self._settings.lease_s / 4 * random.uniform(0.5, 1.0))
             except _REDIS_FAILURES as failure:
+                pass_cancellation()
                 _log.warning("redis_lost", error=repr(failure))
                 await asyncio.sleep(_PAUSE_S)
 

@@ -7,6 +7,7 @@ at once. Every step has a deadline, so a supervisor never has to kill a process 
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -91,6 +92,7 @@ async def run_until_signal(
         code = 0
         try:
             if await _unless(signals.first, process.start()):
+                _calm_garbage_collector()
                 _log.info("ready", name=process.name)
                 if on_ready is not None:
                     on_ready()
@@ -118,6 +120,17 @@ def run_process(
     """Runs `process` on a uvloop event loop of its own; see `run_until_signal`."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run_until_signal(process, drain_timeout_s, on_ready))
+
+
+def _calm_garbage_collector() -> None:
+    """Takes what start-up built out of every later collection, and collects less often.
+
+    A process that has imported and loaded everything holds some hundred thousand objects that never
+    die; scanning them again and again costs a request a few per cent.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 async def _failure_of(process: Process) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Sequence
 from typing import cast
@@ -20,10 +21,23 @@ class Script:
     async def run(self, redis: Redis, keys: Sequence[str], arguments: Sequence[str]) -> object:
         """Runs the script; nothing of it is retried if the connection breaks midway."""
         try:
-            return await cast(
+            answer = await cast(
                 Awaitable[object], redis.evalsha(self._sha, len(keys), *keys, *arguments)
             )
         except NoScriptError:
-            return await cast(
+            answer = await cast(
                 Awaitable[object], redis.eval(self._source, len(keys), *keys, *arguments)
             )
+        pass_cancellation()
+        return answer
+
+
+def pass_cancellation() -> None:
+    """Raises the `CancelledError` that was lost on the way, if one was.
+
+    redis-py sends with `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes
+    in the same turn of the loop as its result. A task in a loop of Redis calls would never end.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

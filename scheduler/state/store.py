@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from scheduler.state.journal import Changes
 from scheduler.state.keys import Keys, Table, book_table
 from scheduler.state.lease import Lease
-from scheduler.state.script import Script
+from scheduler.state.script import Script, pass_cancellation
 from services.domain.ids import Nanoseconds, ResourceId
 from services.errors import StaleEpoch
 
@@ -123,12 +123,14 @@ class Store:
             for key in keys:
                 pipeline.hgetall(key)
             answers = cast(list[dict[bytes | str, bytes | str]], await pipeline.execute())
+        pass_cancellation()
         return [_texts(answer) for answer in answers]
 
     async def read_clock(self) -> ClockAnchor:
         """Returns this moment on both clocks, right to half a round trip."""
         before = time.monotonic_ns()
         seconds, micros = await self._redis.time()
+        pass_cancellation()
         middle = (before + time.monotonic_ns()) // 2
         return ClockAnchor(middle, int(seconds) * 1_000_000 + int(micros))
 

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from scheduler.state.journal import Changes, Journal
 from scheduler.state.lease import Lease
+from scheduler.state.script import pass_cancellation
 from scheduler.state.store import Store
 from services.domain.ids import Epoch
 from services.errors import StaleEpoch
@@ -28,7 +29,7 @@ _log = get_logger(__name__)
 class Rhythm:
     """How often the task does what."""
 
-    flush_s: float = 0.005
+    flush_s: float = 0.01
     """Changes of this long go in one batch."""
     renew_s: float = 0.5
     """The lease is renewed this often."""
@@ -91,6 +92,7 @@ class WriteBehind:
                 await self._wait_for_work(loop.time())
                 await self._beat(loop.time())
             except _REDIS_FAILURES as failure:
+                pass_cancellation()
                 await self._back_off(failure)
 
     async def flush(self) -> None:

@@ -24,6 +24,23 @@ _ROW_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 _SLO_WINDOW = 1_000
 
 
+class _Attainment:
+    """The recent requests of one model; labels are looked up once, which is most of their cost."""
+
+    def __init__(self, share: Gauge, met: Counter, missed: Counter) -> None:
+        self._share, self._met, self._missed = share, met, missed
+        self._window: deque[bool] = deque(maxlen=_SLO_WINDOW)
+        self._count = 0
+
+    def observe(self, met: bool) -> None:
+        if len(self._window) == _SLO_WINDOW:
+            self._count -= self._window[0]
+        self._window.append(met)
+        self._count += met
+        (self._met if met else self._missed).inc()
+        self._share.set(self._count / len(self._window))
+
+
 class Metrics:
     """Everything a gateway, scheduler or agent counts; each uses its part.
 
@@ -33,8 +50,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
-        self._met: dict[str, deque[bool]] = {}
-        self._met_count: dict[str, int] = {}
+        self._attainment: dict[str, _Attainment] = {}
         self._define_gateway()
         self._define_scheduler()
         self._define_agent()
@@ -80,14 +96,14 @@ class Metrics:
 
     def observe_slo(self, model: str, met: bool) -> None:
         """Counts one request with a deadline and updates the share that met theirs."""
-        window = self._met.setdefault(model, deque(maxlen=_SLO_WINDOW))
-        count = self._met_count.get(model, 0) + met
-        if len(window) == _SLO_WINDOW:
-            count -= window[0]
-        window.append(met)
-        self._met_count[model] = count
-        self.slo_requests.labels(model, "true" if met else "false").inc()
-        self.slo_attainment.labels(model).set(count / len(window))
+        attainment = self._attainment.get(model)
+        if attainment is None:
+            attainment = self._attainment[model] = _Attainment(
+                self.slo_attainment.labels(model),
+                self.slo_requests.labels(model, "true"),
+                self.slo_requests.labels(model, "false"),
+            )
+        attainment.observe(met)
 
     def set_active_plan(self, plan_id: str) -> None:
         """Makes `plan_id` the one plan shown as active; "" for none."""
