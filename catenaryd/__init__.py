@@ -6,3 +6,10 @@ one machine by supervising those three commands and, if none is configured, a re
 
 Nothing imports this package.
 """
+
+from os import environ
+
+# gRPC's newer event engine hands every message over two more threads than its older one; with few
+# messages at a time that is a third of a call's CPU. Read by its core when it is first used, hence
+# here, before anything imports it. See docs/adr/0007-grpc-event-engine.md.
+environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")

@@ -184,8 +184,8 @@ class SchedulerProcess:
             _log.info("leading", epoch=self._lease.epoch)
             self._takes_office(term)
             await term.run()
-        except* StaleEpoch as group:
-            _log.warning("leadership_lost", error=str(group.exceptions[0]))
+        except StaleEpoch as error:
+            _log.warning("leadership_lost", error=error.message)
         finally:
             self._leaves_office(term)
 

@@ -142,11 +142,22 @@ class Term:
         """Runs until cancelled.
 
         Raises:
-            StaleEpoch: in a group; this process no longer leads.
+            StaleEpoch: this process no longer leads.
         """
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.write_behind.run())
-            group.create_task(self._keep_house())
+        # Not a TaskGroup: in Python 3.11 it leaves its task marked as cancelled when a child
+        # fails, and `pass_cancellation` would take that for a real one.
+        parts = {
+            asyncio.create_task(self.write_behind.run(), name="write-behind"),
+            asyncio.create_task(self._keep_house(), name="keep-house"),
+        }
+        try:
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for part in done:
+                part.result()
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
 
     def close(self, error: CatenaryError) -> None:
         """Ends every session with `error`; peers then look for another leader."""

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc.aio
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from scheduler.process import SchedulerProcess
+from scheduler.settings import SchedulerSettings
+from scheduler_harness import COMPUTE_NS, MS, AgentScript, Crowd, crash, scheduler, until
+from services.embedded_redis import EmbeddedRedis
+
+Configured = Callable[..., SchedulerSettings]
+
+
+def hosting(first: int, last: int, epoch: int, **changes: object) -> AgentScript:
+    key = scheduler_pb2.PartitionKey(
+        model="toy", model_version="1", first_block=first, last_block=last
+    )
+    loaded = scheduler_pb2.PartitionLoaded(key=key, memory_bytes=1, compute_ns=[COMPUTE_NS] * 4)
+    return AgentScript(partitions=[loaded], epoch=epoch, **changes)  # type: ignore[arg-type]
+
+
+async def leads(process: SchedulerProcess) -> None:
+    await until(lambda: process.leads, "the new scheduler leads")
+
+
+async def test_a_new_scheduler_adopts_rows_in_flight_and_sends_the_others(
+    configured: Configured, crowd: Crowd
+) -> None:
+    async with scheduler(configured(expected_agents=2)) as old:
+        gateway = await crowd.gateway(old.port)
+        agents = [await crowd.agent(old.port, f"agent-{i}") for i in range(2)]
+        await until(lambda: gateway.ready, "ready")
+        await gateway.submit(1)
+        batch = await gateway.dispatched(1)
+        book = old.term().dispatcher.snapshot()
+        await until(lambda: not old.term()._journal, "written behind")
+        await crash(old)
+        await until(lambda: gateway.ended and agents[0].ended, "sessions end")
+    async with scheduler(configured(scheduler_id="scheduler-1")) as new:
+        await leads(new)
+        term = new.term()
+        restored = term.dispatcher.snapshot()
+        assert {(r.batch, r.position, r.resource) for r in restored} == {
+            (r.batch, r.position, r.resource) for r in book
+        }
+        # The same machine, hence the same clock: the translation must not move anything far.
+        starts = {(r.batch, r.position): r.start_ns for r in book}
+        assert all(abs(starts[r.batch, r.position] - r.start_ns) < 50 * MS for r in restored)
+        back = await crowd.gateway(new.port)
+        await crowd.agent(new.port, "agent-0", hosting(0, 2, epoch=1))
+        in_flight = scheduler_pb2.InFlight(
+            batch_id=batch.batch_id, request_row=0, rows=1, expected_after_ns=5_000 * MS
+        )
+        await back.submit(1, in_flight=[in_flight], budget_ns=9_000 * MS)
+        await back.submit(2)
+        assert not term.cluster.is_ready(term.resolve("toy", "1"))  # type: ignore[arg-type]
+        second = await crowd.agent(new.port, "agent-1", hosting(2, 4, epoch=1))
+        fresh = await back.dispatched(2)
+        assert (fresh.epoch, fresh.batch_id >> 40) == (2, 2)
+        assert fresh.plan_id == "plan-1-1"  # the same plan goes on
+        assert not back.dispatches(1)
+        assert not second.all("load_partition")  # nothing is loaded twice
+        assert back.model() is not None
+
+
+async def test_recovery_does_not_wait_for_ever_for_a_dead_agent(
+    configured: Configured, crowd: Crowd, tmp_path: Path
+) -> None:
+    pool = [{"blocks": [0, 4], "agents": ["agent-0", "agent-1"]}]
+    file = tmp_path / "plan.json"
+    models = [{"name": "toy", "pipelines": [{"batch": 2, "partitions": pool}]}]
+    file.write_text(json.dumps({"models": models}))
+    async with scheduler(configured(plan_file=file)) as old:
+        gateway = await crowd.gateway(old.port)
+        for number in range(2):
+            await crowd.agent(old.port, f"agent-{number}")
+        await until(lambda: gateway.ready, "ready")
+        await until(lambda: not old.term()._journal, "written behind")
+    async with scheduler(configured(plan_file=file)) as new:
+        await leads(new)
+        back = await crowd.gateway(new.port)
+        await crowd.agent(new.port, "agent-1", hosting(0, 4, epoch=1))
+        await until(lambda: back.ready, "served by the one that is left")
+
+
+async def test_a_batch_nobody_remembers_is_booked_from_the_agents_word(
+    configured: Configured, crowd: Crowd
+) -> None:
+    batches = [
+        scheduler_pb2.BatchInAgent(batch_id=77, position=0, remaining_ns=40 * MS),
+        scheduler_pb2.BatchInAgent(batch_id=78, position=0, running=True, remaining_ns=30 * MS),
+    ]
+    async with scheduler(configured()) as process:
+        await crowd.agent(process.port, "agent-0", AgentScript(batches=batches))
+        await until(lambda: "agent-0" in process.term().cluster.roster, "joined")
+        book = {r.batch: r for r in process.term().dispatcher.snapshot()}
+        assert set(book) == {77, 78}
+        assert book[78].end_ns == book[77].start_ns
+        assert book[77].end_ns - book[78].start_ns == 70 * MS
+
+
+async def test_a_standby_takes_over_and_the_old_leader_gives_the_lease_back(
+    configured: Configured, crowd: Crowd
+) -> None:
+    async with (
+        scheduler(configured(lease_s=30.0)) as first,
+        scheduler(configured(scheduler_id="standby", lease_s=0.4)) as second,
+    ):
+        refused = await crowd.gateway(second.port)
+        await until(lambda: refused.ended, "a standby refuses")
+        assert refused.error is not None
+        assert refused.error.code() == grpc.StatusCode.UNAVAILABLE
+        assert not second.leads
+        gateway = await crowd.gateway(first.port)
+        await until(lambda: gateway.all("welcome"), "welcomed")
+        await first.drain(5.0)
+        await until(lambda: gateway.ended, "the session ends")
+        await leads(second)
+        assert second.term().epoch == 2
+
+
+async def test_killed_redis_stops_nobody(
+    configured: Configured, crowd: Crowd, server: EmbeddedRedis
+) -> None:
+    async with scheduler(configured()) as process:
+        gateway = await crowd.gateway(process.port)
+        await crowd.agent(process.port, "agent-0")
+        await until(lambda: gateway.ready, "ready")
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        await server.wait()
+        term = process.term()
+        await until(lambda: not term.write_behind.connected, "the loss is noticed")
+        await gateway.submit(1)
+        batch = await gateway.dispatched(1)
+        await server.start()
+        await until(lambda: term.write_behind.connected, "connected again")
+        assert process.term() is term
+        await gateway.submit(2)
+        await gateway.dispatched(2)
+        await until(lambda: not term._journal, "written")
+        stored = await term._store.load()
+        assert any(f"{batch.batch_id}:0" in fields for fields in stored.book.values())
+
+
+async def test_a_paused_leader_that_was_replaced_steps_down(
+    configured: Configured, crowd: Crowd, server: EmbeddedRedis
+) -> None:
+    async with scheduler(configured()) as old:
+        gateway = await crowd.gateway(old.port)
+        await until(lambda: gateway.all("welcome"), "welcomed")
+        # As if it had been stopped for longer than its lease: another one led since.
+        redis = old._redis
+        keys = old.term()._store._keys
+        await redis.set(keys.epoch, 5)
+        await redis.set(keys.lease, "another", px=60_000)
+        await until(lambda: gateway.ended, "its sessions end")
+        assert gateway.error is not None
+        assert gateway.error.code() == grpc.StatusCode.UNAVAILABLE
+        assert not old.leads
+        await redis.delete(keys.lease)
+        await leads(old)
+        assert old.term().epoch == 6
