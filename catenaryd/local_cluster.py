@@ -97,6 +97,7 @@ class LocalCluster:
                 **common, "scheduler_id": "scheduler-0", "port": self.scheduler_port,
                 "model_repository": repository,
                 "models": list(options.models), "plan_file": options.plan_file,
+                "expected_agents": options.agents,
             }),
             "gateway": ("gateway", {
                 **common, "gateway_id": "gateway-0", "grpc_port": self.grpc_port,

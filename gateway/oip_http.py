@@ -46,8 +46,10 @@ async def _live(request: web.Request) -> web.Response:
 
 
 async def _ready(request: web.Request) -> web.Response:
-    ready = request.app[DESK].readiness.ready
-    return json_response({"ready": ready}, status=200 if ready else 503)
+    why_not = request.app[DESK].readiness.why_not
+    if not why_not:
+        return json_response({"ready": True})
+    return json_response({"ready": False, "error": why_not}, status=503)
 
 
 async def _server_metadata(request: web.Request) -> web.Response:

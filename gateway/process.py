@@ -119,8 +119,7 @@ class GatewayProcess:
             async with asyncio.timeout(timeout_s):
                 await self._readiness.wait()
         except TimeoutError:
-            reasons = [m.not_ready_reason for m in self._catalog.models() if not m.ready]
-            why = "; ".join(reasons) if self._link.is_connected else "no scheduler answers"
+            why = self._readiness.why_not
             raise Unavailable(f"not ready within {timeout_s:g} s: {why}") from None
 
     async def failed(self) -> None:

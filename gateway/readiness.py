@@ -31,6 +31,20 @@ class Readiness:
         """True if requests to every model are taken."""
         return self._connected and not self._draining and self._catalog.all_ready
 
+    @property
+    def why_not(self) -> str:
+        """Why it is not ready, in words; empty if it is."""
+        if self.ready:
+            return ""
+        if self._draining:
+            return "draining"
+        if not self._connected:
+            return "no scheduler leads this gateway"
+        waiting = [model for model in self._catalog.models() if not model.ready]
+        if not waiting:
+            return "the scheduler has not said what is served"
+        return "; ".join(f"model {model.key}: {model.not_ready_reason}" for model in waiting)
+
     def connected(self) -> None:
         """A scheduler leads this gateway."""
         self._stop_timer()

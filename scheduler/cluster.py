@@ -19,7 +19,8 @@ from scheduler.even_plan import EvenPlan
 from scheduler.load_orders import LoadOrders
 from scheduler.measured import Measured
 from scheduler.planning import Placement, complete_plan
-from scheduler.roster import AgentRecord, Loaded, Roster
+from scheduler.readiness import judge
+from scheduler.roster import AgentRecord, Loaded, Roster, hosts_in
 from services.domain.ids import AgentId, Epoch, ModelKey, PartitionKey, PlanId
 from services.domain.plan import Agent, ModelPlan, Plan
 from services.errors import CatenaryError
@@ -166,7 +167,8 @@ class Cluster:
         self._leave_drained()
         self._join_loaded()
         self._unload_unwanted()
-        self._judge()
+        plan = self.active.plan if self.active else None
+        self._ready = judge(self._deployments.ready, plan, self.target, self.roster)
         self._stage.cluster_changed()
 
     # ---- reconcile, step by step ----
@@ -219,10 +221,11 @@ class Cluster:
             return
         before = self.active.placement.models if self.active else ()
         running = {model.model: model for model in before}
+        hosts = hosts_in(self.roster)
         models = []
         for model in self.target.models:
             alone = Placement((model,))
-            if not targets.missing(alone, self._hosts, lambda a: self._excused(a, now_s)):
+            if not targets.missing(alone, hosts, lambda a: self._excused(a, now_s)):
                 models.append(model)
             elif model.model in running:
                 models.append(running[model.model])
@@ -298,41 +301,6 @@ class Cluster:
                         unload_partition=scheduler_pb2.UnloadPartition(key=partition_message(key)),
                     )
                 )
-
-    def _judge(self) -> None:
-        plans = {plan.model: plan for plan in self.active.plan.models} if self.active else {}
-        for key in self._deployments.ready:
-            plan = plans.get(key)
-            if plan is None:
-                self._ready[key] = self._loading(key)
-            elif any(targets.can_serve(each, self._joined) for each in plan.pipelines):
-                self._ready[key] = ""
-            else:
-                self._ready[key] = "; ".join(targets.empty_pools(plan, self._joined))
-
-    def _loading(self, model: ModelKey) -> str:
-        if self.target is None:
-            return "no plan yet"
-        lacking = targets.missing(self.target, self._hosts, lambda agent: False)
-        mine = [(agent, key) for agent, key in lacking if key.model == model]
-        absent = sorted({a for a, _ in mine if a not in self.roster or not self._there(a)})
-        if absent:
-            return f"waiting for {', '.join(absent)}"
-        if mine:
-            names = ", ".join(f"{key} on {agent}" for agent, key in mine)
-            return f"loading {names}"
-        return "no plan contains it"
-
-    def _there(self, agent: AgentId) -> bool:
-        return self.roster[agent].session is not None
-
-    def _joined(self, agent: AgentId) -> bool:
-        record = self.roster.get(agent)
-        return record is not None and record.joined
-
-    def _hosts(self, agent: AgentId, key: PartitionKey, batch: int) -> bool:
-        record = self.roster.get(agent)
-        return record is not None and record.session is not None and record.hosts(key, batch)
 
     def _excused(self, agent: AgentId, now_s: float) -> bool:
         """A lost agent comes back by itself; one never seen is part of what is waited for."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler import targets
 from scheduler.deployments import Wish
+from scheduler.planning import Placement
 from scheduler.plans import document_of, placement_of
 from scheduler.term import Term
 from services.domain.ids import AgentId
@@ -28,7 +29,9 @@ async def apply_plan(term: Term, text: str, timeout_s: float) -> str:
     if not text.strip() or not document_of(text).get("models"):
         term.cluster.fixed = None
     else:
-        term.cluster.fixed = await placement_of(text, term.deployments)
+        placement = await placement_of(text, term.deployments)
+        _check_boundaries(term, placement)
+        term.cluster.fixed = placement
     term.cluster.reconcile(time.monotonic())
 
     def active() -> bool:
@@ -37,6 +40,17 @@ async def apply_plan(term: Term, text: str, timeout_s: float) -> str:
 
     await _until(term, active, timeout_s, "the plan is not active yet")
     return term.cluster.plan_id
+
+
+def _check_boundaries(term: Term, placement: Placement) -> None:
+    """Partitions of one model that disagree on the type between them must never meet."""
+    active = term.cluster.active
+    served = {m.model: m.float16_boundaries for m in active.placement.models} if active else {}
+    for index, model in enumerate(placement.models):
+        if served.get(model.model, model.float16_boundaries) != model.float16_boundaries:
+            raise InvalidInput(
+                f"models[{index}].float16_boundaries", "cannot change while the model is served"
+            )
 
 
 async def deploy_model(term: Term, reference: str, wish: Wish, timeout_s: float) -> str:

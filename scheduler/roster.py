@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
@@ -78,3 +79,23 @@ Roster = dict[AgentId, AgentRecord]
 def present(roster: Roster) -> list[AgentRecord]:
     """Returns the agents that can be planned on: connected and not draining."""
     return [agent for agent in roster.values() if agent.session is not None and not agent.draining]
+
+
+def hosts_in(roster: Roster) -> Callable[[AgentId, PartitionKey, int], bool]:
+    """Returns a test: is an agent there and hosts a partition for batches of that size."""
+
+    def hosts(agent: AgentId, partition: PartitionKey, batch: int) -> bool:
+        record = roster.get(agent)
+        return record is not None and record.session is not None and record.hosts(partition, batch)
+
+    return hosts
+
+
+def is_joined_in(roster: Roster) -> Callable[[AgentId], bool]:
+    """Returns a test: may the dispatcher use an agent."""
+
+    def is_joined(agent: AgentId) -> bool:
+        record = roster.get(agent)
+        return record is not None and record.joined
+
+    return is_joined

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.agent_sessions import AgentSessions, Batches
 from scheduler.clock import now_ns
-from scheduler.cluster import Cluster, agents_by_state
+from scheduler.cluster import Cluster
 from scheduler.converters import rejection
 from scheduler.deployments import Deployments
 from scheduler.dispatch.events import (
@@ -24,6 +24,7 @@ from scheduler.dispatch.pooled import PooledDispatcher
 from scheduler.engine import Engine
 from scheduler.even_plan import EvenPlan, Patience
 from scheduler.gateway_sessions import GatewaySession, GatewaySessions
+from scheduler.housekeeping import keep_house
 from scheduler.in_flight import InFlight
 from scheduler.load_orders import LoadOrders
 from scheduler.measured import Measured
@@ -57,9 +58,6 @@ from services.telemetry.metrics import Metrics
 from services.telemetry.tracing import Tracer
 
 _log = get_logger(__name__)
-_HOUSEKEEPING_S = 0.05
-_RECONCILE_S = 0.25
-_RETRY_DEPLOYMENTS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,7 @@ class Term:
         # fails, and `pass_cancellation` would take that for a real one.
         parts = {
             asyncio.create_task(self.write_behind.run(), name="write-behind"),
-            asyncio.create_task(self._keep_house(), name="keep-house"),
+            asyncio.create_task(keep_house(self, self._around.metrics), name="keep-house"),
         }
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -271,6 +269,20 @@ class Term:
         """Returns the models as gateways are told."""
         return model_table(self.deployments, self.cluster.reason, self.cluster.plan_id)
 
+    def expire_waiting(self) -> None:
+        """Refuses the requests that waited as long as they may."""
+        now = now_ns()
+        for event in self.waiting.expire(now):
+            reason = self.cluster.reason(event.model) or "the deadline is over"
+            text = f"model {event.model} is not ready: {reason}"
+            retry = NANOSECONDS_PER_SECOND
+            self._router.route(rejection(event.request, Unavailable.reason, text, retry), now)
+
+    @property
+    def unwritten(self) -> int:
+        """Changes not yet in Redis."""
+        return len(self._journal)
+
     # ---- inside ----
 
     def _welcome(self) -> scheduler_pb2.Welcome:
@@ -303,54 +315,3 @@ class Term:
         self.write_behind.touch()
         self._changed.set()
         self._changed = asyncio.Event()
-
-    async def _keep_house(self) -> None:
-        settings = self.settings
-        heartbeat_s = reconcile_s = deployments_s = 0.0
-        while True:
-            now_s = time.monotonic()
-            self._expire_waiting()
-            if now_s >= heartbeat_s:
-                heartbeat_s = now_s + settings.heartbeat_s
-                self._beat(now_s)
-            if now_s >= deployments_s and self.deployments.problems:
-                deployments_s = now_s + _RETRY_DEPLOYMENTS_S
-                await self.deployments.retry()
-            if now_s >= reconcile_s:
-                reconcile_s = now_s + _RECONCILE_S
-                self.peers.sweep(now_s)
-                self.cluster.reconcile(now_s)
-            await asyncio.sleep(_HOUSEKEEPING_S)
-
-    def _expire_waiting(self) -> None:
-        now = now_ns()
-        for event in self.waiting.expire(now):
-            reason = self.cluster.reason(event.model) or "the deadline is over"
-            text = f"model {event.model} is not ready: {reason}"
-            retry = NANOSECONDS_PER_SECOND
-            refusal = rejection(event.request, Unavailable.reason, text, retry)
-            self._router.route(refusal, now)
-
-    def _beat(self, now_s: float) -> None:
-        beat = scheduler_pb2.Heartbeat()
-        self.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(heartbeat=beat))
-        self.agents.broadcast(
-            scheduler_pb2.SchedulerToAgentMessage(epoch=self.epoch, heartbeat=beat)
-        )
-        self.gateways.sweep(now_s, self.settings.silence_s)
-        self.agents.sweep(now_s, self.settings.silence_s)
-        self.in_flight.expire(now_ns())
-        self.utilisation.next_round(now_s)
-        self._show(self._around.metrics)
-
-    def _show(self, metrics: Metrics) -> None:
-        metrics.redis_connected.set(self.write_behind.connected)
-        metrics.redis_pending.set(len(self._journal))
-        metrics.batches_in_flight.set(len(self.in_flight))
-        metrics.live_reservations.set(len(self.dispatcher.snapshot()))
-        present = [g for g in self.gateways.gateways.values() if g.session is not None]
-        metrics.gateways.set(len(present))
-        for state, count in agents_by_state(self.cluster.roster).items():
-            metrics.agents.labels(state).set(count)
-        for model in self.deployments.ready:
-            metrics.queued_requests.labels(model.name).set(self.waiting.count(model))

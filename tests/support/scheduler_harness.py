@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +86,7 @@ class Client:
         stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel)
         self.call = getattr(stub, self.method)()
         self._hello = hello
+        self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.received: list[Any] = []
         self.error: grpc.aio.AioRpcError | None = None
@@ -95,7 +96,8 @@ class Client:
         self._task = asyncio.create_task(self._read())
 
     async def send(self, *messages: Any) -> None:
-        await self.call.write(self.pack(messages=messages))
+        async with self._writing:  # one write at a time is all a stream takes
+            await self.call.write(self.pack(messages=messages))
 
     async def _read(self) -> None:
         try:
@@ -243,17 +245,20 @@ class Crowd:
         self._clients: list[Client] = []
 
     async def agent(self, port: int, name: str, script: AgentScript | None = None) -> FakeAgent:
-        return await self._started(FakeAgent(port, name, script))
+        agent = FakeAgent(port, name, script)
+        await self._start(agent)
+        return agent
 
     async def gateway(
         self, port: int, name: str = "gateway-0", incarnation: int = 1
     ) -> FakeGateway:
-        return await self._started(FakeGateway(port, name, incarnation))
+        gateway = FakeGateway(port, name, incarnation)
+        await self._start(gateway)
+        return gateway
 
-    async def _started(self, client: Any) -> Any:
+    async def _start(self, client: Client) -> None:
         self._clients.append(client)
         await client.start()
-        return client
 
     async def close(self) -> None:
         await asyncio.gather(*(client.close() for client in self._clients))
@@ -263,9 +268,3 @@ class Crowd:
 async def admin(port: int) -> AsyncIterator[Any]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield admin_pb2_grpc.AdminStub(channel)
-
-
-def partitions_of(agents: list[FakeAgent]) -> Iterator[tuple[str, tuple[int, int]]]:
-    for agent in agents:
-        for blocks in agent.loaded:
-            yield agent.name, blocks

@@ -64,6 +64,9 @@ async def test_a_plan_is_applied_and_taken_back(configured: Configured, crowd: C
         assert all((0, 4) in agent.loaded for agent in agents)
         answer = await stub.ApplyPlan(admin_pb2.ApplyPlanRequest(), timeout=10)
         assert answer.plan_id == "plan-1-3"
+        other_type = {"models": [{**POOL["models"][0], "float16_boundaries": False}]}
+        with pytest.raises(grpc.aio.AioRpcError, match="float16_boundaries"):
+            await stub.ApplyPlan(admin_pb2.ApplyPlanRequest(plan_json=json.dumps(other_type)))
         with pytest.raises(grpc.aio.AioRpcError) as wrong:
             await stub.ApplyPlan(admin_pb2.ApplyPlanRequest(plan_json='{"models": [1]}'))
         assert wrong.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,63 @@
+"""What a term does because time passed: heartbeats, silence, deadlines of those who wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from scheduler.clock import now_ns
+from scheduler.cluster import agents_by_state
+from services.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from scheduler.term import Term
+
+_TURN_S = 0.05
+_RECONCILE_S = 0.25
+_RETRY_DEPLOYMENTS_S = 5.0
+
+
+async def keep_house(term: Term, metrics: Metrics) -> None:
+    """Runs until cancelled."""
+    settings = term.settings
+    heartbeat_s = reconcile_s = deployments_s = 0.0
+    while True:
+        now_s = time.monotonic()
+        term.expire_waiting()
+        if now_s >= heartbeat_s:
+            heartbeat_s = now_s + settings.heartbeat_s
+            _beat(term, now_s)
+            _show(term, metrics)
+        if now_s >= deployments_s and term.deployments.problems:
+            deployments_s = now_s + _RETRY_DEPLOYMENTS_S
+            await term.deployments.retry()
+        if now_s >= reconcile_s:
+            reconcile_s = now_s + _RECONCILE_S
+            term.peers.sweep(now_s)
+            term.cluster.reconcile(now_s)
+        await asyncio.sleep(_TURN_S)
+
+
+def _beat(term: Term, now_s: float) -> None:
+    beat = scheduler_pb2.Heartbeat()
+    term.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(heartbeat=beat))
+    term.agents.broadcast(scheduler_pb2.SchedulerToAgentMessage(epoch=term.epoch, heartbeat=beat))
+    term.gateways.sweep(now_s, term.settings.silence_s)
+    term.agents.sweep(now_s, term.settings.silence_s)
+    term.in_flight.expire(now_ns())
+    term.utilisation.next_round(now_s)
+
+
+def _show(term: Term, metrics: Metrics) -> None:
+    metrics.redis_connected.set(term.write_behind.connected)
+    metrics.redis_pending.set(term.unwritten)
+    metrics.batches_in_flight.set(len(term.in_flight))
+    metrics.live_reservations.set(len(term.dispatcher.snapshot()))
+    present = [g for g in term.gateways.gateways.values() if g.session is not None]
+    metrics.gateways.set(len(present))
+    for state, count in agents_by_state(term.cluster.roster).items():
+        metrics.agents.labels(state).set(count)
+    for model in term.deployments.ready:
+        metrics.queued_requests.labels(model.name).set(term.waiting.count(model))

@@ -1,0 +1,42 @@
+"""Which models can be served this moment, and in words why the others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scheduler import targets
+from scheduler.planning import Placement
+from scheduler.roster import Roster, hosts_in, is_joined_in
+from services.domain.ids import ModelKey
+from services.domain.plan import Plan
+
+
+def judge(
+    models: Iterable[ModelKey], plan: Plan | None, target: Placement | None, roster: Roster
+) -> dict[ModelKey, str]:
+    """Returns, for every model, why it is not ready; empty if it is."""
+    plans = {each.model: each for each in plan.models} if plan else {}
+    joined = is_joined_in(roster)
+    verdict = {}
+    for model in models:
+        served = plans.get(model)
+        if served is None:
+            verdict[model] = _loading(model, target, roster)
+        elif any(targets.can_serve(pipeline, joined) for pipeline in served.pipelines):
+            verdict[model] = ""
+        else:
+            verdict[model] = "; ".join(targets.empty_pools(served, joined))
+    return verdict
+
+
+def _loading(model: ModelKey, target: Placement | None, roster: Roster) -> str:
+    if target is None:
+        return "no plan yet"
+    lacking = targets.missing(target, hosts_in(roster), lambda agent: False)
+    mine = [(agent, key) for agent, key in lacking if key.model == model]
+    absent = {a for a, _ in mine if a not in roster or roster[a].session is None}
+    if absent:
+        return f"waiting for {', '.join(sorted(absent))}"
+    if mine:
+        return "loading " + ", ".join(f"{key} on {agent}" for agent, key in mine)
+    return "no plan contains it"

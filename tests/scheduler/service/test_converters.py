@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from scheduler import converters
+from scheduler.dispatch import events
+from services.domain.ids import (
+    AgentId,
+    BatchId,
+    Epoch,
+    GatewayId,
+    ModelKey,
+    PartitionKey,
+    RequestId,
+)
+from services.errors import InvalidInput
+
+MODEL = ModelKey("toy", "1")
+NOW = 1_000_000_000
+
+
+def request(gateway: str, number: int) -> RequestId:
+    return RequestId(GatewayId(gateway), number)
+
+
+def test_budgets_become_moments_of_our_clock() -> None:
+    message = scheduler_pb2.SubmitRequest(
+        request_id=7, model="toy", model_version="1", rows=3, budget_ns=500, priority=-1,
+        in_flight=[scheduler_pb2.InFlight(batch_id=9, request_row=1, rows=2, expected_after_ns=40)],
+    )  # fmt: skip
+    assert converters.request_arrived(GatewayId("g"), message, NOW) == events.RequestArrived(
+        request("g", 7), MODEL, 3, NOW + 500, -1,
+        (events.AdoptedRows(BatchId(9), 1, 2, NOW + 40),),
+    )  # fmt: skip
+    with pytest.raises(InvalidInput, match="rows"):
+        converters.request_arrived(GatewayId("g"), scheduler_pb2.SubmitRequest(), NOW)
+
+
+def test_reports_become_intervals_of_our_clock() -> None:
+    report = scheduler_pb2.StageReport(
+        batch_id=1, position=2, compute_ended_ago_ns=10, compute_ns=100,
+        transfer_ended_ago_ns=150, transfer_ns=30,
+    )  # fmt: skip
+    assert converters.stage_reported(report, NOW) == events.StageReported(
+        BatchId(1), 2, NOW - 110, NOW - 10, NOW - 180, NOW - 150
+    )
+    report.transfer_ns = 0
+    assert converters.stage_reported(report, NOW).transfer_start_ns is None
+
+
+def test_a_failure_names_an_agent_or_nobody() -> None:
+    failure = common_pb2.Failure(reason="PARTITION_LOST", message="gone", retryable=True)
+    assert converters.batch_failed(3, failure).agent is None
+    failure.agent_id = "agent-1"
+    event = converters.batch_failed(3, failure)
+    assert (event.agent, event.reason, event.retryable) == ("agent-1", "PARTITION_LOST", True)
+
+
+def test_every_gateway_gets_its_own_slices_and_the_whole_route() -> None:
+    hop = events.PlannedHop(AgentId("a"), PartitionKey(MODEL, 0, 2), NOW + 5, 50)
+    command = events.DispatchBatch(
+        BatchId(4), 3,
+        (
+            events.BatchSlice(request("g", 1), 0, 1, 0),
+            events.BatchSlice(request("h", 1), 2, 1, 1),
+            events.BatchSlice(request("g", 2), 0, 1, 2),
+        ),
+        (hop,), NOW + 55,
+    )  # fmt: skip
+    traced = {request("g", 2): "00-trace"}
+    messages = converters.dispatch_messages(command, Epoch(6), "plan", traced, NOW)
+    ours = messages[GatewayId("g")].dispatch
+    theirs = messages[GatewayId("h")].dispatch
+    assert [(s.request_id, s.batch_row, s.traceparent) for s in ours.slices] == [
+        (1, 0, ""), (2, 2, "00-trace"),
+    ]  # fmt: skip
+    assert [(s.request_row, s.batch_row) for s in theirs.slices] == [(2, 1)]
+    assert (ours.epoch, ours.batch_id, ours.batch_rows, ours.plan_id) == (6, 4, 3, "plan")
+    assert ours.expected_after_ns == theirs.expected_after_ns == 55
+    assert ours.route[0].reserved_start_ns == NOW + 5
+    assert (ours.route[0].model, ours.route[0].last_block) == ("toy", 2)
+
+
+def test_a_refusal_carries_offsets() -> None:
+    command = events.Reject(request("g", 1), "SLO_UNATTAINABLE", "late", 30, NOW + 70)
+    reject = converters.reject_message(command, NOW).reject
+    assert (reject.retry_after_ns, reject.earliest_finish_after_ns) == (30, 70)
+    assert reject.failure.retryable
+    hopeless = events.Reject(request("g", 1), "INVALID_INPUT", "no")
+    reject = converters.reject_message(hopeless, NOW).reject
+    assert (reject.retry_after_ns, reject.earliest_finish_after_ns) == (0, 0)
+    assert not reject.failure.retryable
+
+
+def test_an_agent_needs_a_name_and_a_link() -> None:
+    hello = scheduler_pb2.AgentHello(agent_id="a", device="cpu", link_bytes_per_second=5)
+    agent = converters.agent_of(hello)
+    assert (agent.server, agent.device_class) == ("a", "cpu")
+    for field in ("agent_id", "link_bytes_per_second"):
+        broken = scheduler_pb2.AgentHello()
+        broken.CopyFrom(hello)
+        broken.ClearField(field)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match=field):
+            converters.agent_of(broken)
+
+
+def test_partition_keys_survive_the_wire() -> None:
+    key = PartitionKey(MODEL, 2, 5)
+    assert converters.partition_of(converters.partition_message(key)) == key

@@ -1,0 +1,222 @@
+"""The small parts of the shell, each alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from catenary_protos.catenary.v1 import common_pb2
+from scheduler.dispatch import events
+from scheduler.engine import Engine
+from scheduler.in_flight import InFlight
+from scheduler.load_orders import LoadOrders
+from scheduler.measured import Measured
+from scheduler.peers import Peers
+from scheduler.planning import (
+    ModelPlacement,
+    PipelinePlacement,
+    Placement,
+    StagePlacement,
+)
+from scheduler.state.journal import Journal
+from scheduler.state.keys import Table
+from scheduler.targets import agents_of, missing, wanted_of, without
+from scheduler.utilisation import Utilisation
+from scheduler.waiting_room import WaitingRoom
+from scheduler_harness import until
+from services.domain.ids import AgentId, BatchId, GatewayId, ModelKey, PartitionKey, RequestId
+from services.errors import Overloaded
+from services.telemetry.metrics import Metrics
+
+MODEL = ModelKey("toy", "1")
+A, B, C = AgentId("a"), AgentId("b"), AgentId("c")
+
+
+def batch(number: int, *agents: AgentId, finish: int = 100) -> events.DispatchBatch:
+    path = tuple(
+        events.PlannedHop(agent, PartitionKey(MODEL, i, i + 1), i, 1)
+        for i, agent in enumerate(agents)
+    )
+    return events.DispatchBatch(BatchId(number), 1, (), path, finish)
+
+
+def test_a_batch_is_in_flight_until_its_last_hop_reported() -> None:
+    in_flight = InFlight()
+    in_flight.dispatched(batch(1, A, B))
+    assert in_flight.uses_partition(A, PartitionKey(MODEL, 0, 1))
+    in_flight.stage_done(BatchId(1), 0)
+    assert not in_flight.uses_agent(A)
+    assert in_flight.uses_agent(B)
+    in_flight.stage_done(BatchId(1), 1)
+    assert len(in_flight) == 0
+
+
+def test_a_lost_agent_takes_only_what_was_ahead_of_it() -> None:
+    in_flight = InFlight()
+    for number in (1, 2):
+        in_flight.dispatched(batch(number, A, B))
+    in_flight.stage_done(BatchId(1), 0)
+    in_flight.lost(A)
+    assert in_flight.uses_agent(B)
+    assert len(in_flight) == 1
+
+
+def test_a_batch_over_before_the_flush_costs_one_deletion() -> None:
+    in_flight, journal = InFlight(), Journal()
+    in_flight.dispatched(batch(1, A))
+    in_flight.over(BatchId(1))
+    in_flight.collect(journal)
+    assert journal.take().tables == {Table.BATCHES: {"1": None}}
+    in_flight.dispatched(batch(2, A, finish=5))
+    in_flight.expire(now=10**12)
+    assert in_flight.records() == {}
+
+
+def arrival(number: int, deadline: int = 100) -> events.RequestArrived:
+    return events.RequestArrived(RequestId(GatewayId("g"), number), MODEL, 1, deadline)
+
+
+def test_the_waiting_room_is_bounded_in_number_and_time() -> None:
+    room = WaitingRoom(capacity=2, longest_ns=50)
+    room.add(arrival(1), now=0)
+    room.add(arrival(2, deadline=20), now=0)
+    with pytest.raises(Overloaded):
+        room.add(arrival(3), now=0)
+    assert [event.request.number for event in room.expire(20)] == [2]
+    assert [event.request.number for event in room.expire(50)] == [1]
+    assert len(room) == 0
+
+
+def test_waiting_requests_leave_in_order_when_their_model_is_ready() -> None:
+    room = WaitingRoom(capacity=9, longest_ns=50)
+    for number in (3, 1, 2):
+        room.add(arrival(number), now=0)
+    assert room.discard(RequestId(GatewayId("g"), 1))
+    assert room.release(lambda model: False) == []
+    assert [event.request.number for event in room.release(lambda model: True)] == [3, 2]
+
+
+def test_a_failed_load_is_asked_for_again_ever_more_rarely() -> None:
+    orders, key = LoadOrders(timeout_s=10.0), PartitionKey(MODEL, 0, 1)
+    assert orders.is_due(A, key, 0.0)
+    assert not orders.is_due(A, key, 9.0)
+    assert orders.is_due(A, key, 10.0)
+    orders.failed(A, key, "no memory", 20.0)
+    assert not orders.is_due(A, key, 20.4)
+    assert orders.is_due(A, key, 20.5)
+    orders.failed(A, key, "no memory", 30.0)
+    assert not orders.is_due(A, key, 30.9)
+    assert orders.problems(MODEL) == ["a cannot load toy:1[0,1): no memory"]
+    orders.loaded(A, key)
+    assert orders.problems(MODEL) == []
+    assert orders.is_due(A, key, 31.0)
+
+
+def placement(*pools: tuple[AgentId, ...]) -> Placement:
+    stages = tuple(StagePlacement(i, i + 1, pool) for i, pool in enumerate(pools))
+    return Placement((ModelPlacement(MODEL, 10**9, True, (PipelinePlacement(4, stages),)),))
+
+
+def test_a_placement_without_an_agent_loses_what_only_it_hosted() -> None:
+    full = placement((A,), (B, C))
+    assert agents_of(without(full, {C})) == {A, B}
+    assert without(full, {A}) == Placement(())
+    assert wanted_of(full, B) == {PartitionKey(MODEL, 1, 2): (4, True)}
+
+
+def test_an_excused_agent_is_not_waited_for_unless_its_pool_is_empty() -> None:
+    full = placement((A,), (B, C))
+    hosted = {(A, 0), (B, 1)}
+
+    def hosts(agent: AgentId, key: PartitionKey, _: int) -> bool:
+        return (agent, key.first_block) in hosted
+
+    assert missing(full, hosts, lambda agent: True) == []
+    assert missing(full, hosts, lambda agent: False) == [(C, PartitionKey(MODEL, 1, 2))]
+    hosted.remove((A, 0))
+    assert missing(full, hosts, lambda agent: True) == [(A, PartitionKey(MODEL, 0, 1))]
+
+
+def test_measurements_survive_redis_and_fill_in_for_the_absent() -> None:
+    measured, key = Measured(), PartitionKey(MODEL, 1, 2)
+    measured.put(B, key, (5, 6))
+    measured.put(B, key, ())
+    again = Measured()
+    records = {name: str(value) for name, value in measured.records().items()}
+    again.restore({**records, "nonsense": "1", "x|toy:1[0,1)": "five"})
+    assert again.records() == measured.records()
+    times = again.for_placement(placement((A,), (B, C)))
+    assert times[C, key] == times[B, key] == (5, 6)
+    assert times[A, PartitionKey(MODEL, 0, 1)] == ()
+
+
+def test_a_peer_stays_in_the_directory_for_a_moment() -> None:
+    peers = Peers(linger_s=3.0)
+    peers.joined("a", common_pb2.Peer(peer_id="a", incarnation=4))
+    peers.left("a", 10.0)
+    assert not peers.sweep(12.0)
+    assert [peer.peer_id for peer in peers.directory().peers] == ["a"]
+    again = Peers(linger_s=3.0)
+    again.restore({**{k: str(v) for k, v in peers.records().items()}, "bad": "?"}, now_s=0.0)
+    assert again.directory() == peers.directory()
+    assert peers.sweep(14.0)
+    assert not peers.directory().peers
+
+
+def test_utilisation_is_the_busy_share_of_the_last_rounds() -> None:
+    busy = Utilisation()
+    assert busy.ratio(A) == 0.0
+    busy.next_round(0.0)
+    busy.add(A, 500_000_000)
+    busy.next_round(1.0)
+    busy.next_round(2.0)
+    assert busy.ratio(A) == pytest.approx(0.25)
+
+
+class Scripted:
+    """A dispatcher that wants to be woken and answers each event as told."""
+
+    def __init__(self) -> None:
+        self.wakeup: int | None = None
+        self.events: list[events.Event] = []
+        self.failing = False
+
+    def handle(self, event: events.Event, now: int) -> list[events.Command]:
+        if self.failing:
+            raise ZeroDivisionError
+        self.events.append(event)
+        self.wakeup = None
+        return []
+
+    def next_wakeup(self) -> int | None:
+        return self.wakeup
+
+
+async def test_the_engine_wakes_its_dispatcher_in_time() -> None:
+    from scheduler.clock import now_ns
+
+    dispatcher = Scripted()
+    engine = Engine(dispatcher, lambda command, now: None, Metrics())
+    engine.feed(arrival(1), now_ns())
+    dispatcher.wakeup = now_ns() + 20_000_000
+    await until(lambda: events.Tick() in dispatcher.events, "the tick")
+    engine.close()
+    engine.feed(arrival(2), now_ns())
+    assert len(dispatcher.events) == 2
+
+
+async def test_a_bug_in_the_dispatcher_refuses_one_request_and_no_more() -> None:
+    refused: list[events.Command] = []
+    dispatcher = Scripted()
+    dispatcher.failing = True
+    engine = Engine(dispatcher, lambda command, now: refused.append(command), Metrics())
+    engine.feed(arrival(1), 0)
+    assert [(c.request.number, c.reason) for c in refused if isinstance(c, events.Reject)] == [
+        (1, "INTERNAL")
+    ]
+    dispatcher.failing = False
+    engine.feed(arrival(2), 0)
+    assert dispatcher.events == [arrival(2)]
+    await asyncio.sleep(0)
+    engine.close()
