@@ -6,7 +6,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 export CATENARY_DATA ?= ../shared/data
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup proto proto-check lint type unit test test-system bench up demo clean
+.PHONY: help setup proto proto-check lint type unit test test-system bench docs up demo clean
 
 help: ## shows this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ test-system: $(STAMP) ## real processes, killed and restarted; takes longer
 
 bench: $(STAMP) ## prints every measured figure beside its limit (QUICK=1 for the short form)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
+
+docs: $(STAMP) ## checks that the documents point at what exists
+	$(BIN)/pytest tests/docs
 
 up: $(STAMP) ## a local cluster that serves until Ctrl-C
 	$(BIN)/catenaryd up --model efficientnet-lite0

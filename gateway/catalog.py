@@ -29,11 +29,15 @@ class Model:
     """True if dimension 0 of every tensor counts rows; otherwise a request is one row."""
     max_row_bytes: int = 0
     """Largest row of the inputs together; 0 if unknown."""
-    input_names: frozenset[str] = field(init=False)
+    label: str = field(init=False)
+    """The key as text, made once: metrics and traces ask for it at every request."""
+    specs: dict[str, TensorSpec] = field(init=False, hash=False)
+    """The inputs by name."""
     output_index: dict[str, int] = field(init=False, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "input_names", frozenset(spec.name for spec in self.inputs))
+        object.__setattr__(self, "label", str(self.key))
+        object.__setattr__(self, "specs", {spec.name: spec for spec in self.inputs})
         index = {spec.name: at for at, spec in enumerate(self.outputs)}
         object.__setattr__(self, "output_index", index)
 
@@ -99,14 +103,17 @@ class Catalog:
             )
         return model
 
-    def find_ready(self, name: str, version: str) -> Model:
-        """Returns a model that takes requests.
+    def find_deployed(self, name: str, version: str) -> Model:
+        """Returns a model requests may be submitted to.
+
+        It need not be ready this moment: while a lost agent comes back, requests wait at the
+        scheduler as long as their deadline allows.
 
         Raises:
-            NoActivePlan: it is known, but nothing serves it at present.
+            NoActivePlan: it is known by name only, because it cannot be deployed as it is.
         """
         model = self.find(name, version)
-        if not model.ready:
+        if not model.ready and not model.inputs:
             raise NoActivePlan(
                 f"model {model.key} is not ready: {model.not_ready_reason or 'no active plan'}",
                 details={"model": str(model.key)},

@@ -60,7 +60,7 @@ class DataPlane:
         self._hub = hub
         self._requests: dict[int, PendingRequest] = {}
         self._attempts: dict[int, Attempt] = {}
-        self._deadlines = Deadlines(self._expired)
+        self._deadlines = Deadlines(self._expired, self._requests)
         self._deliveries: set[asyncio.Task[None]] = set()
         self._next_number = 1
         self._idle = asyncio.Event()
@@ -81,7 +81,7 @@ class DataPlane:
         try:
             pending = self._submit(request, arrival)
         except CatenaryError as error:
-            self.books.refused(str(request.model.key), error.reason)
+            self.books.refused(request.model.label, error.reason)
             raise
         try:
             outputs = await pending.future
@@ -196,14 +196,13 @@ class DataPlane:
             )
 
     def _expired(self, number: int) -> None:
-        pending = self._requests.get(number)
-        if pending is not None:
-            stage = "execute" if pending.attempts else "queue"
-            error = DeadlineExceeded(
-                f"the deadline passed while the request was in stage '{stage}'",
-                details={"stage": stage},
-            )
-            self._end(pending, error, "cancel")
+        pending = self._requests[number]
+        stage = "execute" if pending.attempts else "queue"
+        error = DeadlineExceeded(
+            f"the deadline passed while the request was in stage '{stage}'",
+            details={"stage": stage},
+        )
+        self._end(pending, error, "cancel")
 
     def _complete(self, pending: PendingRequest) -> None:
         self._end(pending, None, "finished")

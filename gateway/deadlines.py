@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Callable
-
+from collections.abc import Callable, Container
 
 SLACK_S = 0.002
 
@@ -15,11 +14,14 @@ class Deadlines:
     """Calls back when a deadline passes; one event-loop timer for the earliest of them.
 
     Most requests finish long before. Removing one from a heap is slow and a stale entry is
-    harmless, so entries stay until their time: `expired` is told a number that may be gone.
+    harmless, so entries stay until they are the earliest when the timer fires; it is then set for
+    the first one still pending, so that under load it fires about once per usual time limit and
+    not once per request.
     """
 
-    def __init__(self, expired: Callable[[int], None]) -> None:
+    def __init__(self, expired: Callable[[int], None], pending: Container[int]) -> None:
         self._expired = expired
+        self._pending = pending
         self._heap: list[tuple[int, int]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -48,7 +50,10 @@ class Deadlines:
 
     def _fire(self) -> None:
         self._timer = None
-        while self._heap and self._heap[0][0] <= time.monotonic_ns():
-            self._expired(heapq.heappop(self._heap)[1])
+        heap, pending = self._heap, self._pending
+        while heap and (heap[0][1] not in pending or heap[0][0] <= time.monotonic_ns()):
+            number = heapq.heappop(heap)[1]
+            if number in pending:
+                self._expired(number)
         if self._heap:
             self._arm()

@@ -83,7 +83,7 @@ class FrontDesk:
         Raises:
             PermissionDenied: before anything is said about the model.
             ModelNotFound: no such model or version.
-            NoActivePlan: it is not ready.
+            NoActivePlan: it cannot be deployed.
             Unavailable: no scheduler has said yet what is served, or this gateway is draining.
             PayloadTooLarge: more bytes than one request may have.
             Overloaded: too much is held already.
@@ -92,8 +92,8 @@ class FrontDesk:
         visit, label = None, ""
         try:
             principal.require(f"{SCOPE_INFER}:{name}")
-            model = self.catalog.find_ready(name, version)
-            label = str(model.key)
+            model = self.catalog.find_deployed(name, version)
+            label = model.label
             with self.admission.admit(nbytes) as lease:
                 visit = Visit(model, lease, self.plane)
                 yield visit

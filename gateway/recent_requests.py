@@ -29,7 +29,7 @@ class FinishedRequest:
         """Returns what is kept of `pending`."""
         return cls(
             pending.request.id,
-            str(pending.request.model.key),
+            pending.request.model.label,
             outcome,
             pending.arrival,
             pending.submitted_ns,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import grpc
 import grpc.aio
@@ -28,6 +28,10 @@ _LONGEST_BACKOFF_S = 1.0
 
 _log = get_logger("gateway.scheduler_link")
 _Message = scheduler_pb2.GatewayMessage
+_Call: TypeAlias = (
+    "grpc.aio.StreamStreamCall["
+    "scheduler_pb2.GatewayMessages, scheduler_pb2.SchedulerToGatewayMessages]"
+)
 
 
 class SchedulerListener(Protocol):
@@ -62,6 +66,8 @@ class SchedulerLink:
         self._security = security
         self._writer: PackedWriter[scheduler_pb2.GatewayMessage] | None = None
         self._later: list[scheduler_pb2.GatewayMessage] = []
+        self._later_timer: asyncio.TimerHandle | None = None
+        self._heard_s = 0.0
         self.channel: grpc.aio.Channel | None = None
         """To the scheduler that leads; None while there is none."""
 
@@ -89,16 +95,25 @@ class SchedulerLink:
         if self._writer is None:
             return
         self._later.append(message)
-        if len(self._later) == 1:
-            asyncio.get_running_loop().call_later(_LINGER_S, self._flush_later)
+        if self._later_timer is None:
+            loop = asyncio.get_running_loop()
+            self._later_timer = loop.call_later(_LINGER_S, self._flush_later)
 
     def _flush_later(self) -> None:
-        later, self._later = self._later, []
+        later = self._take_later()
         if self._writer is not None:
             # A scheduler that does not read is about to be lost; the next one is told anew.
             with suppress(Overloaded):
                 for message in later:
                     self._writer.put(message)
+
+    def _take_later(self) -> list[scheduler_pb2.GatewayMessage]:
+        # The timer goes with its messages: it would cut the wait of the next ones short.
+        if self._later_timer is not None:
+            self._later_timer.cancel()
+            self._later_timer = None
+        later, self._later = self._later, []
+        return later
 
     async def run(self, listener: SchedulerListener) -> None:
         """Keeps a stream open until cancelled."""
@@ -135,16 +150,18 @@ class SchedulerLink:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     await send([_Message(hello=listener.hello())])
                     first = await _read(call)
+                self._heard_s = time.monotonic()
                 writer = PackedWriter(send)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(writer.run())
                     tasks.create_task(_beat(writer))
+                    tasks.create_task(self._watch_silence())
                     tasks.create_task(self._receive(call, first, listener, channel, writer))
             finally:
                 call.cancel()
                 if self._writer is not None:
                     self._writer = None
-                    self._later = []
+                    self._take_later()
                     self.channel = None
                     listener.disconnected()
         finally:
@@ -153,49 +170,44 @@ class SchedulerLink:
 
     async def _receive(
         self,
-        call: grpc.aio.StreamStreamCall[
-            scheduler_pb2.GatewayMessages, scheduler_pb2.SchedulerToGatewayMessages
-        ],
+        call: _Call,
         first: scheduler_pb2.SchedulerToGatewayMessages,
         listener: SchedulerListener,
         channel: grpc.aio.Channel,
         writer: PackedWriter[scheduler_pb2.GatewayMessage],
     ) -> None:
-        async for message in _messages(call, first):
-            kind = message.WhichOneof("kind")
-            if kind == "welcome":
-                self._writer = writer
-                self.channel = channel
-                _log.info(
-                    "scheduler_connected",
-                    scheduler=message.welcome.scheduler_id,
-                    epoch=message.welcome.epoch,
-                )
-                listener.connected(message.welcome.epoch)
-            elif kind is not None and kind != "heartbeat":
-                listener.received(message)
-
-
-async def _messages(
-    call: grpc.aio.StreamStreamCall[
-        scheduler_pb2.GatewayMessages, scheduler_pb2.SchedulerToGatewayMessages
-    ],
-    first: scheduler_pb2.SchedulerToGatewayMessages,
-) -> AsyncIterator[scheduler_pb2.SchedulerToGatewayMessage]:
-    """Yields what comes; ends with an error when the stream ends or falls silent."""
-    pack = first
-    while True:
-        for message in pack.messages:
-            yield message
-        async with asyncio.timeout(SILENCE_S):
+        """Hands over what comes; ends with an error when the stream ends or falls silent."""
+        pack = first
+        while True:
+            for message in pack.messages:
+                kind = message.WhichOneof("kind")
+                if kind == "welcome":
+                    self._writer = writer
+                    self.channel = channel
+                    _log.info(
+                        "scheduler_connected",
+                        scheduler=message.welcome.scheduler_id,
+                        epoch=message.welcome.epoch,
+                    )
+                    listener.connected(message.welcome.epoch)
+                elif kind is not None and kind != "heartbeat":
+                    listener.received(message)
             pack = await _read(call)
+            self._heard_s = time.monotonic()
+
+    async def _watch_silence(self) -> None:
+        """Ends the session with an error when the scheduler falls silent.
+
+        One timer for the session: a timeout around each read would cost more than the read.
+        """
+        while True:
+            left_s = self._heard_s + SILENCE_S - time.monotonic()
+            if left_s <= 0:
+                raise PartitionLost(f"the scheduler was silent for {SILENCE_S:g} s")
+            await asyncio.sleep(left_s)
 
 
-async def _read(
-    call: grpc.aio.StreamStreamCall[
-        scheduler_pb2.GatewayMessages, scheduler_pb2.SchedulerToGatewayMessages
-    ],
-) -> scheduler_pb2.SchedulerToGatewayMessages:
+async def _read(call: _Call) -> scheduler_pb2.SchedulerToGatewayMessages:
     pack = await call.read()
     if not isinstance(pack, scheduler_pb2.SchedulerToGatewayMessages):
         raise PartitionLost("the scheduler ended the stream")

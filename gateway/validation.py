@@ -43,7 +43,7 @@ def check_inputs(model: Model, declared: Sequence[Declared], max_bytes: int) -> 
         InvalidInput: an input is unknown, twice, missing, of another datatype or shape, too large,
             or has another number of rows than the others.
     """
-    specs = {spec.name: spec for spec in model.inputs}
+    specs = model.specs
     seen: set[str] = set()
     rows: int | None = None
     total = 0

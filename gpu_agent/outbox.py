@@ -35,8 +35,9 @@ class Outbox:
         """Holds at most `capacity` messages."""
         self._capacity = capacity
         self._queue: deque[Outgoing] = deque()
-        self._filled = asyncio.Event()
-        self._urgent = asyncio.Event()
+        self._due = asyncio.Event()
+        """Set when what is queued should go."""
+        self._linger: asyncio.TimerHandle | None = None
         self.dropped = 0
         """Messages dropped so far because nobody took them."""
 
@@ -47,35 +48,35 @@ class Outbox:
         """Queues a message; when full, drops the oldest report instead of failing."""
         self._queue.append(message)
         self._shrink()
-        self._filled.set()
         if not message.droppable or len(self._queue) >= _ENOUGH:
-            self._urgent.set()
+            self._due.set()
+        elif self._linger is None and not self._due.is_set():
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._due.set)
 
     async def take(self, limit: int, timeout_s: float) -> list[Outgoing]:
-        """Returns everything queued (up to `limit`), or nothing after `timeout_s`.
+        """Returns everything queued (up to `limit`), after `timeout_s` even if that is nothing.
 
         Mere reports wait up to `LINGER_S` for more of them; anything else goes at once.
         """
-        if not self._queue:
-            self._filled.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._filled.wait()
-            except TimeoutError:
-                return []
-        if not self._urgent.is_set():
+        if not self._due.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LINGER_S):
-                    await self._urgent.wait()
-        self._urgent.clear()
-        return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
+                async with asyncio.timeout(timeout_s):
+                    await self._due.wait()
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        taken = [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
+        if self._queue:
+            self._due.set()
+        else:
+            self._due.clear()
+        return taken
 
     def put_back(self, messages: Sequence[Outgoing]) -> None:
         """Queues what `take` returned in front again: the stream broke while it was sent."""
         self._queue.extendleft(reversed(messages))
         self._shrink()
-        self._filled.set()
-        self._urgent.set()
+        self._due.set()
 
     def _shrink(self) -> None:
         if len(self._queue) <= self._capacity:

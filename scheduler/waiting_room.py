@@ -10,6 +10,11 @@ from services.domain.ids import ModelKey, Nanoseconds, RequestId
 from services.errors import Overloaded
 
 
+_BEFORE_DEADLINE_NS = 100_000_000
+"""Refused this long before its deadline, a request is told why; at its deadline, only that it was
+too late."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     event: RequestArrived
@@ -35,7 +40,7 @@ class WaitingRoom:
         """
         if len(self._waiting) >= self._capacity:
             raise Overloaded(f"{self._capacity} requests wait for a model to be ready")
-        until = min(event.deadline_ns, now + self._longest_ns)
+        until = min(event.deadline_ns - _BEFORE_DEADLINE_NS, now + self._longest_ns)
         self._waiting[event.request] = _Waiting(event, until)
 
     def discard(self, request: RequestId) -> bool:

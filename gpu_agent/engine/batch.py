@@ -12,7 +12,7 @@ from services.errors import CatenaryError
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
-    from gpu_agent.engine.outbound import StagedOutput
+    from gpu_agent.engine.outbound import Destination, StagedOutput
     from gpu_agent.engine.partitions import LoadedPartition
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -64,6 +64,8 @@ class Batch:
     received_ns: int
     """When the last frame was complete."""
     transfer_ns: int
+    receivers: Sequence[Destination] = ()
+    """Of the outputs; empty until they are asked for, see `outbound.destinations`."""
     staged: StagedOutput | None = None
     outputs: Sequence[Array] = ()
     error: CatenaryError | None = None

@@ -105,7 +105,7 @@ class Feeder:
             if not self._thread.take_back(batch):
                 return False
             self._inside.remove(batch)
-            self._wake.set()
+            self._go_on()
         return True
 
     def finished(self, job: Job) -> None:
@@ -113,12 +113,12 @@ class Feeder:
         self._inside.remove(job)
         if isinstance(job, Batch):
             self._unpushed += 1
-        self._wake.set()
+        self._go_on()
 
     def pushed(self) -> None:
         """Notes that a finished batch has left."""
         self._unpushed -= 1
-        self._wake.set()
+        self._go_on()
 
     async def run(self) -> None:
         """Feeds the thread until cancelled."""
@@ -136,6 +136,11 @@ class Feeder:
                 if batch is None:
                     break
                 await self._prepare(batch)
+
+    def _go_on(self) -> None:
+        """Wakes `run` if the room that was made is of use to anything."""
+        if self._steps or self._ready.peek() is not None:
+            self._wake.set()
 
     def _has_room(self) -> bool:
         unfinished = self._unpushed + len(self._inside)

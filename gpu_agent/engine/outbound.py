@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -50,7 +51,7 @@ class Hub(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Destination:
     """Who gets which rows. `slices` None: the whole batch goes on to the next agent."""
 
@@ -81,8 +82,14 @@ class DeliveryError(Exception):
         self.failures = failures
 
 
-def destinations(batch: Batch) -> list[Destination]:
-    """Returns who receives the outputs of `batch`; gateways in the order of their first rows."""
+def destinations(batch: Batch) -> Sequence[Destination]:
+    """Returns who receives the outputs of a complete batch; gateways in order of first rows."""
+    if not batch.receivers:
+        batch.receivers = _receivers(batch)
+    return batch.receivers
+
+
+def _receivers(batch: Batch) -> list[Destination]:
     following = batch.position + 1
     if following < len(batch.header.route):
         return [Destination(batch.header.route[following].agent_id, None)]
@@ -212,22 +219,43 @@ class Outbound:
         shapes: Sequence[tuple[int, ...]],
         timeout_s: float,
     ) -> StagedOutput:
-        tensors, nbytes = layout(
-            [(spec.name, spec.datatype, shape) for spec, shape in zip(specs, shapes, strict=True)]
+        tensors, nbytes = _layout(
+            tuple([(s.name, s.datatype, shape) for s, shape in zip(specs, shapes, strict=True)])
         )
         slot = await link.export(nbytes, timeout_s)
         views = tensor_views(tensors, slot.view)
         return StagedOutput(link, slot, tensors, [views[spec.name] for spec in specs])
 
 
-def next_header(batch: Batch, agent_id: str) -> frame_pb2.FrameHeader:
-    """Returns the header of the whole batch for the next hop, with our timing appended."""
+@lru_cache(maxsize=1024)
+def _layout(
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...],
+) -> tuple[list[frame_pb2.TensorHeader], int]:
+    """Returns `layout` of tensors, whose shapes repeat; the headers are only ever copied from."""
+    return layout(tensors)
+
+
+def next_header(
+    batch: Batch, agent_id: str, slices: Sequence[common_pb2.Slice] | None = None
+) -> frame_pb2.FrameHeader:
+    """Returns the header of the batch for the next hop, with our timing appended.
+
+    Args:
+        batch: That was computed.
+        agent_id: Ours.
+        slices: The rows of the one gateway this goes to; None if all of them go on.
+    """
     header = frame_pb2.FrameHeader()
     header.CopyFrom(batch.header)
     header.position += 1
-    header.first_row, header.rows = 0, batch.rows
     del header.slices[:]
-    header.slices.extend(batch.slices)
+    if slices is None:
+        header.first_row, header.rows = 0, batch.rows
+        header.slices.extend(batch.slices)
+    else:
+        header.kind = frame_pb2.FRAME_KIND_RESULT
+        header.first_row, header.rows = slices[0].batch_row, sum(piece.rows for piece in slices)
+        header.slices.extend(slices)
     del header.tensors[:]
     now = time.monotonic_ns()
     header.timings.add(
@@ -250,14 +278,8 @@ def _header(
     tensors: list[frame_pb2.TensorHeader],
     agent_id: str,
 ) -> bytes:
-    header = next_header(batch, agent_id)
+    header = next_header(batch, agent_id, receiver.slices)
     header.tensors.extend(tensors)
-    if receiver.slices is not None:
-        header.kind = frame_pb2.FRAME_KIND_RESULT
-        del header.slices[:]
-        header.slices.extend(receiver.slices)
-        header.first_row = receiver.slices[0].batch_row
-        header.rows = sum(piece.rows for piece in receiver.slices)
     return header.SerializeToString()
 
 

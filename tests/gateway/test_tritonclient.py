@@ -48,7 +48,7 @@ async def test_grpc_describes_server_and_models(running: Stage) -> None:
                 m.name: (m.state, m.reason) for m in client.get_model_repository_index().models
             }
             assert states["toy"] == ("READY", "")
-            assert states["cold"] == ("UNAVAILABLE", "no agents")
+            assert states["cold"] == ("UNAVAILABLE", "model.yaml is wrong")
             client.load_model("toy")
             with pytest.raises(InferenceServerException, match="apply a plan"):
                 client.unload_model("toy")

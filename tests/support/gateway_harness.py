@@ -70,7 +70,7 @@ MODELS = [
     echo("flags", ("BOOL", -1), ("UINT8", -1)),
     echo("whole", ("FP64", 3), batched=False),
     echo("free", ("FP32", -1, -1)),
-    echo("cold", ("FP32", -1, 4), ready=False, not_ready_reason="no agents"),
+    echo("cold", ready=False, not_ready_reason="model.yaml is wrong"),
 ]
 
 

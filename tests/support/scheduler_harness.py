@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,8 @@ class Client:
         self.error: grpc.aio.AioRpcError | None = None
 
     async def start(self) -> None:
-        await self.send(*self._hello)
+        with suppress(grpc.aio.AioRpcError):  # refused before it was said; the reader is told why
+            await self.send(*self._hello)
         self._task = asyncio.create_task(self._read())
 
     async def send(self, *messages: Any) -> None:

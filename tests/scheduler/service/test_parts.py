@@ -73,18 +73,23 @@ def test_a_batch_over_before_the_flush_costs_one_deletion() -> None:
     assert in_flight.records() == {}
 
 
-def arrival(number: int, deadline: int = 100) -> events.RequestArrived:
+SECOND = 1_000_000_000
+
+
+def arrival(number: int, deadline: int = 100 * SECOND) -> events.RequestArrived:
     return events.RequestArrived(RequestId(GatewayId("g"), number), MODEL, 1, deadline)
 
 
 def test_the_waiting_room_is_bounded_in_number_and_time() -> None:
-    room = WaitingRoom(capacity=2, longest_ns=50)
+    room = WaitingRoom(capacity=2, longest_ns=50 * SECOND)
     room.add(arrival(1), now=0)
-    room.add(arrival(2, deadline=20), now=0)
+    room.add(arrival(2, deadline=20 * SECOND), now=0)
     with pytest.raises(Overloaded):
         room.add(arrival(3), now=0)
-    assert [event.request.number for event in room.expire(20)] == [2]
-    assert [event.request.number for event in room.expire(50)] == [1]
+    assert not room.expire(19 * SECOND)
+    # A little before its deadline, so that the reason is heard and not just that it was too late.
+    assert [event.request.number for event in room.expire(20 * SECOND - SECOND // 10)] == [2]
+    assert [event.request.number for event in room.expire(50 * SECOND)] == [1]
     assert len(room) == 0
 
 

@@ -1,0 +1,46 @@
+"""Which models requests may be submitted to."""
+
+from __future__ import annotations
+
+import pytest
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from gateway.catalog import Catalog
+from services.errors import ModelNotFound, NoActivePlan, Unavailable
+
+
+def table(**changes: object) -> scheduler_pb2.ModelTable:
+    tensor = common_pb2.TensorSpec(name="x", datatype="FP32", shape=[-1, 4])
+    served = scheduler_pb2.ServedModel(
+        name="m", version="1", inputs=[tensor], outputs=[tensor], batched=True, **changes
+    )
+    return scheduler_pb2.ModelTable(models=[served])
+
+
+def test_before_the_first_table_nobody_is_told_what_exists() -> None:
+    with pytest.raises(Unavailable):
+        Catalog().find_deployed("m", "")
+
+
+def test_a_model_whose_agents_are_away_for_a_moment_takes_requests() -> None:
+    catalog = Catalog()
+    catalog.update(table(ready=False, not_ready_reason="agent-0 is lost"))
+    assert catalog.find_deployed("m", "").key.name == "m"
+    assert not catalog.all_ready
+
+
+def test_a_model_that_cannot_be_deployed_is_refused_with_the_reason() -> None:
+    catalog = Catalog()
+    broken = table(ready=False, not_ready_reason="model.yaml is wrong")
+    broken.models[0].ClearField("inputs")
+    catalog.update(broken)
+    with pytest.raises(NoActivePlan, match=r"model\.yaml is wrong"):
+        catalog.find_deployed("m", "")
+
+
+def test_an_unknown_model_or_version_is_not_found() -> None:
+    catalog = Catalog()
+    catalog.update(table(ready=True))
+    for name, version in (("n", ""), ("m", "2")):
+        with pytest.raises(ModelNotFound):
+            catalog.find_deployed(name, version)
