@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 
 SLACK_S = 0.002
+_FEW = 1_024
 
 
 class Deadlines:
@@ -16,10 +17,11 @@ class Deadlines:
     Most requests finish long before. Removing one from a heap is slow and a stale entry is
     harmless, so entries stay until they are the earliest when the timer fires; it is then set for
     the first one still pending, so that under load it fires about once per usual time limit and
-    not once per request.
+    not once per request. Should stale entries far outnumber the pending (long deadlines, quick
+    answers), they are all removed at once.
     """
 
-    def __init__(self, expired: Callable[[int], None], pending: Container[int]) -> None:
+    def __init__(self, expired: Callable[[int], None], pending: Collection[int]) -> None:
         self._expired = expired
         self._pending = pending
         self._heap: list[tuple[int, int]] = []
@@ -28,6 +30,9 @@ class Deadlines:
 
     def add(self, number: int, deadline_ns: int) -> None:
         """Has `expired(number)` called soon after `deadline_ns` on the monotonic clock."""
+        if len(self._heap) > max(_FEW, 4 * len(self._pending)):
+            self._heap = [entry for entry in self._heap if entry[1] in self._pending]
+            heapq.heapify(self._heap)
         heapq.heappush(self._heap, (deadline_ns, number))
         if self._timer is None or deadline_ns < self._timer_ns:
             self._arm()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("gpu_agent.outbox")
 
-LINGER_S = 0.005
+LINGER_S = 0.01
 """Reports that nobody waits for gather this long: a write costs far more than a report in it."""
 _ENOUGH = 64
 """So many are sent at once."""

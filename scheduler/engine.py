@@ -33,7 +33,7 @@ class Engine:
         self._observe = metrics.dispatch_seconds.observe
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns: Nanoseconds | None = None
+        self._timer_ns: Nanoseconds = 0
         self._rearming = False
         self._closed = False
 
@@ -76,17 +76,20 @@ class Engine:
     def _rearm(self) -> None:
         self._rearming = False
         wakeup = None if self._closed else self._dispatcher.next_wakeup()
-        if wakeup == self._timer_ns and self._timer is not None:
+        if wakeup is None:
             return
         if self._timer is not None:
+            if self._timer_ns <= wakeup:
+                return  # too early does no harm: `_wake` sleeps on
             self._timer.cancel()
-            self._timer = None
         self._timer_ns = wakeup
-        if wakeup is not None:
-            delay_ns = max(_SHORTEST_SLEEP_NS, wakeup - now_ns())
-            self._timer = self._loop.call_later(delay_ns / NANOSECONDS_PER_SECOND, self._wake)
+        delay_ns = max(_SHORTEST_SLEEP_NS, wakeup - now_ns())
+        self._timer = self._loop.call_later(delay_ns / NANOSECONDS_PER_SECOND, self._wake)
 
     def _wake(self) -> None:
         self._timer = None
-        self._timer_ns = None
-        self.feed(Tick(), now_ns())
+        now, wakeup = now_ns(), self._dispatcher.next_wakeup()
+        if wakeup is not None and wakeup <= now:
+            self.feed(Tick(), now)
+        else:
+            self._rearm()

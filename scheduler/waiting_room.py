@@ -9,7 +9,6 @@ from scheduler.dispatch.events import RequestArrived
 from services.domain.ids import ModelKey, Nanoseconds, RequestId
 from services.errors import Overloaded
 
-
 _BEFORE_DEADLINE_NS = 100_000_000
 """Refused this long before its deadline, a request is told why; at its deadline, only that it was
 too late."""

@@ -14,20 +14,26 @@ from services.domain.ids import BatchId, Nanoseconds, ResourceId
 
 def write_reservations(journal: Journal, changes: Iterable[ReservationChange]) -> None:
     """Puts the book's own journal into ours."""
+    # Most reservations are made, corrected and released between two flushes: only the last counts.
+    latest: dict[tuple[ResourceId, BatchId, int], ReservationChange] = {}
     for change in changes:
-        reservation = change.reservation
-        name, value = _field_of(reservation)
-        journal.put(Table.RESOURCES, reservation.resource, "1")
-        journal.put(book_table(reservation.resource), name, value if change.op == "put" else None)
+        r = change.reservation
+        latest[r.resource, r.batch, r.position] = change
+    for resource in {key[0] for key in latest}:
+        journal.put(Table.RESOURCES, resource, "1")
+    for change in latest.values():
+        r = change.reservation
+        value = _value_of(r) if change.op == "put" else None
+        journal.put(book_table(r.resource), _name_of(r), value)
 
 
 def tables_of(reservations: Iterable[Reservation]) -> dict[str, Fields]:
     """Returns the reservation tables of a whole book, and the list of its resources."""
     tables: dict[str, Fields] = {Table.RESOURCES: {}}
     for reservation in reservations:
-        name, value = _field_of(reservation)
         tables[Table.RESOURCES][reservation.resource] = "1"
-        tables.setdefault(book_table(reservation.resource), {})[name] = value
+        table = tables.setdefault(book_table(reservation.resource), {})
+        table[_name_of(reservation)] = _value_of(reservation)
     return tables
 
 
@@ -62,9 +68,13 @@ def batch_record(batch: DispatchBatch) -> str:
     )
 
 
-def _field_of(reservation: Reservation) -> tuple[str, str]:
+def _name_of(reservation: Reservation) -> str:
+    return f"{reservation.batch}:{reservation.position}"
+
+
+def _value_of(reservation: Reservation) -> str:
     r = reservation
-    return f"{r.batch}:{r.position}", f"{r.start_ns} {r.end_ns} {r.expires_ns} {int(r.done)}"
+    return f"{r.start_ns} {r.end_ns} {r.expires_ns} {int(r.done)}"
 
 
 def _reservation_of(

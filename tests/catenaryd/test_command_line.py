@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cluster_harness import ROOT, environment
 
 COMMANDS = ("gateway", "scheduler", "agent", "up", "prepare", "demo", "create-key")

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from cluster_harness import ROOT
 
 DOCUMENTS = sorted(

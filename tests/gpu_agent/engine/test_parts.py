@@ -99,6 +99,26 @@ async def test_what_a_broken_stream_had_taken_comes_again_in_order():
     assert await outbox.take(100, 0.001) == []
 
 
+async def test_what_is_left_in_the_outbox_goes_without_another_message():
+    outbox = Outbox()
+    for i in range(5):
+        outbox.put(report(i))
+    assert len(await outbox.take(3, 5.0)) == 3
+    assert [m.batch_id for m in await outbox.take(100, 5.0)] == [3, 4]
+    outbox.put(report(5))
+    assert [m.batch_id for m in await outbox.take(100, 5.0)] == [5]
+
+
+async def test_a_failure_takes_waiting_reports_along_at_once():
+    outbox = Outbox()
+    taking = asyncio.ensure_future(outbox.take(100, 5.0))
+    outbox.put(report(1))
+    outbox.put(failure(2))
+    taken = await asyncio.wait_for(taking, 1.0)
+    assert len(taken) == 2
+    assert not len(outbox)
+
+
 def test_unmeasured_sizes_follow_the_line_of_the_measured_ones():
     assert interpolate([1, 2, 4], [10, 20, 40], 8) == (10, 20, 30, 40, 50, 60, 70, 80)
     assert interpolate([1], [7], 3) == (7, 14, 21)

@@ -92,15 +92,32 @@ def test_parts_equal_the_whole_at_any_batch(
 def test_results_are_written_into_the_buffers_given(
     repository: ModelRepository, photographs: np.ndarray, key: ModelKey
 ) -> None:
-    first = chain(repository, key, (2,), float16=True)[0]
+    parts = chain(repository, key, (2,), float16=True)
+    sizes = set()
     for rows in (2, 4, 1):
         batch = photographs[:rows]
-        expected = first.run([batch])[0]
-        shapes = first.output_shapes([batch.shape])
-        assert shapes == [expected.shape]
-        buffer = np.full(shapes[0], np.nan, np.float16)
-        assert first.run([batch], [buffer])[0] is buffer
-        np.testing.assert_array_equal(buffer, expected)
+        for part in parts:
+            expected = part.run([batch])[0]
+            shapes = part.output_shapes([batch.shape])
+            assert shapes == [expected.shape]
+            buffer = np.full(shapes[0], np.nan, expected.dtype)
+            assert part.run([batch], [buffer])[0] is buffer
+            np.testing.assert_array_equal(buffer, expected)
+            sizes.add(buffer.nbytes)
+            batch = expected
+    # Small results are copied into the buffer, large ones made there.
+    assert min(sizes) < 64 * 1024 < 256 * 1024 < max(sizes)
+
+
+def test_a_buffer_for_another_number_of_rows_is_refused(
+    repository: ModelRepository, photographs: np.ndarray
+) -> None:
+    whole = chain(repository, KEY, (), float16=True)[0]
+    shapes = whole.output_shapes([photographs[:2].shape])
+    assert shapes is not None
+    with pytest.raises(InvalidInput) as caught:
+        whole.run([photographs[:1]], [np.zeros(shapes[0], np.float32)])
+    assert caught.value.field == whole.outputs[0].name
 
 
 @pytest.mark.parametrize("key", [KEY, TORCH], ids=["onnx", "torch"])
