@@ -10,6 +10,7 @@ import platform
 import sys
 
 from benchmarks.figures import table
+from services.log import configure_logging
 
 MODULES = ("dispatch", "transport", "end_to_end")
 
@@ -25,6 +26,7 @@ def main() -> None:
     unknown = set(arguments.modules) - set(MODULES)
     if unknown:
         parser.error(f"unknown bench: {', '.join(sorted(unknown))}")
+    configure_logging("benchmark", "main", "warning", as_json=False)
     everything = []
     if not arguments.json:
         print(f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.machine()}")

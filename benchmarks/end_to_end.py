@@ -24,6 +24,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import numpy as np
 import onnx
 import onnxruntime
@@ -31,7 +33,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import catenary
 from benchmarks.figures import Figure, at_least, at_most
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
 from catenaryd.models import ensure_model
 from services.domain.ids import ModelKey
 from services.domain.model import ModelManifest
@@ -77,6 +79,44 @@ def cpu_ns(pid: int) -> int:
     """Returns the CPU time all threads of a process have used, in nanoseconds."""
     tasks = os.scandir(f"/proc/{pid}/task")
     return sum(int(Path(task.path, "schedstat").read_text().split()[0]) for task in tasks)
+
+
+async def bare_grpc_server_ms(requests: int) -> float:
+    """Returns the median CPU a bare grpc.aio server spends on one unary call, for comparison."""
+    context = multiprocessing.get_context("spawn")
+    port = free_port()
+    process = context.Process(target=_bare_server_process, args=(port,), daemon=True)
+    process.start()
+    spent = []
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await asyncio.wait_for(channel.channel_ready(), 30)
+            call = channel.unary_unary("/bare/Echo")
+            for _ in range(requests):
+                before = cpu_ns(process.pid or 0)
+                await call(b"x" * 300)
+                spent.append(cpu_ns(process.pid or 0) - before)
+    finally:
+        process.kill()
+        process.join()
+    return statistics.median(spent) / 1e6
+
+
+def _bare_server_process(port: int) -> None:
+    async def echo(request: bytes, _context: object) -> bytes:
+        return request
+
+    async def serve() -> None:
+        server = grpc.aio.server()
+        methods = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", methods),))
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        await server.wait_for_termination()
+
+    import uvloop
+
+    uvloop.run(serve())
 
 
 def cpu_by_process(pids: Mapping[str, int]) -> dict[str, int]:
@@ -138,11 +178,13 @@ async def cpu_over_onnxruntime(folder: Path, requests: int) -> list[Figure]:
                     served.append(sum(parts[-1].values()))
                     latency.append(took)
     over = (statistics.median(served) - statistics.median(direct)) / 1e6
+    floor = await bare_grpc_server_ms(requests)
     shares = {name: statistics.median(part[name] for part in parts) / 1e6 for name in parts[0]}
     return [
         at_most("gateway + scheduler + agent, CPU over ORT, p50", over, "ms", CPU_LIMIT_MS),
         at_most("  wall time of it at the client, p50", statistics.median(latency) / 1e6, "ms"),
         *(at_most(f"  CPU of it in {name}, p50", share, "ms") for name, share in shares.items()),
+        at_most("  beside it: one call to a bare grpc.aio server, CPU, p50", floor, "ms"),
     ]  # fmt: skip
 
 
@@ -209,7 +251,7 @@ async def control_path(folder: Path, batch: int, seconds: float) -> list[Figure]
 async def _run(quick: bool) -> list[Figure]:
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as scratch:
-        figures += await cpu_over_onnxruntime(Path(scratch, "one"), 100 if quick else 500)
+        figures += await cpu_over_onnxruntime(Path(scratch, "one"), 200 if quick else 1_000)
         for batch in (1, 8):
             figures += await control_path(
                 Path(scratch, f"many-{batch}"), batch, 3.0 if quick else 10.0
