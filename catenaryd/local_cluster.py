@@ -17,7 +17,7 @@ import aiohttp
 from catenaryd.process_options import command_line_of
 from catenaryd.supervisor import Child
 from services.embedded_redis import EmbeddedRedis
-from services.errors import CatenaryError, Unavailable
+from services.errors import CatenaryError, InvalidInput, Unavailable
 from services.log import get_logger
 
 log = get_logger(__name__)
@@ -53,6 +53,22 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def device_of(device: str, index: int) -> str:
+    """Returns the device of agent `index`: "cuda" deals the machine's GPUs out in turn.
+
+    Raises:
+        InvalidInput: "cuda" on a machine without a GPU that PyTorch sees.
+    """
+    if device != "cuda":
+        return device
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if gpus == 0:
+        raise InvalidInput("device", "PyTorch sees no CUDA device on this machine")
+    return f"cuda:{index % gpus}"
 
 
 class LocalCluster:
@@ -106,9 +122,9 @@ class LocalCluster:
                 "scheduler_addresses": addresses, "runtime_dir": runtime_dir,
             }),
         }  # fmt: skip
-        for agent_id in self.agent_ids():
+        for index, agent_id in enumerate(self.agent_ids()):
             children[agent_id] = ("agent", {
-                **common, "agent_id": agent_id, "device": options.device,
+                **common, "agent_id": agent_id, "device": device_of(options.device, index),
                 "scheduler_addresses": addresses, "model_repository": repository,
                 "runtime_dir": runtime_dir,
             })  # fmt: skip

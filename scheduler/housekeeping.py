@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.clock import now_ns
 from scheduler.cluster import agents_by_state
+from services.domain.ids import NANOSECONDS_PER_SECOND
 from services.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
     """Runs until cancelled."""
     settings = term.settings
     heartbeat_s = reconcile_s = deployments_s = 0.0
+    told: dict[str, int] = {}
     while True:
         now_s = time.monotonic()
         term.expire_waiting()
@@ -30,6 +32,7 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
             heartbeat_s = now_s + settings.heartbeat_s
             _beat(term, now_s)
             _show(term, metrics)
+            told = _count(term.dispatcher.statistics(), told, metrics)
         if now_s >= deployments_s and term.deployments.problems:
             deployments_s = now_s + _RETRY_DEPLOYMENTS_S
             await term.deployments.retry()
@@ -61,3 +64,15 @@ def _show(term: Term, metrics: Metrics) -> None:
         metrics.agents.labels(state).set(count)
     for model in term.deployments.ready:
         metrics.queued_requests.labels(model.name).set(term.waiting.count(model))
+
+
+def _count(now: dict[str, int], told: dict[str, int], metrics: Metrics) -> dict[str, int]:
+    """Adds what the dispatcher counted since it was last asked; returns what is told now."""
+
+    def since(name: str) -> int:
+        return now[name] - told.get(name, 0)
+
+    metrics.reservation_drift.inc(since("drift_ns_sum") / NANOSECONDS_PER_SECOND)
+    metrics.reservation_corrections.inc(since("corrections"))
+    metrics.reservation_conflicts.inc(since("displaced_batches"))
+    return now

@@ -19,7 +19,6 @@ LATENCY_BUCKETS = (
 """Seconds. Fine around the deadlines vision models are served with."""
 
 _MICRO_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 1e-1)
-_DRIFT_BUCKETS = (-0.05, -0.01, -0.002, 0.0, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 _ROW_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 _SLO_WINDOW = 1_000
 
@@ -71,16 +70,15 @@ class Metrics:
         self.batch_rows = self._histogram(names.BATCH_ROWS, _ROW_BUCKETS)
         self.dispatch_seconds = self._histogram(names.DISPATCH_SECONDS, _MICRO_BUCKETS)
         self.live_reservations = self._gauge(names.LIVE_RESERVATIONS)
-        self.reservation_drift = self._histogram(names.RESERVATION_DRIFT, _DRIFT_BUCKETS)
+        self.reservation_drift = self._counter(names.RESERVATION_DRIFT)
+        self.reservation_corrections = self._counter(names.RESERVATION_CORRECTIONS)
         self.reservation_conflicts = self._counter(names.RESERVATION_CONFLICTS)
-        self.link_utilisation = self._gauge(names.LINK_UTILISATION)
         self.agents = self._gauge(names.AGENTS)
         self.gateways = self._gauge(names.GATEWAYS)
         self.leader = self._gauge(names.LEADER)
         self.epoch = self._gauge(names.EPOCH)
         self.plan_active = self._gauge(names.PLAN_ACTIVE, suffix="_info")
         self.redis_connected = self._gauge(names.REDIS_CONNECTED)
-        self.redis_write_seconds = self._histogram(names.REDIS_WRITE_SECONDS, LATENCY_BUCKETS)
         self.redis_pending = self._gauge(names.REDIS_PENDING)
 
     def _define_agent(self) -> None:

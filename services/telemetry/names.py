@@ -51,13 +51,13 @@ DISPATCH_SECONDS = MetricName(
 )
 LIVE_RESERVATIONS = MetricName("live_reservations", "Reservations in the book.")
 RESERVATION_DRIFT = MetricName(
-    "reservation_drift_seconds", "How much later a reservation really ended than booked."
+    "reservation_drift_seconds", "Distance between booked and real ends of computes, summed up."
+)
+RESERVATION_CORRECTIONS = MetricName(
+    "reservation_corrections", "Bookings corrected by what agents reported."
 )
 RESERVATION_CONFLICTS = MetricName(
-    "reservation_conflicts", "Corrections that collided with a later reservation."
-)
-LINK_UTILISATION = MetricName(
-    "link_utilisation_ratio", "Booked share of a server's link.", ("server", "direction")
+    "reservation_conflicts", "Batches moved because an earlier one took longer than booked."
 )
 AGENTS = MetricName("agents", "Agents known, by state.", ("state",))
 GATEWAYS = MetricName("gateways", "Gateways connected.")
@@ -65,7 +65,6 @@ LEADER = MetricName("scheduler_leader", "1 on the scheduler that holds the lease
 EPOCH = MetricName("scheduler_epoch", "Fencing epoch this scheduler leads or last saw.")
 PLAN_ACTIVE = MetricName("plan_active", "The plan that is dispatched by.", ("plan_id",))
 REDIS_CONNECTED = MetricName("redis_connected", "1 while writes reach Redis.")
-REDIS_WRITE_SECONDS = MetricName("redis_write_seconds", "Time of one write-behind batch.")
 REDIS_PENDING = MetricName("redis_pending_changes", "Changes not yet written to Redis.")
 
 # Agent.

@@ -225,3 +225,17 @@ async def test_a_bug_in_the_dispatcher_refuses_one_request_and_no_more() -> None
     assert dispatcher.events == [arrival(2)]
     await asyncio.sleep(0)
     engine.close()
+
+
+def test_what_the_dispatcher_counted_is_added_once() -> None:
+    from scheduler.housekeeping import _count
+
+    metrics = Metrics()
+    first = {"drift_ns_sum": 2 * SECOND, "corrections": 4, "displaced_batches": 1}
+    told = _count(first, {}, metrics)
+    told = _count(first, told, metrics)
+    _count({**first, "corrections": 9}, told, metrics)
+    value = metrics.registry.get_sample_value
+    assert value("catenary_reservation_drift_seconds_total") == 2.0
+    assert value("catenary_reservation_corrections_total") == 9
+    assert value("catenary_reservation_conflicts_total") == 1
