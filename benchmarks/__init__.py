@@ -3,3 +3,6 @@
 Each module has `run(quick) -> list[Figure]`. Timings of shared machines are noisy: compared things
 are interleaved in one run and judged by medians and ratios.
 """
+
+# Measured under the settings the platform's processes run with.
+import catenaryd  # noqa: F401
