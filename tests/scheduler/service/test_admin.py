@@ -93,9 +93,10 @@ async def test_a_model_is_deployed_at_run_time(
         add_model(tmp_path / "models", ModelKey("late", "3"))
         request = admin_pb2.DeployModelRequest(model="late", slo_ns=123_000_000, max_batch=2)
         await stub.DeployModel(request, timeout=10)
+        # The answer and the gateway's table travel on two streams: either may be first.
+        await until(lambda: (late := gateway.model("late")) and late.ready, "it is ready")
         late = gateway.model("late")
         assert late is not None
-        assert late.ready
         assert (late.version, late.default_slo_ns) == ("3", 123_000_000)
         with pytest.raises(grpc.aio.AioRpcError) as absent:
             await stub.DeployModel(admin_pb2.DeployModelRequest(model="ghost"))
