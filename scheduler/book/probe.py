@@ -111,7 +111,9 @@ def _with_transfer(
     while at:
         at -= 1
         member = members[order[at][1]]
-        if member.bytes_per_second >= slowest:
+        port = member.bytes_per_second
+        # A slower port may still take as long, because durations are whole nanoseconds.
+        if port >= slowest or -(-nbytes * NANOSECONDS_PER_SECOND // port) == length:
             ends = member.downlink.ends
             if not ends or ends[-1] <= sent or earliest_on(member.downlink, sent, length) == sent:
                 return Step(member, sent, length, arrival, duration)
