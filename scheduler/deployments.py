@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scheduler.planning import DeployedModel
 from services.domain.ids import ModelKey, Nanoseconds
@@ -140,8 +140,3 @@ class Deployments:
             return key, self._repository.manifest(key), self._repository.block_table(key)
         except OSError as error:
             raise ModelNotFound(f"model {key} cannot be read: {error}") from error
-
-
-def with_defaults(wish: Wish, partitions: int) -> Wish:
-    """Returns the wish with its number of partitions; 0 means the scheduler chooses."""
-    return replace(wish, partitions=partitions or None)

@@ -18,9 +18,6 @@ from services.telemetry import names
 from services.telemetry.metrics import Metrics
 from services.telemetry.tracing import Tracer, parse_traceparent
 
-SPAN_DISPATCH = "scheduler.dispatch"
-"""From the arrival of a request at the scheduler to the dispatch of (some of) its rows."""
-
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
@@ -97,7 +94,7 @@ class Router:
         self._tracer.record(
             context=parent.child(),
             parent_span_id=parent.span_id,
-            name=SPAN_DISPATCH,
+            name=names.SPAN_SCHEDULE,
             start_unix_ns=sampled.arrived_unix_ns,
             end_unix_ns=time.time_ns(),
             attributes={

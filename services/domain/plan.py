@@ -62,13 +62,3 @@ class Plan:
 
     plan_id: PlanId
     models: tuple[ModelPlan, ...]
-
-    def partitions_of(self, agent: AgentId) -> tuple[PartitionKey, ...]:
-        """Returns what `agent` must host, without repetition, in plan order."""
-        hosted: dict[PartitionKey, None] = {}
-        for model in self.models:
-            for pipeline in model.pipelines:
-                for stage in pipeline.stages:
-                    if agent in stage.agents:
-                        hosted.setdefault(stage.partition)
-        return tuple(hosted)

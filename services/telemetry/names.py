@@ -85,9 +85,7 @@ FRAME_BYTES = MetricName(
 )
 
 # Spans of one request, outermost first.
-SPAN_REQUEST = "request"
-"""From arrival to answer, at the gateway."""
-SPAN_SCHEDULE = "schedule"
+SPAN_SCHEDULE = "scheduler.dispatch"
 """From the request's arrival at the scheduler to its dispatch."""
 SPAN_HOP = "hop"
 """One hop of one batch, at its agent: from the frame being complete until it was sent on."""

@@ -21,6 +21,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
+from services.telemetry import names
+
 AttributeValue = str | bool | int | float
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -152,7 +154,7 @@ class Tracer:
             return
         facts = dict(attributes)
         if error is not None:
-            facts["error.type"] = error
+            facts[names.ATTRIBUTE_ERROR_TYPE] = error
         parent = None
         if parent_span_id is not None:
             parent = _span_context(context.trace_id, parent_span_id, is_remote=True)
