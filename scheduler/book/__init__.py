@@ -15,22 +15,32 @@ Memory is authoritative; `take_changes` hands the journal to whoever writes it t
 """
 
 from scheduler.book.book import Book
-from scheduler.book.pool import Member, Pool
-from scheduler.book.probe import Leg, Path, Step, find_path
+from scheduler.book.core import (
+    COMPILED,
+    Member,
+    Path,
+    Pool,
+    PoolChain,
+    Step,
+    Timeline,
+    Use,
+    earliest_slot,
+)
+from scheduler.book.probe import Leg
 from scheduler.book.reservation import Reservation, ReservationChange
-from scheduler.book.timeline import Timeline, Use, earliest_slot
 
 __all__ = [
+    "COMPILED",
     "Book",
     "Leg",
     "Member",
     "Path",
     "Pool",
+    "PoolChain",
     "Reservation",
     "ReservationChange",
     "Step",
     "Timeline",
     "Use",
     "earliest_slot",
-    "find_path",
 ]

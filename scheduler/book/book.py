@@ -7,11 +7,19 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from scheduler.book.cascade import Cascade
+from scheduler.book.core import (
+    Member,
+    Path,
+    Pool,
+    PoolChain,
+    Step,
+    Timeline,
+    Use,
+    earliest_slot,
+    uses_of,
+)
 from scheduler.book.journal import Journal, grouped_by_use
-from scheduler.book.pool import Member, Pool
-from scheduler.book.probe import Leg, Path, Step, find_path
 from scheduler.book.reservation import Reservation, ReservationChange
-from scheduler.book.timeline import Timeline, Use, earliest_slot
 from services.domain.ids import AgentId, BatchId, Nanoseconds, ResourceId
 from services.domain.plan import Agent
 from services.errors import InternalError
@@ -48,6 +56,7 @@ class Book:
         self._bookings: dict[BatchId, _Booking] = {}
         self._expiries: list[tuple[Nanoseconds, BatchId]] = []
         self._history: list[tuple[Nanoseconds, int, Use]] = []
+        self._followed: list[Pool] = []
         self._corrections = 0
         self._journal = Journal()
 
@@ -72,16 +81,17 @@ class Book:
 
     def follow(self, pools: Iterable[Pool]) -> None:
         """Makes these the pools that are kept in order; others must not be probed any more."""
-        for line in self._timelines.values():
-            line.watchers.clear()
-        for pool in pools:
+        for pool in self._followed:
+            pool.detach()
+        self._followed = list(pools)
+        for pool in self._followed:
             pool.attach()
 
     # The verbs
 
-    def probe(self, legs: tuple[Leg, ...], rows: int, now: Nanoseconds) -> Path:
+    def probe(self, chain: PoolChain, rows: int, now: Nanoseconds) -> Path:
         """Returns where a batch of `rows` would run if dispatched now. Books nothing."""
-        return find_path(legs, rows, now)
+        return chain.probe(rows, now)
 
     def reserve(self, batch: BatchId, steps: Sequence[Step], expires_ns: Nanoseconds) -> None:
         """Books every transfer and compute of a path; no steps book only the expiry.
@@ -90,15 +100,7 @@ class Book:
             InternalError: If something is booked already, or the batch has a booking. The book is
                 unchanged then.
         """
-        uses: list[Use] = []
-        sender: Member | None = None
-        for position, (member, sent, length, start, duration) in enumerate(steps):
-            if length and sender is not None:
-                links = (sender.uplink, member.downlink)
-                uses.append(Use(batch, position, links, sent, sent + length))
-            uses.append(Use(batch, position, (member.gpu,), start, start + duration))
-            sender = member
-        self._enter(batch, uses, expires_ns)
+        self._enter(batch, uses_of(batch, steps), expires_ns)
 
     def confirm(self, batch: BatchId, expires_ns: Nanoseconds) -> None:
         """The batch is alive: it does not expire before `expires_ns`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from scheduler.book.timeline import Use
+from scheduler.book.core import Use
 from services.domain.ids import Nanoseconds
 
 

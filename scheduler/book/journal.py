@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from scheduler.book.core import Use
 from scheduler.book.reservation import Reservation, ReservationChange
-from scheduler.book.timeline import Use
 
 
 class Journal:

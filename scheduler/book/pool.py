@@ -62,6 +62,13 @@ class Pool:
         for member in self.members:
             member.gpu.watchers = [w for w in member.gpu.watchers if w[0] is not self]
 
+    def free_moments(self) -> list[Nanoseconds]:
+        """Returns when each member's GPU becomes free for good, as the pool sees it."""
+        moments = [0] * len(self.members)
+        for moment, index in self.order:
+            moments[index] = moment
+        return moments
+
     def moved(self, index: int, before: Nanoseconds, after: Nanoseconds) -> None:
         """Puts a member in its new place."""
         order = self.order

@@ -7,17 +7,19 @@ literal version, which gives the same paths.
 
 Among GPUs with the same finish this takes the one that has been free for the shortest time (best
 fit), where the paper takes the first: long gaps stay whole, and small batches wait 2 to 7 ms less.
-The compiled twin of this module needs nothing but lists of integers from the pools.
+The compiled twin is `_native.pyx`; `core` takes whichever is there.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduler.book.pool import Member, Pool
-from scheduler.book.timeline import Timeline, earliest_on
-from services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
+from scheduler.book.timeline import Timeline, Use, earliest_on
+from services.domain.ids import NANOSECONDS_PER_SECOND, BatchId, Nanoseconds
 
 _LAST = 1 << 62
 """An index behind every member, for bisection."""
@@ -33,7 +35,8 @@ class Leg(NamedTuple):
     """Bytes of one row that enter; 0 if nothing is transferred."""
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Step:
     """One hop of a path: the transfer into it (none if `transfer_ns` is 0) and its compute."""
 
     member: Member
@@ -43,9 +46,11 @@ class Step(NamedTuple):
     compute_ns: Nanoseconds
 
 
-class Path(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Path:
     """What a probe found."""
 
+    rows: int
     finish_ns: Nanoseconds
     wait_ns: Nanoseconds
     """Sum of the waits for each resource (Algorithm 1, waitTime)."""
@@ -56,23 +61,87 @@ _Rank = tuple[int, Nanoseconds, int]
 """(1 if it fills a gap, -busy_until, -index): the smallest of those that finish first is taken."""
 
 
-def find_path(legs: tuple[Leg, ...], rows: int, now: Nanoseconds) -> Path:
-    """Returns the path through the pools that is built greedily from earliest finishes."""
-    moment = now
-    work = 0
-    steps: list[Step] = []
+class PoolChain:
+    """Pools that a batch passes one after the other, ready to be probed.
+
+    Attributes:
+        legs: The stages.
+        max_rows: Largest batch all stages have a compute time for.
+        least_work_ns: Compute plus transfers of a batch that never waits, index 0 is batch 1;
+            no path takes less.
+    """
+
+    __slots__ = ("least_work_ns", "legs", "max_rows")
+
+    def __init__(self, legs: Sequence[Leg]) -> None:
+        self.legs = tuple(legs)
+        self.max_rows = min(len(leg.compute_ns) for leg in legs)
+        self.least_work_ns = tuple(
+            _least_work(self.legs, rows) for rows in range(1, self.max_rows + 1)
+        )
+
+    def probe(self, rows: int, now: Nanoseconds) -> Path:
+        """Returns the path through the pools that is built greedily from earliest finishes.
+
+        Raises:
+            IndexError: If `rows` is not 1 to `max_rows`.
+        """
+        if not 1 <= rows <= self.max_rows:
+            raise IndexError(f"{rows} rows; planned are 1 to {self.max_rows}")
+        moment = now
+        work = 0
+        steps: list[Step] = []
+        sender: Member | None = None
+        for pool, compute, row_bytes in self.legs:
+            duration = compute[rows - 1]
+            if sender is None or row_bytes == 0:
+                step = _without_transfer(pool, moment, duration)
+            else:
+                step = _with_transfer(pool, sender, moment, duration, row_bytes * rows)
+            steps.append(step)
+            sender = step.member
+            work += step.transfer_ns + duration
+            moment = step.start + duration
+        return Path(rows, moment, moment - now - work, steps)
+
+    def largest(self, most: int, deadline: Nanoseconds, now: Nanoseconds) -> Path | None:
+        """Returns the path of the largest batch up to `most` rows that meets the deadline.
+
+        Algorithm 1, lines 10 to 14. Sizes whose work alone takes too long are not probed.
+        """
+        for rows in range(min(most, self.max_rows), 0, -1):
+            if now + self.least_work_ns[rows - 1] <= deadline:
+                path = self.probe(rows, now)
+                if path.finish_ns <= deadline:
+                    return path
+        return None
+
+
+def uses_of(batch: BatchId, steps: Sequence[Step]) -> list[Use]:
+    """Returns what a batch on this path occupies, in order of time."""
+    uses: list[Use] = []
     sender: Member | None = None
-    for pool, compute, row_bytes in legs:
-        duration = compute[rows - 1]
-        if sender is None or row_bytes == 0:
-            step = _without_transfer(pool, moment, duration)
-        else:
-            step = _with_transfer(pool, sender, moment, duration, row_bytes * rows)
-        steps.append(step)
-        sender, _, sending, start, _ = step
-        work += sending + duration
-        moment = start + duration
-    return Path(moment, moment - now - work, steps)
+    for position, step in enumerate(steps):
+        member = step.member
+        if step.transfer_ns and sender is not None:
+            links = (sender.uplink, member.downlink)
+            sent = step.transfer_start
+            uses.append(Use(batch, position, links, sent, sent + step.transfer_ns))
+        uses.append(Use(batch, position, (member.gpu,), step.start, step.start + step.compute_ns))
+        sender = member
+    return uses
+
+
+def _least_work(legs: tuple[Leg, ...], rows: int) -> Nanoseconds:
+    total = 0
+    before: Pool | None = None
+    for leg in legs:
+        total += leg.compute_ns[rows - 1]
+        if before is not None and not before.index_of.keys() & leg.pool.index_of.keys():
+            speed = min(before.fastest, leg.pool.fastest)
+            total += -(-leg.row_bytes * rows * NANOSECONDS_PER_SECOND // speed)
+        before = leg.pool
+    return total
 
 
 def _without_transfer(pool: Pool, moment: Nanoseconds, duration: Nanoseconds) -> Step:

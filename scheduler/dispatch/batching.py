@@ -53,54 +53,42 @@ def decide(
 ) -> Dispatch | Wait | Drop:
     """Returns what to do with the head of a queue. There must be a head and a route."""
     deadline = queue.head.request.deadline
-    ranked = [(book.probe(route.legs, route.batch_size, now), route) for route in routes]
+    ranked = [(book.probe(route.chain, route.batch_size, now), route) for route in routes]
     if len(ranked) > 1:  # Algorithm 1, lines 4 to 8; equal waits keep the plan's order
         ranked.sort(key=_waiting_time)
-    for path, route in ranked:
-        found = _largest_batch(route, path, deadline, book, now)
-        if found is None:
-            continue
-        rows, path = found  # noqa: PLW2901
+    for planned, route in ranked:
+        path: Path | None = planned
+        if planned.finish_ns > deadline:
+            path = route.chain.largest(route.batch_size - 1, deadline, now)
+            if path is None:
+                continue
+        assert path is not None
         waiting = queue.rows_due(path.finish_ns)
-        if waiting >= rows:
-            return Dispatch(route, path, rows)
-        return _build_batch(queue, Dispatch(route, path, rows), waiting, book, config, now)
-    return Drop(min(book.probe(route.legs, 1, now).finish_ns for route in routes))
+        full = Dispatch(route, path, path.rows)
+        if waiting >= path.rows:
+            return full
+        return _build_batch(queue, full, waiting, config, now)
+    return Drop(min(book.probe(route.chain, 1, now).finish_ns for route in routes))
 
 
 def _waiting_time(candidate: tuple[Path, Route]) -> Nanoseconds:
     return candidate[0].wait_ns
 
 
-def _largest_batch(
-    route: Route, planned: Path, deadline: Nanoseconds, book: Book, now: Nanoseconds
-) -> tuple[int, Path] | None:
-    """Algorithm 1, lines 10 to 14."""
-    if planned.finish_ns <= deadline:
-        return route.batch_size, planned
-    for rows in range(route.batch_size - 1, 0, -1):
-        if now + route.work[rows - 1] <= deadline:
-            path = book.probe(route.legs, rows, now)
-            if path.finish_ns <= deadline:
-                return rows, path
-    return None
-
-
 def _build_batch(
     queue: ModelQueue,
     full: Dispatch,
     waiting: int,
-    book: Book,
     config: PooledConfig,
     now: Nanoseconds,
 ) -> Dispatch | Wait:
     """Fewer rows wait than the batch could take: more may come (Algorithm 1, line 18)."""
     deadline = queue.head.request.deadline
-    legs = full.route.legs
+    chain = full.route.chain
     if queue.head.attempt == 0:
         larger = full.path
         if waiting + 1 < full.rows:
-            larger = book.probe(legs, waiting + 1, now)
+            larger = chain.probe(waiting + 1, now)
         work = larger.finish_ns - now - larger.wait_ns
         until = deadline - work - config.safety_margin_ns
         if config.max_linger_ns is not None:
@@ -110,8 +98,7 @@ def _build_batch(
             until = min(until, max(queue.lingering_since + config.max_linger_ns, free))
         if until > now:
             return Wait(until)
-    for rows in range(waiting, 0, -1):
-        path = book.probe(legs, rows, now)
-        if path.finish_ns <= deadline:
-            return Dispatch(full.route, path, rows)
+    path = chain.largest(waiting, deadline, now)
+    if path is not None:
+        return Dispatch(full.route, path, path.rows)
     return Dispatch(full.route, full.path, waiting)  # the larger booking holds the smaller batch

@@ -295,7 +295,10 @@ class Lifecycle(Ledger):
     def _never_fits(self, request: Request) -> bool:
         """True if the request's whole budget is less than the work of a single row."""
         routes = self.routes.of(request.model)
-        return request.arrived + min(route.work[0] for route in routes) > request.deadline
+        return (
+            request.arrived + min(route.chain.least_work_ns[0] for route in routes)
+            > request.deadline
+        )
 
     def _rebuild(self) -> None:
         self.routes.rebuild(self.plan, self.agents)

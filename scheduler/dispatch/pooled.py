@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from scheduler.book import Book, Reservation, ReservationChange
+from scheduler.book import Book, Reservation, ReservationChange, Step
 from scheduler.dispatch.batching import Dispatch, Wait, decide
 from scheduler.dispatch.config import PooledConfig
 from scheduler.dispatch.events import (
@@ -38,10 +38,20 @@ class PooledDispatcher:
     Args:
         config: Limits and waiting times.
         first_batch: Id of the first batch; the scheduler puts its epoch into the upper bits.
+        stopwatch: Has every decision timed (choose pipeline and batch size, probe, reserve); see
+            `take_decision_times`.
     """
 
-    def __init__(self, config: PooledConfig | None = None, *, first_batch: int = 1) -> None:
+    def __init__(
+        self,
+        config: PooledConfig | None = None,
+        *,
+        first_batch: int = 1,
+        stopwatch: Callable[[], Nanoseconds] | None = None,
+    ) -> None:
         self._config = config or PooledConfig()
+        self._stopwatch = stopwatch
+        self._decision_ns: list[Nanoseconds] = []
         self._book = Book()
         self._life = Lifecycle(self._config, self._book)
         self._next_batch = first_batch
@@ -110,6 +120,11 @@ class PooledDispatcher:
             "booked_batches": len(self._book),
         }
 
+    def take_decision_times(self) -> list[Nanoseconds]:
+        """Returns how long each decision since the last call took; empty without a stopwatch."""
+        times, self._decision_ns = self._decision_ns, []
+        return times
+
     # Serving the queues
 
     def _serve(self, now: Nanoseconds) -> None:
@@ -141,23 +156,32 @@ class PooledDispatcher:
         if not routes:
             return life.without_route(queue)
         life.counters["decisions"] += 1
+        stopwatch = self._stopwatch
+        began = stopwatch() if stopwatch is not None else 0
         decision = decide(queue, routes, self._book, self._config, now)
         if isinstance(decision, Dispatch):
-            self._send(queue, decision, now)
+            batch = BatchId(self._next_batch)
+            self._next_batch += 1
+            steps = decision.path.steps
+            self._book.reserve(batch, steps, life.overdue_at(decision.path.finish_ns))
+            if stopwatch is not None:
+                self._decision_ns.append(stopwatch() - began)
+            self._send(queue, decision, batch, steps)
             return not queue
+        if stopwatch is not None:
+            self._decision_ns.append(stopwatch() - began)
         if isinstance(decision, Wait):
             queue.wake = decision.until
             return True
         life.drop(queue.head, decision.earliest_finish)
         return not queue
 
-    def _send(self, queue: ModelQueue, decision: Dispatch, now: Nanoseconds) -> None:
-        life, path = self._life, decision.path
-        finish = path.finish_ns
-        batch_id = BatchId(self._next_batch)
-        self._next_batch += 1
+    def _send(
+        self, queue: ModelQueue, decision: Dispatch, batch_id: BatchId, steps: list[Step]
+    ) -> None:
+        life = self._life
+        finish = decision.path.finish_ns
         rows = queue.take(decision.rows, finish)
-        self._book.reserve(batch_id, path.steps, life.overdue_at(finish))
         slices = []
         batch_row = 0
         for part in rows:
@@ -165,7 +189,7 @@ class PooledDispatcher:
             batch_row += part.count
         hops = tuple(
             PlannedHop(step.member.agent, partition, step.start, step.compute_ns)
-            for step, partition in zip(path.steps, decision.route.partitions, strict=True)
+            for step, partition in zip(steps, decision.route.partitions, strict=True)
         )
         life.tracker.add_batch(Batch(batch_id, rows, tuple(hop.agent for hop in hops)))
         life.commands.append(DispatchBatch(batch_id, batch_row, tuple(slices), hops, finish))

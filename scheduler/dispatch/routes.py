@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from scheduler.book import Book, Leg, Pool
+from scheduler.book import Book, Leg, Pool, PoolChain
 from services.domain.ids import (
-    NANOSECONDS_PER_SECOND,
     AgentId,
     ModelKey,
-    Nanoseconds,
     PartitionKey,
 )
 from services.domain.plan import Agent, ModelPlan, Pipeline, Plan
@@ -18,17 +16,13 @@ from services.domain.plan import Agent, ModelPlan, Pipeline, Plan
 class Route:
     """A pipeline of which every stage has an agent."""
 
-    __slots__ = ("batch_size", "legs", "partitions", "pipeline_id", "work")
+    __slots__ = ("batch_size", "chain", "partitions", "pipeline_id")
 
-    def __init__(self, pipeline: Pipeline, legs: tuple[Leg, ...]) -> None:
+    def __init__(self, pipeline: Pipeline, legs: Sequence[Leg]) -> None:
         self.pipeline_id = pipeline.pipeline_id
-        self.legs = legs
+        self.chain = PoolChain(legs)
         self.partitions: tuple[PartitionKey, ...] = tuple(s.partition for s in pipeline.stages)
-        self.batch_size = min(pipeline.batch_size, *(len(leg.compute_ns) for leg in legs))
-        self.work: tuple[Nanoseconds, ...] = tuple(
-            least_work(legs, rows) for rows in range(1, self.batch_size + 1)
-        )
-        """Least time from end to end, were everything free; index 0 is batch 1."""
+        self.batch_size = min(pipeline.batch_size, self.chain.max_rows)
 
 
 class RouteTable:
@@ -85,28 +79,15 @@ class RouteTable:
                 compute = tuple(max(1, duration) for duration in stage.compute_ns)
                 legs.append(Leg(pools[alive], compute, stage.input_bytes))
             if legs and len(legs) == len(pipeline.stages):
-                routes.append(Route(pipeline, tuple(legs)))
+                routes.append(Route(pipeline, legs))
         return tuple(routes)
-
-
-def least_work(legs: tuple[Leg, ...], rows: int) -> Nanoseconds:
-    """Returns compute plus transfers of a batch that never waits; no path takes less."""
-    total = 0
-    before: Pool | None = None
-    for leg in legs:
-        total += leg.compute_ns[rows - 1]
-        if before is not None and not before.index_of.keys() & leg.pool.index_of.keys():
-            speed = min(before.fastest, leg.pool.fastest)
-            total += -(-leg.row_bytes * rows * NANOSECONDS_PER_SECOND // speed)
-        before = leg.pool
-    return total
 
 
 def _resources(routes: tuple[Route, ...]) -> set[str]:
     return {
         line.resource
         for route in routes
-        for leg in route.legs
+        for leg in route.chain.legs
         for member in leg.pool.members
         for line in (member.gpu, member.uplink, member.downlink)
     }

@@ -54,6 +54,10 @@ class Agent:
     """Agents of one server share its uplink and downlink."""
     memory_bytes: int
     link_bytes_per_second: int
+    virtual_level: int = 1
+    """This agent is one of so many virtual GPUs of its device."""
+    device_id: str = ""
+    """Physical device; the virtual GPUs of one share it. Empty: a device of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler.book import Book, Leg, Pool, Reservation
+from scheduler.book import Book, Leg, Pool, PoolChain, Reservation
 from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, BatchId, ResourceId, ServerId
 from services.domain.plan import Agent
 
@@ -47,7 +47,7 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(rows=st.integers(1, 3), first=st.integers(0, 2), expiry=st.integers(0, 80))
     def reserve(self, rows: int, first: int, expiry: int) -> None:
-        path = self.book.probe(self.legs[first:], rows, self.now)
+        path = self.book.probe(PoolChain(self.legs[first:]), rows, self.now)
         self.batches += 1
         batch = BatchId(self.batches)
         self.book.reserve(batch, path.steps, path.finish_ns + expiry)
@@ -158,7 +158,7 @@ class BookMachine(RuleBasedStateMachine):
     def pools_are_in_order(self) -> None:
         for leg in self.legs:
             pool = leg.pool
-            assert pool.order == sorted((m.gpu.busy_until, i) for i, m in enumerate(pool.members))
+            assert pool.free_moments() == [m.gpu.busy_until for m in pool.members]
 
 
 BookMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.book import Book, Leg, Member, Pool, Step, earliest_slot, find_path
+from scheduler.book import Book, Leg, Member, Pool, PoolChain, Step, earliest_slot
 from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, BatchId, ServerId
 from services.domain.plan import Agent
 
@@ -13,7 +13,7 @@ from services.domain.plan import Agent
 def literal_probe(
     legs: tuple[Leg, ...], rows: int, now: int
 ) -> tuple[int, int, list[tuple[str, int, int, int, int]]]:
-    """Algorithm 2 line by line; ties go to the latest-free GPU, as `find_path` documents."""
+    """Algorithm 2 line by line; ties go to the latest-free GPU, as `probe` documents."""
     t_g, wait, last = now, 0, None
     path = []
     for position, leg in enumerate(legs):
@@ -41,8 +41,9 @@ def literal_probe(
 
 
 def plain(step: Step) -> tuple[str, int, int, int, int]:
-    member, sent, length, start, duration = step
-    return (str(member.agent), sent, length, start, duration)
+    return (
+        str(step.member.agent), step.transfer_start, step.transfer_ns, step.start, step.compute_ns
+    )  # fmt: skip
 
 
 @st.composite
@@ -88,7 +89,7 @@ def test_probe_equals_algorithm_2_written_out_on_any_book(
         # From any stage on, so that devices get gaps that are not at their end.
         part = legs[data.draw(st.integers(0, len(legs) - 1)) :]
         finish, wait, path = literal_probe(part, rows, now)
-        found = find_path(part, rows, now)
+        found = PoolChain(part).probe(rows, now)
         assert [plain(step) for step in found.steps] == path
         assert (found.finish_ns, found.wait_ns) == (finish, wait)
         book.reserve(BatchId(batch), found.steps, now + 1000)
@@ -108,4 +109,4 @@ def test_the_gpu_that_was_busy_last_is_taken_when_all_finish_alike() -> None:
     leg = Leg(pool, (10,), 0)
     book.reserve(BatchId(1), [Step(members[1], 0, 0, 0, 10)], 100)
     book.reserve(BatchId(2), [Step(members[2], 0, 0, 0, 30)], 100)
-    assert find_path((leg,), 1, 20).steps[0].member is members[1]
+    assert PoolChain((leg,)).probe(1, 20).steps[0].member is members[1]

@@ -1,0 +1,104 @@
+"""Compiles the brain's hot path: Cython for the probe, mypyc for the modules around it.
+
+Run by `make native`, and by pip through `hatch_build.py`. Without a compiler nothing is lost but
+speed: the same modules run as they are. `scheduler/built_from.json` says which sources the
+compiled modules were made from; a test compares, because Python prefers a stale compiled module
+to a fresh source. `--list` prints the sources, `--remove` goes back to plain Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+CYTHON = ("scheduler/book/_native.pyx",)
+MYPYC = (
+    "scheduler/book/book.py",
+    "scheduler/book/cascade.py",
+    "scheduler/book/journal.py",
+    "scheduler/book/reservation.py",
+    "scheduler/dispatch/batching.py",
+    "scheduler/dispatch/config.py",
+    "scheduler/dispatch/events.py",
+    "scheduler/dispatch/ledger.py",
+    "scheduler/dispatch/lifecycle.py",
+    "scheduler/dispatch/pooled.py",
+    "scheduler/dispatch/queue.py",
+    "scheduler/dispatch/routes.py",
+    "scheduler/dispatch/tracking.py",
+)
+RECORD = "scheduler/built_from.json"
+GROUP = "catenary_brain"
+
+
+def digest(root: Path) -> str:
+    """Returns a hash of every source that is compiled."""
+    total = hashlib.sha256()
+    for name in (*CYTHON, *MYPYC):
+        total.update(name.encode() + b"\0" + (root / name).read_bytes())
+    return total.hexdigest()
+
+
+def outputs(root: Path) -> list[str]:
+    """Returns the compiled modules that are there, relative to the root."""
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    names = [str(Path(name).with_suffix(suffix)) for name in (*CYTHON, *MYPYC)]
+    names.append(f"{GROUP}__mypyc{suffix}")
+    return [name for name in names if (root / name).exists()]
+
+
+def remove(root: Path) -> None:
+    """Removes every compiled module; plain Python is used then."""
+    for name in outputs(root):
+        (root / name).unlink()
+    (root / RECORD).unlink(missing_ok=True)
+
+
+def build(root: Path) -> None:
+    """Compiles everything in place; needs cython, mypy, setuptools and a C compiler."""
+    from Cython.Build import cythonize
+    from mypyc.build import mypycify
+    from setuptools import Distribution, Extension
+    from setuptools.command.build_ext import build_ext
+
+    remove(root)
+    before = Path.cwd()
+    scratch = Path(tempfile.mkdtemp(prefix="catenary-native-"))
+    os.chdir(root)
+    try:
+        extensions = cythonize(
+            [Extension(Path(name).with_suffix("").as_posix().replace("/", "."), [name])
+             for name in CYTHON],
+            build_dir=str(scratch), quiet=True,
+        )  # fmt: skip
+        options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
+        extensions += mypycify(
+            [*options, *MYPYC],
+            opt_level="3", debug_level="0", group_name=GROUP, target_dir=str(scratch / "mypyc"),
+        )  # fmt: skip
+        command = build_ext(Distribution({"name": GROUP, "ext_modules": extensions}))
+        command.inplace = True
+        command.build_temp = str(scratch)
+        command.parallel = os.cpu_count()
+        command.ensure_finalized()
+        command.run()
+        Path(RECORD).write_text(json.dumps({"sources": digest(root)}) + "\n")
+    finally:
+        os.chdir(before)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parent.resolve()
+    if "--list" in sys.argv:
+        print(*CYTHON, *MYPYC)
+    elif "--remove" in sys.argv:
+        remove(here)
+    else:
+        build(here)

@@ -1,0 +1,31 @@
+"""Has pip compile the hot path (`build_native.py`) when it installs or packs the project."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Compiles in place, and adds what came out to a wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Builds; without a compiler the package is plain Python and says so."""
+        root = Path(self.root)
+        sys.path.insert(0, str(root))
+        import build_native
+
+        try:
+            build_native.build(root)
+        except (Exception, SystemExit) as error:  # every tool has its own way to say "no compiler"
+            build_native.remove(root)
+            self.app.display_warning(f"catenary runs uncompiled, and slower: {error}")
+            return
+        if version != "editable":
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+            for name in (*build_native.outputs(root), build_native.RECORD):
+                build_data["force_include"][str(root / name)] = name
