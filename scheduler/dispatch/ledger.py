@@ -43,6 +43,8 @@ class Ledger:
         self.book = book
         self.plan: Plan | None = None
         self.agents: dict[AgentId, Agent] = {}
+        self.strays = False
+        """There may be queues of models that no plan serves."""
         self._sequence = 0
 
     def overdue_at(self, finish: Nanoseconds) -> Nanoseconds:
@@ -51,9 +53,10 @@ class Ledger:
 
     def forget_idle_queues(self) -> None:
         """Keeps queues only for models with rows or with a plan."""
-        if len(self.queues) > 1:
+        if self.strays:
             for model in [m for m, q in self.queues.items() if not q and not self.routes.serves(m)]:
                 del self.queues[model]
+            self.strays = any(not self.routes.serves(model) for model in self.queues)
 
     def enqueue(self, rows: Rows) -> None:
         """Puts rows into their queue; none is fine."""
@@ -63,6 +66,7 @@ class Ledger:
         queue = self.queues.get(model)
         if queue is None:
             queue = self.queues[model] = ModelQueue(model)
+            self.strays = self.strays or not self.routes.serves(model)
         queue.push(rows)
         self.dirty[model] = None
 

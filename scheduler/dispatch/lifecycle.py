@@ -302,4 +302,5 @@ class Lifecycle(Ledger):
 
     def _rebuild(self) -> None:
         self.routes.rebuild(self.plan, self.agents)
+        self.strays = True
         self.dirty.update(dict.fromkeys(self.queues))
