@@ -84,7 +84,8 @@ def build(root: Path) -> None:
         )  # fmt: skip
         command = build_ext(Distribution({"name": GROUP, "ext_modules": extensions}))
         command.inplace = True
-        command.build_temp = str(scratch)
+        command.build_temp = str(scratch / "temp")
+        command.build_lib = str(scratch / "lib")
         command.parallel = os.cpu_count()
         command.ensure_finalized()
         command.run()
