@@ -105,7 +105,7 @@ class Lifecycle(Ledger):
             queue.wake = until
             return True
         if self.routes.serves(queue.model):
-            reason, message = Unavailable.reason, "a stage of every pipeline is without an agent"
+            reason, message = Unavailable.reason, "no pipeline has an agent for every stage now"
         else:
             reason, message = NoActivePlan.reason, "no plan is active"
         self.reject(request, reason, message, retry_after_ns=self.config.retry_after_ns)
@@ -156,7 +156,10 @@ class Lifecycle(Ledger):
             batch = self.tracker.batches.get(batch_id)
             if batch is not None:
                 self.counters["overdue_batches"] += 1
-                self.retry(batch, None)
+                if any(part.attempt + 1 >= self.config.max_attempts for part in batch.rows):
+                    self._wait_on(batch)
+                else:
+                    self.retry(batch, None)
         for request in self.tracker.due(self.now):
             last_moment = request.deadline + self.config.deadline_grace_ns
             if self.now >= last_moment:
@@ -269,6 +272,11 @@ class Lifecycle(Ledger):
             self.drop_if_empty(batch)
         self.tracker.set_timer(request, request.deadline + self.config.deadline_grace_ns)
         self.again(rows)
+
+    def _wait_on(self, batch: Batch) -> None:
+        """Late is not lost: the last attempt has until its requests' deadlines."""
+        latest = max(request.deadline for request in batch.requests())
+        self.book.reserve(batch.batch_id, (), latest + self.config.deadline_grace_ns + 1)
 
     def _await_delivery(self, requests: list[Request]) -> None:
         for request in requests:

@@ -230,19 +230,45 @@ def test_losing_an_agent_a_batch_has_passed_costs_nothing() -> None:
     assert bench.dispatcher.snapshot() == []
 
 
-def test_an_overdue_batch_is_dispatched_again_and_gives_up_after_three_times() -> None:
+def overdue_twice() -> tuple[Bench, DispatchBatch]:
     config = PooledConfig(overdue_grace_ns=MS)
     bench = Bench(config, model(pipeline(1, stage(CATS, 0, "a", 10))))
-    seen = [only(bench.ask(0, slo=1000)).batch]
+    batch = only(bench.ask(0, slo=1000))
     for _ in range(2):
         _, (cancel, again) = bench.wake()
-        assert cancel == CancelBatch(seen[-1], (AgentId("a"),))
+        assert cancel == CancelBatch(batch.batch, (AgentId("a"),))
         assert isinstance(again, DispatchBatch)
-        seen.append(again.batch)
-    _, (cancel, reject) = bench.wake()
+        batch = again
+    moment, commands = bench.wake()
+    assert commands == []
+    assert moment < 1000
+    assert bench.dispatcher.snapshot() == []
+    return bench, batch
+
+
+def test_an_overdue_batch_is_dispatched_again_and_the_last_one_has_until_the_deadline() -> None:
+    bench, batch = overdue_twice()
+    moment, (reject, cancel) = bench.wake()
+    assert moment == 1000 + 50
+    assert cancel == CancelBatch(batch.batch, (AgentId("a"),))
+    assert isinstance(reject, Reject)
+    assert reject.reason == "DEADLINE_EXCEEDED"
+    assert bench.dispatcher.next_wakeup() is None
+
+
+def test_a_result_of_the_last_attempt_counts_however_late_it_is() -> None:
+    bench, batch = overdue_twice()
+    assert bench.tell(900, StageReported(batch.batch, 0, 890 * MS, 900 * MS)) == []
+    assert bench.tell(900, RequestCompleted(request(1))) == []
+    assert bench.dispatcher.statistics()["completed_requests"] == 1
+    assert bench.dispatcher.next_wakeup() is None
+
+
+def test_the_last_attempt_is_lost_with_its_agent() -> None:
+    bench, _ = overdue_twice()
+    (reject,) = bench.tell(500, AgentLost(AgentId("a")))
     assert isinstance(reject, Reject)
     assert reject.reason == "PARTITION_LOST"
-    assert bench.dispatcher.next_wakeup() is None
 
 
 def test_results_lost_on_their_way_are_computed_again() -> None:
