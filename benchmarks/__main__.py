@@ -12,7 +12,7 @@ import sys
 from benchmarks.figures import table
 from services.log import configure_logging
 
-MODULES = ("dispatch", "transport", "end_to_end")
+MODULES = ("planning", "dispatch", "simulation", "transport", "end_to_end")
 
 
 def main() -> None:

@@ -11,7 +11,10 @@ from typing import Any, TypeVar
 
 import click
 
+from catenaryd.planning import plan_group
 from catenaryd.process_options import given, settings_options
+from catenaryd.profiling import profile
+from catenaryd.simulating import simulate_group
 from catenaryd.supervisor import end_with_parent
 from gateway.settings import GatewaySettings
 from gpu_agent.settings import AgentSettings
@@ -98,6 +101,10 @@ def agent(config: Path | None, /, **flags: Any) -> None:
 @cli.command()
 @click.option("--agents", default=3, show_default=True, help="How many agents to start.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or emulated:CLASS.")
+@click.option(
+    "--virtual-gpus", default=1, show_default=True,
+    help="So many agents share a device: --agents 4 --virtual-gpus 2 is two devices.",
+)  # fmt: skip
 @click.option("--model", "models", multiple=True, help="Model to serve; may be repeated.")
 @click.option(
     "--plan", "plan_file", type=click.Path(path_type=Path, exists=True), help="Placement to use."
@@ -183,6 +190,11 @@ def create_key(name: str, keys_file: Path, scopes: tuple[str, ...]) -> None:
     from services.security.keys import add_key
 
     click.echo(add_key(keys_file, name, scopes))
+
+
+cli.add_command(plan_group)
+cli.add_command(profile)
+cli.add_command(simulate_group)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import aiohttp
 
 from catenaryd.process_options import command_line_of
 from catenaryd.supervisor import Child
+from catenaryd.virtual_gpus import devices_for, share_settings
 from services.embedded_redis import EmbeddedRedis
 from services.errors import CatenaryError, InvalidInput, Unavailable
 from services.log import get_logger
@@ -35,6 +36,8 @@ class ClusterOptions:
 
     agents: int = 3
     device: str = "cpu"
+    virtual_gpus: int = 1
+    """So many agents share a device; `agents` counts all of them."""
     models: tuple[str, ...] = ()
     plan_file: Path | None = None
     grpc_port: int = 8001
@@ -45,6 +48,8 @@ class ClusterOptions:
     ready_timeout_s: float = 180.0
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings per kind of process ("scheduler", "gateway", "agent") beyond the usual."""
+    each_agent: tuple[dict[str, Any], ...] = ()
+    """Settings of single agents, which count most; agent N is entry N."""
 
 
 def free_port() -> int:
@@ -75,6 +80,7 @@ class LocalCluster:
     """Starts and supervises the processes; restarts whatever dies; drains in order at the end."""
 
     def __init__(self, options: ClusterOptions) -> None:
+        devices_for(options.agents, options.virtual_gpus)  # refuses what cannot be dealt out
         self.options = options
         self.scheduler_port = free_port()
         self.metrics_port = free_port()
@@ -98,7 +104,11 @@ class LocalCluster:
 
     def agent_ids(self) -> list[str]:
         """Returns the agents' ids, in order."""
-        return [f"agent-{index}" for index in range(self.options.agents)]
+        own = self.options.each_agent
+        return [
+            str(own[index].get("agent_id", usual)) if index < len(own) else usual
+            for index, usual in enumerate(f"agent-{n}" for n in range(self.options.agents))
+        ]
 
     def _settings(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Returns name -> (kind, settings) of every child, in the order of starting."""
@@ -124,10 +134,16 @@ class LocalCluster:
         }  # fmt: skip
         for index, agent_id in enumerate(self.agent_ids()):
             children[agent_id] = ("agent", {
-                **common, "agent_id": agent_id, "device": device_of(options.device, index),
+                **common, "agent_id": agent_id,
+                "device": device_of(options.device, index // options.virtual_gpus),
                 "scheduler_addresses": addresses, "model_repository": repository,
                 "runtime_dir": runtime_dir,
+                **share_settings(index, options.agents, options.virtual_gpus, options.device),
             })  # fmt: skip
+        for kind, settings in children.values():
+            settings.update(options.extra.get(kind, {}))
+        for agent_id, own in zip(self.agent_ids(), options.each_agent, strict=False):
+            children[agent_id][1].update(own)
         return children
 
     async def start(self, progress: Callable[[str], None] = lambda _line: None) -> dict[str, Any]:
@@ -142,8 +158,7 @@ class LocalCluster:
             self.redis = EmbeddedRedis(data_dir / "redis")
             self.redis_url = await self.redis.start()
             self._redis_task = asyncio.create_task(self._keep_redis(), name="keep-redis")
-        for name, (kind, usual) in self._settings().items():
-            settings = {**usual, **self.options.extra.get(kind, {})}
+        for name, (kind, settings) in self._settings().items():
             config = ["--config", str(self.options.config_file)] if self.options.config_file else []
             child = Child(
                 name,

@@ -29,8 +29,8 @@ def find_model(root: Path, name: str) -> ModelKey:
         ) from None
 
 
-def ensure_model(root: Path, name: str) -> ModelKey:
-    """Imports a demo model if it is missing, cuts the model into blocks if nobody did."""
+def ensure_model(root: Path, name: str, blocks: int = 10) -> ModelKey:
+    """Imports a demo model if it is missing, cuts it into about `blocks` if nobody has cut it."""
     root.mkdir(parents=True, exist_ok=True)
     repository = ModelRepository(root)
     wanted = name.partition(":")[0]
@@ -41,7 +41,7 @@ def ensure_model(root: Path, name: str) -> ModelKey:
     try:
         repository.block_table(key)
     except ModelNotFound:
-        prepare_model(repository, key)
+        prepare_model(repository, key, blocks)
     return key
 
 

@@ -84,6 +84,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return answer
 
     @answered
+    async def Replan(  # noqa: N802
+        self, request: admin_pb2.ReplanRequest, context: Context
+    ) -> admin_pb2.ReplanResponse:
+        """Plans anew."""
+        answer: admin_pb2.ReplanResponse = await self._forward("Replan", request, context)
+        return answer
+
+    @answered
     async def DeployModel(  # noqa: N802
         self, request: admin_pb2.DeployModelRequest, context: Context
     ) -> admin_pb2.DeployModelResponse:

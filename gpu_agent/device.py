@@ -6,6 +6,8 @@ import os
 
 import psutil
 
+from gpu_agent.profiling.catalogue import find_device_class
+
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -15,24 +17,38 @@ _THREAD_VARIABLES = (
 
 
 def default_device_class(device: str) -> str:
-    """Returns the planner's name of a device: "cpu", "p4" of "emulated:p4", a GPU's model."""
+    """Returns the planner's name of a device: "cpu", "P4" of "emulated:P4", a GPU's model.
+
+    A GPU of the catalogue has its name there ("Tesla T4" is "T4"), so that an estimated profile
+    speaks of the same class as the agents; others have their own.
+    """
     kind, _, detail = device.partition(":")
     if kind == "emulated" and detail:
         return detail
     if kind == "cuda":
         name = _cuda_name(int(detail or 0))
+        known = find_device_class(name)
+        if known is not None:
+            return known.name
         return name.lower().replace("nvidia ", "").replace(" ", "-") if name else "cuda"
     return kind or "cpu"
 
 
-def default_memory_bytes(device: str) -> int:
-    """Returns the memory partitions may use: nine tenths of a GPU's, else half of the host's."""
+def default_memory_bytes(device: str, sharers: int = 1) -> int:
+    """Returns the memory partitions may use: a GPU's nine tenths, of a CPU half of the host's.
+
+    Divided by `sharers`, the agents among which the device is shared. An emulated device has the
+    memory of the hardware it stands for, if the catalogue knows that.
+    """
     kind, _, detail = device.partition(":")
+    total = 0
     if kind == "cuda":
-        total = _cuda_memory(int(detail or 0))
-        if total:
-            return total * 9 // 10
-    return int(psutil.virtual_memory().total) // 2
+        total = cuda_memory_bytes(int(detail or 0))
+    elif kind == "emulated":
+        known = find_device_class(detail)
+        total = known.memory_bytes if known is not None else 0
+    usable = total * 9 // 10 if total else int(psutil.virtual_memory().total) // 2
+    return usable // sharers
 
 
 def limit_threads(threads: int) -> None:
@@ -56,7 +72,8 @@ def _cuda_name(index: int) -> str:
         return ""
 
 
-def _cuda_memory(index: int) -> int:
+def cuda_memory_bytes(index: int) -> int:
+    """Returns the memory of a CUDA device, 0 if PyTorch does not see it."""
     try:
         import torch
 

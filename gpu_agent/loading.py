@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _log = get_logger("gpu_agent.loading")
 _MAX_BATCH = 4_096
+_LIMIT, _MEMORY = "limit", "memory"
+"""Detail of an error: which limit was exceeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,9 @@ class Loader:
             except CatenaryError as error:
                 _log.warning("partition_failed", partition=str(key), reason=error.message)
                 self._tell(_failed(order, error))
-            except Exception:
+            except Exception as failure:
                 _log.exception("partition_failed", partition=str(key))
-                self._tell(_failed(order, InternalError("the partition could not be loaded")))
+                self._tell(_failed(order, _told(failure)))
             else:
                 _log.info("partition_loaded", partition=str(key), compute_ns=loaded.compute_ns)
                 self._tell(Notice(scheduler_pb2.AgentMessage(partition_loaded=described(loaded))))
@@ -163,7 +165,8 @@ class Loader:
         needed = self._engine.partitions.memory_bytes - replaced + executor.memory_bytes
         if needed > self._host.memory_bytes:
             raise PlanInfeasible(
-                f"{executor.key} does not fit: {needed} of {self._host.memory_bytes} bytes"
+                f"{executor.key} does not fit: {needed} of {self._host.memory_bytes} bytes",
+                details={_LIMIT: _MEMORY},
             )
 
 
@@ -194,13 +197,23 @@ def _is_as_ordered(loaded: LoadedPartition, order: scheduler_pb2.LoadPartition) 
     )
 
 
+def _told(failure: Exception) -> CatenaryError:
+    """Returns what the scheduler is told of an unexpected failure."""
+    # PyTorch is not imported here for the name of its error, which is a RuntimeError of its own.
+    if isinstance(failure, MemoryError) or type(failure).__name__ == "OutOfMemoryError":
+        return PlanInfeasible("the device ran out of memory", details={_LIMIT: _MEMORY})
+    return InternalError("the partition could not be loaded")
+
+
 def _failed(order: scheduler_pb2.LoadPartition, error: CatenaryError) -> Notice:
     failure = common_pb2.Failure(
         reason=error.reason, message=error.message, retryable=is_retryable(error)
     )
     return Notice(
         scheduler_pb2.AgentMessage(
-            partition_failed=scheduler_pb2.PartitionFailed(key=order.key, failure=failure)
+            partition_failed=scheduler_pb2.PartitionFailed(
+                key=order.key, failure=failure, out_of_memory=error.details.get(_LIMIT) == _MEMORY
+            )
         )
     )
 

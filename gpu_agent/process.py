@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from gpu_agent.control import Control, ControlTimes
-from gpu_agent.device import limit_threads
 from gpu_agent.engine.engine import Engine, EngineLimits
 from gpu_agent.engine.meter import Meter
 from gpu_agent.engine.reporting import Notice, Outgoing
 from gpu_agent.executors.device import Device
 from gpu_agent.loading import Host, Loader
 from gpu_agent.outbox import Outbox
+from gpu_agent.share import Claim, take_share
 from services.grpc_kit import HealthSwitch, bind, create_server, enable_health_and_reflection
 from services.log import get_logger
 from services.model_repository import ModelRepository
@@ -47,16 +47,14 @@ class AgentProcess:
         Raises:
             InvalidInput: the settings contradict each other or name no device.
         """
-        limit_threads(settings.threads)
         self.settings = settings
+        # Before anything else: an MPS share counts only if CUDA has not been touched yet.
+        self.share = take_share(_claim_of(settings))
         self.incarnation = secrets.randbits(63)
         self.metrics = Metrics()
         self.outbox = Outbox()
         self._client_security = ClientSecurity.from_settings(settings)
         self._server_security = ServerSecurity.from_settings(settings)
-        device = Device.parse(
-            settings.device, slowdown=settings.emulated_slowdown, profile=settings.emulated_profile
-        )
         self._tracer = Tracer(
             "catenary-agent",
             settings.agent_id,
@@ -73,15 +71,16 @@ class AgentProcess:
                 settings.max_assemblies,
                 settings.max_unpushed_batches,
                 settings.push_timeout_s,
+                settings.link_bytes_per_second if settings.emulated_link else None,
             ),
             self._tracer,
             Meter(self.metrics),
         )
         host = Host(
             ModelRepository(settings.model_repository),
-            device,
-            settings.threads,
-            settings.memory_bytes,
+            self.share.device,
+            self.share.threads,
+            self.share.memory_bytes,
         )
         self._loader = Loader(self.engine, host, self._tell)
         self.control = Control(
@@ -195,13 +194,15 @@ class AgentProcess:
             incarnation=self.incarnation,
             peer=self._peer(),
             device=settings.device,
-            device_class=settings.device_class,
-            memory_bytes=settings.memory_bytes,
+            device_class=self.share.device_class,
+            memory_bytes=self.share.memory_bytes,
             server_id=settings.server_id,
             link_bytes_per_second=settings.link_bytes_per_second,
             epoch=self.engine.epoch,
             partitions=self._loader.describe_all(),
             batches=self.engine.snapshot(),
+            virtual_level=settings.virtual_level,
+            device_id=settings.device_id,
         )
 
     def obey(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
@@ -270,6 +271,23 @@ class AgentProcess:
             self.metrics.partition_bytes.set(self.engine.partitions.memory_bytes)
             self.metrics.epoch.set(self.engine.epoch)
             await asyncio.sleep(_GAUGE_PERIOD_S)
+
+
+def _claim_of(settings: AgentSettings) -> Claim:
+    device = Device.parse(
+        settings.device,
+        slowdown=settings.emulated_slowdown,
+        profile=settings.emulated_profile,
+        virtual_level=settings.virtual_level,
+    )
+    return Claim(
+        device,
+        settings.device_class,
+        settings.memory_bytes,
+        settings.threads,
+        settings.host_devices,
+        settings.cpu_cores,
+    )
 
 
 _DRAINED = Notice(scheduler_pb2.AgentMessage(drained=scheduler_pb2.Drained()))

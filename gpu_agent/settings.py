@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from gpu_agent.device import default_device_class, default_memory_bytes
+from gpu_agent.executors.device import MOST_VIRTUAL_GPUS
 from services.settings import ProcessSettings
 
 
@@ -18,6 +18,14 @@ class AgentSettings(ProcessSettings):
     device_class: str = Field(
         "", description="Name the planner knows the device by; empty: derived from the device."
     )
+    virtual_level: int = Field(
+        1, ge=1, le=MOST_VIRTUAL_GPUS,
+        description="This agent is one of so many virtual GPUs of its device.",
+    )  # fmt: skip
+    device_id: str = Field(
+        "",
+        description="Virtual GPUs of one device name the same; empty: the server and the device.",
+    )
     server_id: str = Field(
         "", description="Agents of one server share its network card; empty: the agent alone."
     )
@@ -28,9 +36,17 @@ class AgentSettings(ProcessSettings):
     model_repository: Path = Field(
         Path("models"), description="Folder that holds models/<name>/<version>/."
     )
-    threads: int = Field(1, ge=1, description="Compute threads of the executor (ONNX, OpenMP).")
+    threads: int = Field(
+        0, ge=0, description="Compute threads of the executors; 0: the agent's share of the cores."
+    )
+    host_devices: int = Field(
+        1, ge=1, description="So many CPU devices share this host's cores and memory."
+    )
+    cpu_cores: list[int] = Field(
+        default_factory=list, description="Cores to keep to; empty: none in particular."
+    )
     memory_bytes: int = Field(
-        0, ge=0, description="Memory for partitions; 0: what the device has (half of the host's)."
+        0, ge=0, description="Memory for partitions; 0: the agent's share of what the device has."
     )
     link_bytes_per_second: int = Field(
         2_000_000_000, gt=0, description="Speed of the server's network card, for the planner."
@@ -48,6 +64,9 @@ class AgentSettings(ProcessSettings):
     )
     emulated_profile: Path | None = Field(
         None, description="File with the block times of the emulated device; empty: slowdown only."
+    )
+    emulated_link: bool = Field(
+        False, description="Frames between agents take as long as `link_bytes_per_second` says."
     )
     health_port: int | None = Field(
         None, ge=0, le=65535, description="Port of the gRPC health service; empty: none."
@@ -74,10 +93,8 @@ class AgentSettings(ProcessSettings):
         """Fills what follows from the other fields."""
         if not self.server_id:
             self.server_id = self.agent_id
-        if not self.device_class:
-            self.device_class = default_device_class(self.device)
-        if not self.memory_bytes:
-            self.memory_bytes = default_memory_bytes(self.device)
+        if not self.device_id:
+            self.device_id = f"{self.server_id}/{self.device}"
         if not self.scheduler_addresses:
             raise ValueError("scheduler_addresses: at least one is needed")
         return self

@@ -13,6 +13,7 @@ from scheduler import operations
 from scheduler.deployments import Wish
 from scheduler.explain import explain
 from scheduler.planning import placement_document
+from scheduler.switch_report import SwitchReport
 from scheduler.term import Term
 from services.domain.ids import AgentId
 from services.error_tables import abort, error_of_exception
@@ -58,8 +59,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             active = term.cluster.active
             if active is None:
                 raise NoActivePlan("no plan is active yet")
-            document = json.dumps(placement_document(active.placement), indent=2)
-            return admin_pb2.GetPlanResponse(plan_json=document, explanation=explain(active.plan))
+            report = term.cluster.switch_report()
+            wishes = term.cluster.wishes
+            notes = wishes.notes
+            return admin_pb2.GetPlanResponse(
+                plan_json=json.dumps(placement_document(active.placement), indent=2),
+                explanation=explain(active.plan, notes, wishes.problem(), report),
+                plan_id=active.plan.plan_id,
+                planner=notes.planner if notes is not None else "",
+                last_switch=report.as_message() if report is not None else None,
+            )
 
         return await self._answer(context, answer)
 
@@ -67,8 +76,23 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ApplyPlanRequest, context: Context
     ) -> admin_pb2.ApplyPlanResponse:
         async def answer(term: Term) -> admin_pb2.ApplyPlanResponse:
+            before = term.cluster.last_switch
             plan_id = await operations.apply_plan(term, request.plan_json, _time_left(context))
-            return admin_pb2.ApplyPlanResponse(plan_id=plan_id)
+            return admin_pb2.ApplyPlanResponse(
+                plan_id=plan_id, plan_switch=_switch_since(term, before)
+            )
+
+        return await self._answer(context, answer)
+
+    async def Replan(  # noqa: N802, D102
+        self, request: admin_pb2.ReplanRequest, context: Context
+    ) -> admin_pb2.ReplanResponse:
+        async def answer(term: Term) -> admin_pb2.ReplanResponse:
+            plan_id, before = term.cluster.plan_id, term.cluster.last_switch
+            new_id = await operations.replan(term, _time_left(context))
+            return admin_pb2.ReplanResponse(
+                plan_id=new_id, changed=new_id != plan_id, plan_switch=_switch_since(term, before)
+            )
 
         return await self._answer(context, answer)
 
@@ -110,6 +134,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         raise InternalError("abort returned")
 
 
+def _switch_since(term: Term, before: SwitchReport | None) -> admin_pb2.PlanSwitch | None:
+    """Returns the last switch if it is not the one that was the last before."""
+    last = term.cluster.last_switch
+    return None if last is None or last is before else last.as_message()
+
+
 def status_of(term: Term) -> admin_pb2.GetStatusResponse:
     """Returns the cluster as operators see it."""
     dispatcher = term.dispatcher.statistics()
@@ -132,6 +162,8 @@ def status_of(term: Term) -> admin_pb2.GetStatusResponse:
             partitions=[str(key) for key in record.loaded],
             memory_bytes=record.agent.memory_bytes,
             utilisation_ratio=term.utilisation.ratio(agent_id),
+            virtual_level=record.agent.virtual_level,
+            device_id=record.agent.device_id,
         )
     active = term.cluster.active
     pipelines = {m.model: len(m.pipelines) for m in active.plan.models} if active else {}

@@ -160,8 +160,9 @@ class AgentSessions:
         elif kind == "partition_failed":
             failed = message.partition_failed
             self._cluster.partition_failed(
-                agent_id, converters.partition_of(failed.key), failed.failure.message, now_s
-            )
+                agent_id, converters.partition_of(failed.key), failed.failure.message,
+                out_of_memory=failed.out_of_memory, now_s=now_s,
+            )  # fmt: skip
         elif kind == "order_refused":
             self._leader.epoch_seen(message.order_refused.agent_epoch)
         elif kind == "drained":

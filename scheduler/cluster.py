@@ -1,56 +1,53 @@
-"""Brings the agents to host what the plan says, and activates it: desired state to real state.
+"""Brings the agents to host what the plan says, and puts it in force: desired state to real state.
 
 Everything that happens (an agent came, a partition was loaded, a plan was applied, time passed)
 ends in `reconcile`, which compares what should be with what is and does what is missing. It may be
 called at any time and any number of times.
+
+    wishes     what should be served by: a plan from outside, or the planner's
+    steering   from the plan in force to the one that should be, without a pause where it can
+    in_force   the plan in force
+    fleet      the agents, and orders to load and unload
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler import targets
-from scheduler.converters import partition_message
+from scheduler.clock import now_ns
 from scheduler.deployments import Deployments
-from scheduler.even_plan import EvenPlan
+from scheduler.fleet import Fleet, Goal, Yard
+from scheduler.in_force import ActivePlan, Dispatching, InForce
 from scheduler.load_orders import LoadOrders
 from scheduler.measured import Measured
-from scheduler.planning import Placement, complete_plan
+from scheduler.planner import Planner
+from scheduler.planning import Placement
 from scheduler.readiness import judge
-from scheduler.roster import AgentRecord, Loaded, Roster, hosts_in
-from services.domain.ids import AgentId, Epoch, ModelKey, PartitionKey, PlanId
-from services.domain.plan import Agent, ModelPlan, Plan
-from services.errors import CatenaryError
+from scheduler.roster import AgentRecord, Loaded, Roster
+from scheduler.steering import Steering
+from scheduler.switch import Facts, Switch
+from scheduler.switch_report import SwitchReport
+from scheduler.wishes import Wishes
+from services.domain.ids import AgentId, Epoch, ModelKey, Nanoseconds, PartitionKey, PlanId
 from services.log import get_logger
 
 _log = get_logger(__name__)
+_EMPTY = Placement(())
 
 
-class Stage(Protocol):
+class Stage(Yard, Dispatching, Protocol):
     """What the cluster does to the rest of the term."""
 
     @property
     def epoch(self) -> Epoch:
-        """Stamped on every order."""
+        """Stamped on orders, part of a plan's id."""
         ...
 
-    def agent_joined(self, agent: Agent) -> None:
-        """The dispatcher may use an agent."""
-        ...
-
-    def agent_lost(self, agent: AgentId) -> None:
-        """The dispatcher must not use it any more."""
-        ...
-
-    def plan_activated(self, plan: Plan) -> None:
-        """Dispatch by this plan from now on."""
-        ...
-
-    def is_in_use(self, agent: AgentId, partition: PartitionKey) -> bool:
-        """True while a batch in flight needs a partition."""
+    def switch_ended(self, report: SwitchReport) -> None:
+        """A change of plan is done, or was rolled back."""
         ...
 
     def cluster_changed(self) -> None:
@@ -59,45 +56,83 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ActivePlan:
-    """The plan that is dispatched by, and the placement it was made from."""
+class Limits:
+    """How long and how often the cluster tries."""
 
-    plan: Plan
-    placement: Placement
+    load_timeout_s: float = 120.0
+    load_attempts: int = 3
+    switch_timeout_ns: Nanoseconds = 120 * 10**9
 
 
 class Cluster:
-    """Agents, orders and plans of one term.
+    """Agents, orders and plans of one term. Implements `steering.Helm`.
 
     Attributes:
-        fixed: The placement of a file or of `ApplyPlan`; None for an even split.
-        active: What is dispatched by.
-        restored: Placement and id a predecessor dispatched by, until it is active again.
+        wishes: Who decides what should be in force.
+        target: What should be in force.
     """
 
     def __init__(
-        self, stage: Stage, deployments: Deployments, even: EvenPlan, orders: LoadOrders,
-        measured: Measured,
+        self, stage: Stage, deployments: Deployments, planner: Planner, measured: Measured,
+        limits: Limits,
     ) -> None:  # fmt: skip
         self._stage = stage
         self._deployments = deployments
-        self._even = even
-        self._orders = orders
-        self._measured = measured
-        self._plans = 0
+        self._orders = LoadOrders(limits.load_timeout_s, limits.load_attempts)
+        self._fleet = Fleet(stage, deployments, self._orders, measured)
+        self._in_force = InForce(stage, deployments, measured)
+        self._steering = Steering(self, limits.switch_timeout_ns)
         self._ready: dict[ModelKey, str] = {}
-        self._recovery_until_s = 0.0
-        self.roster: Roster = {}
-        self.fixed: Placement | None = None
+        self._resume_until_s: float | None = None
+        """Until then a predecessor's plan comes first, as far as its agents report."""
+        self._now_s = 0.0
+        self.wishes = Wishes(deployments, planner)
         self.target: Placement | None = None
-        self.active: ActivePlan | None = None
-        self.restored: tuple[Placement, PlanId] | None = None
-        self._infeasible: dict[ModelKey, str] = {}
 
     # ---- what is known ----
 
+    @property
+    def roster(self) -> Roster:
+        """Every agent, there or not."""
+        return self._fleet.roster
+
+    @property
+    def active(self) -> ActivePlan | None:
+        """The plan in force."""
+        return self._in_force.active
+
+    @property
+    def restored(self) -> tuple[Placement, PlanId] | None:
+        """What a predecessor dispatched by, until something is in force again."""
+        return self._in_force.restored
+
+    @property
+    def plan_id(self) -> str:
+        """Of the plan in force; empty without one."""
+        return self._in_force.plan_id
+
+    @property
+    def is_settled(self) -> bool:
+        """True if what should be in force is."""
+        placement = self.active.placement if self.active is not None else None
+        return placement is not None and placement == self.target and not self.is_switching
+
+    @property
+    def is_switching(self) -> bool:
+        """True while a change of plan is under way, or is being taken back."""
+        return self._steering.switch is not None
+
+    @property
+    def last_switch(self) -> SwitchReport | None:
+        """The last switch that is over."""
+        return self._steering.last
+
+    def switch_report(self) -> SwitchReport | None:
+        """Returns the switch under way, else the last one."""
+        return self._steering.report(now_ns())
+
     def is_ready(self, model: ModelKey) -> bool:
-        """True if requests for the model can be dispatched now."""
+        """True if requests for the model can be given to the dispatcher now."""
         return self._ready.get(model) == ""
 
     def reason(self, model: ModelKey) -> str:
@@ -105,214 +140,182 @@ class Cluster:
         reason = self._ready.get(model)
         if reason == "":
             return ""
-        said = [*self._orders.problems(model), self._infeasible.get(model, ""), reason or ""]
-        if self.fixed is None:
-            said.append(self._even.problem)
+        infeasible = self._in_force.infeasible.get(model, "")
+        problem = self.wishes.problem()
+        said = [*self._orders.problems(model), infeasible, reason or "", problem]
         return "; ".join(dict.fromkeys(text for text in said if text)) or "partitions are loading"
-
-    @property
-    def plan_id(self) -> str:
-        """Of the active plan; empty without one."""
-        return self.active.plan.plan_id if self.active else ""
-
-    def restore(self, placement: Placement, plan_id: PlanId, until_s: float) -> None:
-        """Takes over what a predecessor dispatched by; its agents are waited for until then."""
-        self.restored = (placement, plan_id)
-        self._recovery_until_s = until_s
 
     # ---- what happened ----
 
+    def restore(self, placement: Placement, plan_id: PlanId, until_s: float) -> None:
+        """Takes over what a predecessor dispatched by; its agents are waited for until then."""
+        self._in_force.restored = (placement, plan_id)
+        self._fleet.inherit(placement, until_s)
+        self._resume_until_s = until_s
+
+    def restore_report(self, report: SwitchReport) -> None:
+        """Takes over what is known of the last switch."""
+        self._steering.last = report
+
+    def fix(self, placement: Placement | None) -> None:
+        """Serves by a placement from outside, or by what the planner says again."""
+        self.wishes.fix(placement, is_switching=self.is_switching)
+
     def agent_connected(self, record: AgentRecord, now_s: float) -> None:
         """An agent said hello, with what it hosts already."""
-        agent_id = record.agent.agent_id
-        for key, loaded in record.loaded.items():
-            self._measured.put(agent_id, key, loaded.compute_ns)
-        self.roster[agent_id] = record
+        self._fleet.connected(record)
         self.reconcile(now_s)
 
     def agent_disconnected(self, agent_id: AgentId, now_s: float) -> None:
         """An agent is gone, and what it held is gone with it."""
-        record = self.roster[agent_id]
-        record.session = None
-        record.since_s = now_s
-        record.loaded.clear()
-        self._orders.forget(agent_id)
-        if record.joined:
-            record.joined = False
-            self._stage.agent_lost(agent_id)
+        self._fleet.disconnected(agent_id, now_s)
         self.reconcile(now_s)
 
     def partition_loaded(
         self, agent_id: AgentId, key: PartitionKey, loaded: Loaded, now_s: float
     ) -> None:
         """An order was carried out."""
-        self.roster[agent_id].loaded[key] = loaded
-        self._measured.put(agent_id, key, loaded.compute_ns)
-        self._orders.loaded(agent_id, key)
+        self._fleet.loaded(agent_id, key, loaded)
         self.reconcile(now_s)
 
     def partition_failed(
-        self, agent_id: AgentId, key: PartitionKey, problem: str, now_s: float
-    ) -> None:
+        self, agent_id: AgentId, key: PartitionKey, problem: str, *, out_of_memory: bool,
+        now_s: float,
+    ) -> None:  # fmt: skip
         """An order could not be carried out."""
         _log.warning("partition_failed", agent=agent_id, partition=str(key), error=problem)
-        self._orders.failed(agent_id, key, problem, now_s)
+        self._orders.failed(agent_id, key, problem, now_s, out_of_memory=out_of_memory)
         self.reconcile(now_s)
 
     def reconcile(self, now_s: float) -> None:
         """Does what is missing between what should be and what is."""
-        self.target = self._choose(now_s)
-        self._order_partitions(now_s)
-        self._activate_if_loaded(now_s)
+        self._now_s = now_s
+        self._resume()
+        self._steer()
+        self._activate_new_models()
         self._leave_drained()
-        self._join_loaded()
-        self._unload_unwanted()
+        self._fleet.join_loaded(self._in_force.placement)
+        self._host()
         plan = self.active.plan if self.active else None
         self._ready = judge(self._deployments.ready, plan, self.target, self.roster)
         self._stage.cluster_changed()
 
+    # ---- what switches do (`steering.Helm`) ----
+
+    def facts(self) -> Facts:
+        """Returns the cluster as a switch sees it now."""
+        goal = Goal(self._in_force.placement, self.target or _EMPTY, self._steering.switch)
+        return self._fleet.facts(goal, self._in_force.objection, now_ns(), self._now_s)
+
+    def apply(self, switch: Switch) -> None:
+        """Puts the new plan in force; of models that are new, those that are loaded."""
+        running = {model.model: model for model in self._in_force.placement.models}
+        changed = {model.model: model for model in switch.part.models}
+        hosted = self._fleet.loaded_models(switch.new, self._now_s)
+        there = {**running, **changed}
+        models = [
+            there.get(model.model, model)
+            for model in switch.new.models
+            if model.model in there or model.model in hosted
+        ]
+        self._activate(Placement(tuple(models)))
+        self.wishes.accepted()
+
+    def hold(self, switch: Switch) -> Collection[ModelKey]:
+        """Dispatches by what is left of the old plan; returns the models nothing is left of."""
+        assert self.active is not None
+        left = switch.reduced(self.active.plan)
+        self._stage.dispatch_by(left)
+        return [model.model for model in left.models if not model.pipelines]
+
+    def empty(self, switch: Switch) -> None:
+        """Asks crowded agents anew: what they refused, they refused beside other partitions."""
+        for agent in switch.crowded:
+            self._fleet.forget_orders(agent)
+
+    def release(self) -> None:
+        """Dispatches by the whole plan in force again."""
+        assert self.active is not None
+        self._fleet.part_from_unloaded(self.active.placement)
+        self._stage.dispatch_by(self.active.plan)
+
+    def rejected(self, switch: Switch) -> None:
+        """Goes back to what was wanted before."""
+        self.wishes.rejected(switch, self._in_force.placement, self._now_s)
+
+    def switch_ended(self, report: SwitchReport) -> None:
+        """Tells everyone."""
+        self._stage.switch_ended(report)
+
     # ---- reconcile, step by step ----
 
-    def _choose(self, now_s: float) -> Placement | None:
-        if self.fixed is not None:
-            draining = {a for a, record in self.roster.items() if record.draining}
-            placement = targets.without(self.fixed, draining)
-        else:
-            models = [each.for_planning() for each in self._deployments.ready.values()]
-            split = self._even.follow(models, self.roster, now_s)
-            if split is None:
-                return None
-            placement = split
-        known = self._deployments.ready
-        return Placement(tuple(model for model in placement.models if model.model in known))
-
-    def _order_partitions(self, now_s: float) -> None:
-        if self.target is None:
+    def _resume(self) -> None:
+        """After a change of leader: goes on by the old plan, as far as its agents are there."""
+        if self._resume_until_s is None or self._in_force.restored is None:
             return
-        for agent_id, record in self.roster.items():
-            if record.session is None or record.draining:
-                continue
-            wanted = targets.wanted_of(self.target, agent_id)
+        placement = self.wishes.known(self._in_force.restored[0])
+        hosted = self._fleet.loaded_models(placement, self._now_s)
+        models = tuple(model for model in placement.models if model.model in hosted)
+        if models != self._in_force.placement.models:
+            self._activate(Placement(models))
+        if len(models) == len(placement.models) or self._now_s >= self._resume_until_s:
+            self._resume_until_s = None
             if self.active is not None:
-                wanted = {**targets.wanted_of(self.active.placement, agent_id), **wanted}
-            for key, (batch, float16) in wanted.items():
-                if record.hosts(key, batch) or not self._orders.is_due(agent_id, key, now_s):
-                    continue
-                self._order(record, key, batch, float16)
+                self._in_force.restored = None
 
-    def _order(self, record: AgentRecord, key: PartitionKey, batch: int, float16: bool) -> None:
-        deployment = self._deployments.ready.get(key.model)
-        if deployment is None or record.session is None:
-            return
-        order = scheduler_pb2.LoadPartition(
-            key=partition_message(key),
-            max_batch=batch,
-            float16_boundaries=float16,
-            block_table_hash=deployment.table.model_hash,
-        )
-        _log.info("load_ordered", agent=record.agent.agent_id, partition=str(key), batch=batch)
-        record.session.send(
-            scheduler_pb2.SchedulerToAgentMessage(epoch=self._stage.epoch, load_partition=order)
-        )
+    def _steer(self) -> None:
+        for _ in range(2):  # what is wanted may be another thing after a switch that failed
+            self.target = self.wishes.target(self.roster, self._now_s)
+            if self.target is None or self._resume_until_s is not None:
+                return
+            last = self.last_switch
+            cause = self.wishes.cause(self._in_force.placement, self.roster)
+            self._steering.follow(self.target, cause)
+            if self.last_switch is last:
+                return
 
-    def _activate_if_loaded(self, now_s: float) -> None:
-        """Activates what is loaded of the target; other models go on as they are, if they do."""
-        if self.target is None:
+    def _activate_new_models(self) -> None:
+        """Serves models that were not served before as soon as they are loaded."""
+        if self.target is None or self._resume_until_s is not None:
             return
-        before = self.active.placement.models if self.active else ()
+        before = self._in_force.placement.models
         running = {model.model: model for model in before}
-        hosts = hosts_in(self.roster)
-        models = []
-        for model in self.target.models:
-            alone = Placement((model,))
-            if not targets.missing(alone, hosts, lambda a: self._excused(a, now_s)):
-                models.append(model)
-            elif model.model in running:
-                models.append(running[model.model])
+        hosted = self._fleet.loaded_models(self.target, self._now_s)
+        models = [
+            running.get(model.model, model)
+            for model in self.target.models
+            if model.model in running or model.model in hosted
+        ]
+        if self.is_switching:  # what is to go in the end still serves
+            staying = {model.model for model in models}
+            models += [model for model in before if model.model not in staying]
         if tuple(models) != before:
             self._activate(Placement(tuple(models)))
 
     def _activate(self, placement: Placement) -> None:
-        plan_id = self._next_id(placement)
-        plan = Plan(plan_id, tuple(self._completed(placement, plan_id)))
-        self.active = ActivePlan(plan, placement)
-        if placement == self.target:
-            self.restored = None
-        self._join_loaded()
-        _log.info("plan_activated", plan=plan.plan_id, models=[str(m.model) for m in plan.models])
-        self._stage.plan_activated(plan)
-
-    def _completed(self, placement: Placement, plan_id: PlanId) -> Iterator[ModelPlan]:
-        """Yields the models that can be served; one that cannot does not hinder the others."""
-        tables = {key: each.table for key, each in self._deployments.ready.items()}
-        compute = self._measured.for_placement(placement)
-        self._infeasible.clear()
-        for model in placement.models:
-            try:
-                yield from complete_plan(Placement((model,)), tables, compute, plan_id).models
-            except CatenaryError as error:
-                _log.error("model_not_planned", model=str(model.model), error=error.message)
-                self._infeasible[model.model] = error.message
-
-    def _next_id(self, placement: Placement) -> PlanId:
-        if self.restored is not None and self.restored[0] == placement:
-            return self.restored[1]
-        self._plans += 1
-        return PlanId(f"plan-{self._stage.epoch}-{self._plans}")
+        switch = self._steering.switch
+        self._in_force.activate(placement, switch.reduced if switch else lambda plan: plan)
+        if self._resume_until_s is None and placement == self.target:
+            self._in_force.restored = None
+        self._fleet.join_loaded(placement)
 
     def _leave_drained(self) -> None:
         """Stops sending to draining agents at once where nothing is lost by it."""
-        if self.active is None:
+        placement = self._in_force.placement
+        draining = self._fleet.draining()
+        if not draining & targets.agents_of(placement):
             return
-        draining = {a for a, record in self.roster.items() if record.draining}
-        if not draining & targets.agents_of(self.active.placement):
-            return
-        smaller = targets.without(self.active.placement, draining)
-        before = [len(model.pipelines) for model in self.active.placement.models]
+        smaller = targets.without(placement, draining)
+        before = [len(model.pipelines) for model in placement.models]
         if [len(model.pipelines) for model in smaller.models] == before:
             self._activate(smaller)
 
-    def _join_loaded(self) -> None:
-        """Gives the dispatcher the agents that host all the active plan wants of them."""
-        if self.active is None:
-            return
-        for agent_id, record in self.roster.items():
-            if record.joined or record.session is None or record.draining:
-                continue
-            wanted = targets.wanted_of(self.active.placement, agent_id)
-            if wanted and all(record.hosts(key, batch) for key, (batch, _) in wanted.items()):
-                record.joined = True
-                self._stage.agent_joined(record.agent)
-
-    def _unload_unwanted(self) -> None:
-        if self.active is None or self.active.placement != self.target:
-            return
-        for agent_id, record in self.roster.items():
-            if record.session is None or record.draining:
-                continue
-            wanted = targets.wanted_of(self.active.placement, agent_id)
-            for key in [key for key in record.loaded if key not in wanted]:
-                if self._stage.is_in_use(agent_id, key):
-                    continue
-                del record.loaded[key]
-                record.session.send(
-                    scheduler_pb2.SchedulerToAgentMessage(
-                        epoch=self._stage.epoch,
-                        unload_partition=scheduler_pb2.UnloadPartition(key=partition_message(key)),
-                    )
-                )
-
-    def _excused(self, agent: AgentId, now_s: float) -> bool:
-        """A lost agent comes back by itself; one never seen is part of what is waited for."""
-        record = self.roster.get(agent)
-        if record is not None:
-            return record.session is None
-        return self.restored is not None and now_s >= self._recovery_until_s
-
-
-def agents_by_state(roster: Mapping[AgentId, AgentRecord]) -> dict[str, int]:
-    """Returns how many agents are in each state."""
-    counts = dict.fromkeys(("joining", "ready", "draining", "lost"), 0)
-    for record in roster.values():
-        counts[record.state] += 1
-    return counts
+    def _host(self) -> None:
+        """Has agents load and unload."""
+        resuming = self._resume_until_s is not None
+        target = self.target
+        if resuming and self._in_force.restored is not None:
+            target = self._in_force.restored[0]
+        if target is not None:
+            goal = Goal(self._in_force.placement, target, self._steering.switch)
+            self._fleet.host(goal, self._now_s, may_unload=not resuming)

@@ -94,6 +94,9 @@ def agent_of(hello: scheduler_pb2.AgentHello) -> Agent:
         ServerId(hello.server_id or hello.agent_id),
         hello.memory_bytes,
         hello.link_bytes_per_second,
+        # An agent of an older release has no virtual GPUs.
+        max(1, hello.virtual_level),
+        hello.device_id or hello.agent_id,
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.planning import DeployedModel
 from services.domain.ids import ModelKey, Nanoseconds
 from services.domain.model import BlockTable, ModelManifest
+from services.domain.profile import ModelProfile
 from services.errors import CatenaryError, InvalidInput, ModelNotFound
 from services.log import get_logger
 from services.model_repository import ModelRepository
@@ -45,6 +46,13 @@ class Deployment:
     wish: Wish
     manifest: ModelManifest
     table: BlockTable
+    profile: ModelProfile | None = None
+    """What its blocks cost on each class of device, if anybody measured or estimated that."""
+
+    @property
+    def block_weight_bytes(self) -> tuple[int, ...]:
+        """Memory of each block; empty if not known."""
+        return self.profile.block_weight_bytes if self.profile is not None else ()
 
     @property
     def slo_ns(self) -> Nanoseconds:
@@ -77,6 +85,8 @@ class Deployments:
         self.ready: dict[ModelKey, Deployment] = {}
         self.problems: dict[str, str] = {}
         """Wanted models that cannot be served, with the reason in words."""
+        self.profile_problems: dict[ModelKey, str] = {}
+        """Why profiles that are there cannot be used."""
         self._wanted: dict[str, Wish] = {}
 
     def resolve(self, name: str, version: str) -> ModelKey | None:
@@ -114,14 +124,22 @@ class Deployments:
             InvalidInput: the repository's files about it are wrong.
         """
         key, manifest, table = await asyncio.to_thread(self._read, reference)
+        profile = await asyncio.to_thread(self._read_profile, key)
         if wish == Wish() and key in self.ready:
             wish = self.ready[key].wish
         if wish.max_batch < 0 or (wish.partitions or 0) > table.blocks:
             raise InvalidInput("partitions", f"{key} has {table.blocks} blocks")
-        self.ready[key] = Deployment(wish, manifest, table)
+        self.ready[key] = Deployment(wish, manifest, table, profile)
         self.problems.pop(reference, None)
         self._wanted.pop(reference, None)
         return key
+
+    async def refresh_profiles(self) -> None:
+        """Reads the profiles again: they may have been measured since the models were deployed."""
+        for key in list(self.ready):
+            profile = await asyncio.to_thread(self._read_profile, key)
+            if key in self.ready:
+                self.ready[key] = replace(self.ready[key], profile=profile)
 
     async def restore(self, records: Mapping[str, str]) -> None:
         """Deploys what a predecessor had deployed."""
@@ -133,6 +151,16 @@ class Deployments:
         """Returns what Redis keeps of it: problems are wanted too."""
         deployed = {str(key): each.wish.as_record() for key, each in self.ready.items()}
         return {**{name: wish.as_record() for name, wish in self._wanted.items()}, **deployed}
+
+    def _read_profile(self, key: ModelKey) -> ModelProfile | None:
+        """Returns a model's profile; it can be served without one that is there and wrong."""
+        self.profile_problems.pop(key, None)
+        try:
+            return self._repository.profile(key)
+        except (CatenaryError, OSError) as error:
+            self.profile_problems[key] = str(error)
+            _log.warning("profile_unreadable", model=str(key), error=str(error))
+            return None
 
     def _read(self, reference: str) -> tuple[ModelKey, ModelManifest, BlockTable]:
         key = self._repository.resolve(reference)

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from scheduler.plan_notes import PlanNotes
+from scheduler.switch_report import SwitchReport
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 from services.domain.plan import ModelPlan, Pipeline, Plan, Stage
 
 
-def explain(plan: Plan) -> str:
-    """Returns what runs where and what limits it, for a reader who has not seen the JSON."""
+def explain(plan: Plan, notes: PlanNotes | None, problem: str, report: SwitchReport | None) -> str:
+    """Returns what runs where and why, for a reader who has not seen the JSON.
+
+    Args:
+        plan: In force.
+        notes: How it was made.
+        problem: Why it is not the plan there should be; empty if it is.
+        report: The switch under way, else the last one.
+    """
     lines = [f"Plan {plan.plan_id} serves {len(plan.models)} model(s)."]
+    if notes is not None:
+        lines += notes.in_words()
+    if problem:
+        lines.append(f"Note: {problem}.")
     for model in plan.models:
         lines += ["", *_model(model)]
+    if report is not None:
+        lines += ["", report.in_words()]
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.clock import now_ns
-from scheduler.cluster import agents_by_state
+from scheduler.fleet import agents_by_state
 from services.domain.ids import NANOSECONDS_PER_SECOND
 from services.telemetry.metrics import Metrics
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from services.domain.ids import AgentId, ModelKey, PartitionKey
@@ -14,48 +15,102 @@ _LONGEST_BACKOFF_S = 30.0
 class _Order:
     again_s: float
     """Not to be sent again before this."""
+    open: bool = False
+    """It was sent, and neither carried out nor refused."""
     failures: int = 0
     problem: str = ""
+    out_of_memory: bool = False
+    """The last failure would not have been one with other partitions out of the way."""
 
 
 class LoadOrders:
-    """Orders under way or failed, by agent and partition."""
+    """Orders under way or failed, by agent and partition.
 
-    def __init__(self, timeout_s: float) -> None:
+    Args:
+        timeout_s: An order not answered for this long is sent again.
+        attempts: After so many failures an agent counts as unable.
+    """
+
+    def __init__(self, timeout_s: float, attempts: int = 3) -> None:
         self._timeout_s = timeout_s
-        self._orders: dict[tuple[AgentId, PartitionKey], _Order] = {}
+        self._attempts = attempts
+        self._orders: dict[AgentId, dict[PartitionKey, _Order]] = {}
 
     def is_due(self, agent: AgentId, partition: PartitionKey, now_s: float) -> bool:
         """True if the order should be sent now; it then counts as sent."""
-        order = self._orders.get((agent, partition))
+        order = self._of(agent, partition)
         if order is not None and now_s < order.again_s:
             return False
         if order is None:
-            order = self._orders[agent, partition] = _Order(0.0)
+            order = self._new(agent, partition)
         order.again_s = now_s + self._timeout_s
+        order.open = True
         return True
+
+    def is_open(self, agent: AgentId, partition: PartitionKey) -> bool:
+        """True while an order waits for its answer."""
+        order = self._of(agent, partition)
+        return order is not None and order.open
+
+    def open_of(self, agent: AgentId) -> list[PartitionKey]:
+        """Returns what an agent was ordered to load and has not answered."""
+        return [key for key, order in self._orders.get(agent, {}).items() if order.open]
+
+    def lacks_memory(self, agent: AgentId, partition: PartitionKey) -> bool:
+        """True if the last attempt failed for want of memory."""
+        order = self._of(agent, partition)
+        return order is not None and order.out_of_memory and not order.open
+
+    def gave_up(self, agent: AgentId, partition: PartitionKey) -> str:
+        """Returns why an agent cannot load a partition; empty while it may still succeed."""
+        order = self._of(agent, partition)
+        return order.problem if order is not None and order.failures >= self._attempts else ""
 
     def loaded(self, agent: AgentId, partition: PartitionKey) -> None:
         """The order was carried out."""
-        self._orders.pop((agent, partition), None)
+        self._orders.get(agent, {}).pop(partition, None)
 
-    def failed(self, agent: AgentId, partition: PartitionKey, problem: str, now_s: float) -> None:
+    def failed(
+        self,
+        agent: AgentId,
+        partition: PartitionKey,
+        problem: str,
+        now_s: float,
+        *,
+        out_of_memory: bool = False,
+    ) -> None:
         """The agent could not; it is asked again after a while that doubles every time."""
-        order = self._orders.setdefault((agent, partition), _Order(0.0))
+        order = self._of(agent, partition) or self._new(agent, partition)
         backoff = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**order.failures)
         order.failures += 1
         order.problem = problem
+        order.out_of_memory = out_of_memory
         order.again_s = now_s + backoff
+        order.open = False
 
     def forget(self, agent: AgentId) -> None:
-        """The agent is gone, and every order with it."""
-        for key in [key for key in self._orders if key[0] == agent]:
-            del self._orders[key]
+        """The agent is gone or has made room; what it was ordered or refused says nothing now."""
+        self._orders.pop(agent, None)
+
+    def keep(self, wanted: Callable[[AgentId], Container[PartitionKey]]) -> None:
+        """Forgets all orders nobody wants any more."""
+        for agent, orders in self._orders.items():
+            mine = wanted(agent)
+            for key in [key for key in orders if key not in mine]:
+                del orders[key]
 
     def problems(self, model: ModelKey) -> list[str]:
         """Returns, in words, what could not be loaded of a model."""
         return [
             f"{agent} cannot load {partition}: {order.problem}"
-            for (agent, partition), order in self._orders.items()
+            for agent, orders in self._orders.items()
+            for partition, order in orders.items()
             if partition.model == model and order.problem
         ]
+
+    def _of(self, agent: AgentId, partition: PartitionKey) -> _Order | None:
+        return self._orders.get(agent, {}).get(partition)
+
+    def _new(self, agent: AgentId, partition: PartitionKey) -> _Order:
+        order = self._orders.setdefault(agent, {})[partition] = _Order(0.0)
+        return order

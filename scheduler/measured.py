@@ -28,6 +28,10 @@ class Measured:
         while len(self._times) > _KEPT:
             del self._times[next(iter(self._times))]
 
+    def everything(self) -> dict[tuple[AgentId, PartitionKey], Times]:
+        """Returns every measurement there is."""
+        return dict(self._times)
+
     def for_placement(self, placement: Placement) -> dict[tuple[AgentId, PartitionKey], Times]:
         """Returns times for every agent of every stage.
 

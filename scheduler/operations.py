@@ -1,4 +1,4 @@
-"""What an operator can do to a running cluster: apply, deploy, drain."""
+"""What an operator can do to a running cluster: apply, plan anew, deploy, drain."""
 
 from __future__ import annotations
 
@@ -11,35 +11,70 @@ from scheduler import targets
 from scheduler.deployments import Wish
 from scheduler.planning import Placement
 from scheduler.plans import document_of, placement_of
+from scheduler.switch import Phase
+from scheduler.switch_report import SwitchReport
 from scheduler.term import Term
 from services.domain.ids import AgentId
-from services.errors import InvalidInput, Unavailable
+from services.errors import InvalidInput, PlanInfeasible, Unavailable
 
 _LOOK_S = 0.02
 
 
 async def apply_plan(term: Term, text: str, timeout_s: float) -> str:
-    """Makes a document the plan and returns its id once it is active; empty text: split evenly.
+    """Makes a document the plan and returns its id once it is in force; empty text: plan anew.
 
     Raises:
         InvalidInput: the document is wrong; nothing was changed.
-        Unavailable: not active within `timeout_s`; it stays the plan and becomes active when it
-            can. The message says what it waits for.
+        PlanInfeasible: the change of plan was rolled back; the message says why.
+        Unavailable: not in force within `timeout_s`. Until the change of plan is given up it stays
+            the plan and comes into force when it can. The message says what it waits for.
     """
     if not text.strip() or not document_of(text).get("models"):
-        term.cluster.fixed = None
-    else:
-        placement = await placement_of(text, term.deployments)
-        _check_boundaries(term, placement)
-        term.cluster.fixed = placement
+        return await replan(term, timeout_s)
+    placement = await placement_of(text, term.deployments)
+    _check_boundaries(term, placement)
+    term.cluster.fix(placement)
+    before = term.cluster.last_switch
     term.cluster.reconcile(time.monotonic())
 
-    def active() -> bool:
-        present = term.cluster.active
-        return present is not None and present.placement == term.cluster.target
+    def decided() -> bool:
+        given_up = term.cluster.wishes.fixed is not placement and not term.cluster.is_switching
+        return term.cluster.is_settled or given_up
 
-    await _until(term, active, timeout_s, "the plan is not active yet")
+    await _until(term, decided, timeout_s, "the plan is not active yet")
+    _raise_if_rolled_back(term, before)
+    if term.cluster.wishes.fixed is not placement:
+        raise PlanInfeasible("another plan took its place")
     return term.cluster.plan_id
+
+
+async def replan(term: Term, timeout_s: float) -> str:
+    """Has the planner decide anew, in place of any plan from outside; returns the plan's id.
+
+    Raises:
+        PlanInfeasible: the change of plan was rolled back; the message says why.
+        Unavailable: not in force within `timeout_s`; it will be when it can.
+    """
+    cluster, planner = term.cluster, term.planner
+    cluster.fix(None)
+    planner.ask("it was asked for by hand")
+    asked = planner.answers
+    before = cluster.last_switch
+    cluster.reconcile(time.monotonic())
+
+    def decided() -> bool:
+        given_up = cluster.last_switch is not before and not cluster.is_switching
+        return planner.answers > asked and (cluster.is_settled or given_up)
+
+    await _until(term, decided, timeout_s, "the plan is not active yet")
+    _raise_if_rolled_back(term, before)
+    return cluster.plan_id
+
+
+def _raise_if_rolled_back(term: Term, before: SwitchReport | None) -> None:
+    last = term.cluster.last_switch
+    if last is not before and last is not None and last.phase is Phase.ROLLED_BACK:
+        raise PlanInfeasible(f"{last.from_plan} stays in force: {last.problem}")
 
 
 def _check_boundaries(term: Term, placement: Placement) -> None:
@@ -64,9 +99,8 @@ async def deploy_model(term: Term, reference: str, wish: Wish, timeout_s: float)
     term.cluster.reconcile(time.monotonic())
 
     def ready() -> bool:
-        target, active = term.cluster.target, term.cluster.active
-        current = active is not None and active.placement == target
-        return current and term.is_ready(key)
+        is_planned = term.cluster.wishes.fixed is not None or not term.planner.is_thinking
+        return is_planned and term.cluster.is_settled and term.is_ready(key)
 
     await _until(term, ready, timeout_s, f"{key} is not ready yet")
     return term.cluster.plan_id

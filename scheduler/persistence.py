@@ -12,6 +12,7 @@ from scheduler.dispatch.pooled import PooledDispatcher
 from scheduler.in_flight import InFlight
 from scheduler.measured import Measured
 from scheduler.peers import Peers
+from scheduler.planner import Planner
 from scheduler.planning import Placement, placement_document
 from scheduler.state.journal import Changes, Fields, Journal
 from scheduler.state.keys import Table
@@ -36,6 +37,7 @@ class Sources:
     measured: Measured
     peers: Peers
     file_mark: FileMark
+    planner: Planner
 
 
 class Persistence:
@@ -84,7 +86,7 @@ class Persistence:
         sources = self._sources
         return {
             Table.DEPLOYMENTS: sources.deployments.records(),
-            Table.PLAN: _plan_records(sources.cluster, sources.file_mark),
+            Table.PLAN: _plan_records(sources),
             Table.MEASURED: sources.measured.records(),
             Table.AGENTS: {
                 agent: record.as_record() for agent, record in sources.cluster.roster.items()
@@ -98,10 +100,17 @@ def digest_of(document: str) -> str:
     return hashlib.sha256(document.encode()).hexdigest()
 
 
-def _plan_records(cluster: Cluster, mark: FileMark) -> Fields:
-    records: Fields = {"file": mark.digest}
-    if cluster.fixed is not None:
-        records["fixed"] = _document(cluster.fixed)
+def _plan_records(sources: Sources) -> Fields:
+    cluster = sources.cluster
+    records: Fields = {"file": sources.file_mark.digest}
+    if cluster.wishes.fixed is not None:
+        records["fixed"] = _document(cluster.wishes.fixed)
+    if cluster.wishes.fixed_before is not None:
+        records["fixed_before"] = _document(cluster.wishes.fixed_before)
+    if sources.planner.notes is not None:
+        records["notes"] = sources.planner.notes.as_record()
+    if cluster.last_switch is not None:
+        records["last_switch"] = cluster.last_switch.as_record()
     if cluster.active is not None:
         records["active"] = _document(cluster.active.placement)
         records["active_id"] = cluster.active.plan.plan_id

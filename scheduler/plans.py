@@ -42,6 +42,7 @@ async def placement_of(text: str, deployments: Deployments) -> Placement:
         ModelNotFound: a model is not in the repository.
     """
     document = document_of(text)
+    document.pop("last_switch", None)  # what `catenary plan show` adds for its reader
     entries = document.get("models")
     if isinstance(entries, list):
         filled = [await _filled(entry, deployments) for entry in entries]
@@ -71,7 +72,7 @@ async def load_plan_file(term: Term, path: Path) -> None:
     digest = digest_of(text)
     if digest == term.file_mark.digest:
         return
-    term.cluster.fixed = await placement_of(text, term.deployments)
+    term.cluster.fix(await placement_of(text, term.deployments))
     term.file_mark.digest = digest
 
 

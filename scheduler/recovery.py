@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Set
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Set
+from typing import TYPE_CHECKING, TypeVar
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.book import Reservation
-from scheduler.clock import translation_ns
+from scheduler.clock import now_ns, translation_ns
+from scheduler.plan_notes import PlanNotes
 from scheduler.planning import Placement, parse_placement
 from scheduler.plans import load_plan_file
 from scheduler.state.keys import Table
 from scheduler.state.records import reservations_of
 from scheduler.state.store import StoredState
+from scheduler.switch_report import SwitchReport
 from services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from scheduler.term import Term
 
 _log = get_logger(__name__)
+T = TypeVar("T")
 _GRACE_NS = NANOSECONDS_PER_SECOND
 """A batch in an agent counts as lost this long after it should be done."""
 
@@ -58,19 +61,34 @@ async def _restore_plans(term: Term, records: dict[str, str]) -> None:
     settings, cluster = term.settings, term.cluster
     term.file_mark.digest = records.get("file", "")
     if "fixed" in records:
-        cluster.fixed = _readable(records["fixed"])
+        cluster.wishes.fixed = _readable(records["fixed"])
+    if "fixed_before" in records:
+        cluster.wishes.fixed_before = _readable(records["fixed_before"])
+    if (report := _read(SwitchReport.of_record, records.get("last_switch"))) is not None:
+        cluster.restore_report(report)
     if settings.plan_file is not None:
         await load_plan_file(term, settings.plan_file)
     elif term.file_mark.digest:  # the file was taken away: it no longer rules
-        cluster.fixed, term.file_mark.digest = None, ""
+        cluster.wishes.fixed = cluster.wishes.fixed_before = None
+        term.file_mark.digest = ""
     active = _readable(records["active"]) if "active" in records else None
     if active is None or not active.models:
         return
     cluster.restore(active, PlanId(records["active_id"]), time.monotonic() + settings.recovery_s)
-    if cluster.fixed is None:
+    if cluster.wishes.fixed is None:
         ready = term.deployments.ready
         split = [ready[model.model] for model in active.models if model.model in ready]
-        term.even.restore(active, [each.for_planning() for each in split])
+        notes = _read(PlanNotes.of_record, records.get("notes"))
+        term.planner.restore(active, [each.for_planning() for each in split], notes, now_ns())
+
+
+def _read(parse: Callable[[str], T], text: str | None) -> T | None:
+    """Returns what a predecessor left for people; nothing depends on it."""
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        _log.warning("stored_notes_unreadable", error=str(error))
+        return None
 
 
 def _readable(text: str) -> Placement | None:

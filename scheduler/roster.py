@@ -65,6 +65,8 @@ class AgentRecord:
                 "server": self.agent.server,
                 "memory_bytes": self.agent.memory_bytes,
                 "link_bytes_per_second": self.agent.link_bytes_per_second,
+                "virtual_level": self.agent.virtual_level,
+                "device_id": self.agent.device_id,
                 "incarnation": self.incarnation,
                 "state": self.state,
                 "partitions": [str(key) for key in self.loaded],

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
+from scheduler.dispatch import PooledConfig
+from scheduler.scaling import ReplanPolicy
+from services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 from services.settings import ProcessSettings
 
 
@@ -30,17 +35,55 @@ class SchedulerSettings(ProcessSettings):
         default_factory=list, description='Models to serve, as "name" or "name:version".'
     )
     plan_file: Path | None = Field(
-        default=None, description="JSON placement to serve by; without one models are split evenly."
+        default=None, description="JSON placement to serve by; without one the planner decides."
+    )
+    planner: Literal["auto", "pooled", "even"] = Field(
+        default="auto", description="auto: pooled pipelines if every model has a profile of every "
+        "device class present, else an even split; pooled: with the classes that have profiles; "
+        "even: an even split.",
+    )  # fmt: skip
+    plan_margin: float = Field(
+        default=0.4, ge=0.0, lt=1.0, description="Share of an SLO the pooled planner keeps free "
+        "for queueing, noise and contention.",
+    )  # fmt: skip
+    plan_max_partitions: int = Field(
+        default=3, ge=1, le=8, description="Most partitions of a pooled pipeline."
+    )
+    plan_time_limit_s: float = Field(
+        default=10.0, gt=0.0, description="The solver, a process of its own, is ended after this."
     )
     expected_agents: int = Field(
-        default=1, ge=1, description="The first even split waits for this many agents."
+        default=1, ge=1, description="The first plan waits for this many agents."
     )
     settle_s: float = Field(
-        default=1.0, ge=0.0, description="Quiet time after an agent came before an even split."
+        default=1.0, ge=0.0, description="Quiet time after an agent came before planning anew."
     )
     replan_after_s: float = Field(
-        default=5.0, ge=0.0, description="An evenly split model is split anew without an agent "
-        "that stayed away this long.",
+        default=5.0, ge=0.0, description="A plan is made anew without an agent that stayed away "
+        "this long.",
+    )  # fmt: skip
+    replan_moved_share: float = Field(
+        default=0.15, gt=0.0, le=1.0, description="A pooled plan is made anew when this share of "
+        "the load moved from some models to others.",
+    )  # fmt: skip
+    replan_lasting_s: float = Field(
+        default=10.0, ge=0.0, description="It must have moved for this long."
+    )
+    replan_interval_s: float = Field(
+        default=30.0, ge=0.0, description="Plans made for the load are at least this far apart."
+    )
+    replan_every_s: float = Field(
+        default=0.0, ge=0.0, description="Plan anew on a schedule, this far apart; 0: never."
+    )
+    load_window_s: float = Field(
+        default=30.0, gt=0.0, description="The load is what arrived about this long ago or less."
+    )
+    switch_timeout_s: float = Field(
+        default=120.0, gt=0.0, description="A change of plan not done by then is rolled back."
+    )
+    load_attempts: int = Field(
+        default=3, ge=1, description="An agent that failed this often to load a partition of a new "
+        "plan ends the change of plan.",
     )  # fmt: skip
     recovery_s: float = Field(
         default=2.0, ge=0.0, description="After a change of leader, longest wait for the plan's "
@@ -64,3 +107,39 @@ class SchedulerSettings(ProcessSettings):
     max_wait_s: float = Field(
         default=10.0, ge=0.0, description="Longest such wait, if the deadline allows it."
     )
+    max_linger_ms: float = Field(
+        default=2.0, ge=0.0, description="Longest wait for a full batch while a device is free; "
+        '"inf" waits until the last moment that still meets the deadline, as in the paper.',
+    )  # fmt: skip
+    safety_margin_ms: float = Field(
+        default=1.0, ge=0.0, description="That last moment is this much earlier."
+    )
+    overdue_grace_ms: float = Field(
+        default=100.0, ge=0.0, description="A batch later than this, and later than twice its "
+        "planned time, is given up and dispatched again.",
+    )  # fmt: skip
+
+    def dispatching(self) -> PooledConfig:
+        """Returns the limits and waiting times of the dispatcher."""
+        forever = math.isinf(self.max_linger_ms)
+        return PooledConfig(
+            max_linger_ns=None
+            if forever
+            else round(self.max_linger_ms * NANOSECONDS_PER_MILLISECOND),
+            safety_margin_ns=round(self.safety_margin_ms * NANOSECONDS_PER_MILLISECOND),
+            overdue_grace_ns=round(self.overdue_grace_ms * NANOSECONDS_PER_MILLISECOND),
+        )
+
+    def replan_policy(self) -> ReplanPolicy:
+        """Returns when load is a reason to plan anew."""
+
+        def ns(seconds: float) -> int:
+            return int(seconds * NANOSECONDS_PER_SECOND)
+
+        return ReplanPolicy(
+            moved_share=self.replan_moved_share,
+            lasting_ns=ns(self.replan_lasting_s),
+            interval_ns=ns(self.replan_interval_s),
+            every_ns=ns(self.replan_every_s),
+            time_constant_ns=ns(self.load_window_s),
+        )

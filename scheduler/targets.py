@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from scheduler.planning import (
@@ -11,7 +11,7 @@ from scheduler.planning import (
     Placement,
     StagePlacement,
 )
-from services.domain.ids import AgentId, PartitionKey
+from services.domain.ids import AgentId, ModelKey, PartitionKey
 from services.domain.plan import ModelPlan, Pipeline
 
 Wanted = dict[PartitionKey, tuple[int, bool]]
@@ -49,6 +49,18 @@ def wanted_of(placement: Placement, agent: AgentId) -> Wanted:
     return wanted
 
 
+def wanted_by_agent(placement: Placement | None) -> dict[AgentId, Wanted]:
+    """Returns what every agent of a placement must host."""
+    wanted: dict[AgentId, Wanted] = {}
+    for model, pipeline, stage in stages_of(placement or Placement(())):
+        key = partition_of(model, stage)
+        for agent in stage.agents:
+            mine = wanted.setdefault(agent, {})
+            batch = max(pipeline.batch_size, mine.get(key, (0, False))[0])
+            mine[key] = (batch, model.float16_boundaries)
+    return wanted
+
+
 def without(placement: Placement, gone: set[AgentId]) -> Placement:
     """Returns the placement without some agents, and without what they alone could host."""
     models = []
@@ -64,6 +76,26 @@ def without(placement: Placement, gone: set[AgentId]) -> Placement:
         if pipelines:
             models.append(replace(model, pipelines=tuple(pipelines)))
     return replace(placement, models=tuple(models))
+
+
+def changing(old: Placement, new: Placement) -> frozenset[ModelKey]:
+    """Returns the models both placements serve, but not alike."""
+    before = {model.model: model for model in old.models}
+    return frozenset(model.model for model in new.models if before.get(model.model, model) != model)
+
+
+def only(placement: Placement, models: Iterable[ModelKey]) -> Placement:
+    """Returns the part of a placement that is about some models."""
+    wanted = set(models)
+    return Placement(tuple(model for model in placement.models if model.model in wanted))
+
+
+def can_go_back(old: Placement, new: Placement, is_present: Callable[[AgentId], bool]) -> bool:
+    """True if the old plan still serves every model the new one does, with the agents there are."""
+    gone = {agent for agent in agents_of(old) if not is_present(agent)}
+    served = {model.model for model in without(old, gone).models}
+    both = {model.model for model in old.models} & {model.model for model in new.models}
+    return both <= served
 
 
 Hosts = Callable[[AgentId, PartitionKey, int], bool]

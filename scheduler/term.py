@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.agent_sessions import AgentSessions, Batches
 from scheduler.clock import now_ns
-from scheduler.cluster import Cluster
+from scheduler.cluster import Cluster, Limits
 from scheduler.converters import rejection
 from scheduler.deployments import Deployments
 from scheduler.dispatch.events import (
@@ -18,19 +18,19 @@ from scheduler.dispatch.events import (
     BatchFailed,
     Event,
     PlanActivated,
+    RequestArrived,
     StageReported,
 )
 from scheduler.dispatch.pooled import PooledDispatcher
 from scheduler.engine import Engine
-from scheduler.even_plan import EvenPlan, Patience
 from scheduler.gateway_sessions import GatewaySession, GatewaySessions
 from scheduler.housekeeping import keep_house
 from scheduler.in_flight import InFlight
-from scheduler.load_orders import LoadOrders
 from scheduler.measured import Measured
 from scheduler.model_table import model_table
 from scheduler.peers import Peers
 from scheduler.persistence import FileMark, Persistence, Sources
+from scheduler.planner_wiring import planner_of
 from scheduler.recovery import queued_reservations, take_over
 from scheduler.roster import AgentRecord
 from scheduler.router import Router, Stamp
@@ -40,6 +40,7 @@ from scheduler.state.lease import Lease
 from scheduler.state.store import Store
 from scheduler.state.write_behind import Rhythm, WriteBehind
 from scheduler.state.write_behind import Sources as WriteSources
+from scheduler.switch_report import SwitchReport, observe_switch
 from scheduler.utilisation import Utilisation
 from scheduler.waiting_room import WaitingRoom
 from services.domain.ids import (
@@ -78,18 +79,23 @@ class Term:
         self._lease = lease
         self._store = store
         self._changed = asyncio.Event()
-        started_s = time.monotonic()
         self.deployments = Deployments(ModelRepository(settings.model_repository))
         self.measured = Measured()
         self.peers = Peers(settings.silence_s)
         self.file_mark = FileMark()
         self.in_flight = InFlight()
         self.utilisation = Utilisation()
-        self.dispatcher = PooledDispatcher(first_batch=lease.epoch << 40 | 1)
-        patience = Patience(settings.settle_s, settings.replan_after_s, settings.expected_agents)
-        self.even = EvenPlan(patience, started_s)
-        orders = LoadOrders(settings.load_timeout_s)
-        self.cluster = Cluster(self, self.deployments, self.even, orders, self.measured)
+        self.dispatcher = PooledDispatcher(
+            settings.dispatching(), first_batch=lease.epoch << 40 | 1
+        )
+        self.planner = planner_of(settings, self.deployments, self.measured)
+        limits = Limits(
+            settings.load_timeout_s,
+            settings.load_attempts,
+            int(settings.switch_timeout_s * NANOSECONDS_PER_SECOND),
+        )
+        self.cluster = Cluster(self, self.deployments, self.planner, self.measured, limits)
+        self.planner.changed = lambda: self.cluster.reconcile(time.monotonic())
         self.waiting = WaitingRoom(
             settings.max_waiting_requests, int(settings.max_wait_s * NANOSECONDS_PER_SECOND)
         )
@@ -103,7 +109,7 @@ class Term:
         self._persistence = Persistence(
             Sources(
                 self.dispatcher, self.in_flight, self.cluster, self.deployments, self.measured,
-                self.peers, self.file_mark,
+                self.peers, self.file_mark, self.planner,
             ),
             self._journal,
         )  # fmt: skip
@@ -156,6 +162,7 @@ class Term:
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
+            await self.planner.close()
 
     def close(self, error: CatenaryError) -> None:
         """Ends every session with `error`; peers then look for another leader."""
@@ -180,7 +187,9 @@ class Term:
 
     def feed(self, event: Event, now: Nanoseconds) -> None:
         """Gives an event to the dispatcher."""
-        if isinstance(event, StageReported):
+        if isinstance(event, RequestArrived):
+            self.planner.arrived(event.model, event.rows, now)
+        elif isinstance(event, StageReported):
             self.in_flight.stage_done(event.batch, event.position)
         elif isinstance(event, BatchFailed):
             self.in_flight.over(event.batch)
@@ -244,11 +253,21 @@ class Term:
         self.in_flight.lost(agent)
         self.feed(AgentLost(agent), now_ns())
 
-    def plan_activated(self, plan: Plan) -> None:
-        """Dispatch by this plan from now on."""
+    def dispatch_by(self, plan: Plan) -> None:
+        """Dispatch by this plan, or this part of one, from now on."""
         self.feed(PlanActivated(plan), now_ns())
+
+    def plan_activated(self, plan: Plan) -> None:
+        """This is the plan in force from now on."""
         self._around.metrics.set_active_plan(plan.plan_id)
         self._journal_event("plan_activated", {"plan": plan.plan_id})
+
+    def switch_ended(self, report: SwitchReport) -> None:
+        """A change of plan is done, or was rolled back."""
+        kind, facts = report.as_event()
+        _log.info(kind, **facts)
+        self._journal_event(kind, facts)
+        observe_switch(report, self._around.metrics)
 
     def is_in_use(self, agent: AgentId, partition: PartitionKey) -> bool:
         """True while a batch in flight needs a partition."""

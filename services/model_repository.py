@@ -6,10 +6,12 @@
           model.yaml     how the model wants to be served (`ModelManifest`)
           model.onnx     or model.pt2
           blocks.json    where it is cut and what each block costs (`BlockTable`)
+          profile.json   what each block costs on each class of device (`ModelProfile`); optional
 
 `blocks.json` carries the SHA-256 of the model file it was made from. A table of another file is
-refused, because its tensor names would cut the wrong graph. Emulated agents need no weights: where
-the model file is absent there is nothing to compare and the table is taken as it is.
+refused, because its tensor names would cut the wrong graph; a profile of another file or of other
+cuts likewise. Emulated agents need no weights: where the model file is absent there is nothing to
+compare and the table is taken as it is.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ import yaml
 
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
 from services.domain.model import BlockTable, Boundary, ModelManifest
+from services.domain.profile import ModelProfile, parse_profile, profile_document
 from services.domain.tensors import DTYPE_OF, TensorSpec
 from services.errors import InvalidInput, ModelNotFound
+from services.json_fields import field, integers
 
 MANIFEST_FILE = "model.yaml"
 BLOCKS_FILE = "blocks.json"
 BLOCKS_VERSION = 1
+PROFILE_FILE = "profile.json"
 PLATFORMS = ("onnxruntime_onnx", "pytorch_exported")
 
 ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
@@ -74,9 +79,9 @@ class ModelRepository:
 
     def folder(self, key: ModelKey) -> Path:
         """Returns the folder of one version; it need not exist yet."""
-        for field, text in (("model_name", key.name), ("model_version", key.version)):
+        for part, text in (("model_name", key.name), ("model_version", key.version)):
             if not _NAME.fullmatch(text):
-                raise InvalidInput(field, f"{text!r} is not a plain name of letters, digits, . _ -")
+                raise InvalidInput(part, f"{text!r} is not a plain name of letters, digits, . _ -")
         return self.root / key.name / key.version
 
     def manifest(self, key: ModelKey) -> ModelManifest:
@@ -149,13 +154,44 @@ class ModelRepository:
             row = []
             for j, spec in enumerate(boundary.tensors):
                 entry = document["boundaries"][i]["tensors"][j]
-                field = f"{where}.boundaries[{i}].tensors[{j}].example_shape"
+                named = f"{where}.boundaries[{i}].tensors[{j}].example_shape"
                 given = entry.get("example_shape", [max(1, size) for size in spec.shape])
                 if not isinstance(given, list) or len(given) != len(spec.shape):
-                    raise InvalidInput(field, "is not a shape of the tensor's rank")
-                row.append(_integers(given, 0, field))
+                    raise InvalidInput(named, "is not a shape of the tensor's rank")
+                row.append(integers(given, 0, named))
             shapes.append(tuple(row))
         return tuple(shapes)
+
+    def profile(self, key: ModelKey) -> ModelProfile | None:
+        """Returns what the model costs on each class of device, None if nobody has profiled it.
+
+        Raises:
+            ModelNotFound: If the model has not been cut into blocks.
+            InvalidInput: If the profile is malformed, or of another model file or other blocks
+                than the table beside it; the field names the file and key.
+        """
+        where = f"{key}/{PROFILE_FILE}"
+        try:
+            document = json.loads((self.folder(key) / PROFILE_FILE).read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise InvalidInput(where, f"is not JSON: {error}") from None
+        profile = parse_profile(document, where)
+        table = self.block_table(key)
+        if profile.model_hash != table.model_hash:
+            raise InvalidInput(
+                f"{where}.model_hash", "is of another model file: profile the model again"
+            )
+        if not profile.is_cut_like(table):
+            raise InvalidInput(
+                f"{where}.blocks", f"are not those of {BLOCKS_FILE}: profile the model again"
+            )
+        return profile
+
+    def write_profile(self, key: ModelKey, profile: ModelProfile) -> None:
+        """Writes `profile.json`, replacing the one that is there."""
+        write_file(self.folder(key) / PROFILE_FILE, json.dumps(profile_document(profile)) + "\n")
 
     def write_manifest(self, manifest: ModelManifest) -> None:
         """Writes `model.yaml`, creating the folder."""
@@ -169,7 +205,7 @@ class ModelRepository:
         }
         _manifest_of(manifest.key, document)
         text = yaml.safe_dump(document, sort_keys=False)
-        _write(self.folder(manifest.key) / MANIFEST_FILE, text)
+        write_file(self.folder(manifest.key) / MANIFEST_FILE, text)
 
     def write_block_table(
         self, key: ModelKey, table: BlockTable, examples: ExampleShapes | None = None
@@ -180,7 +216,7 @@ class ModelRepository:
             for tensor, shape in zip(entry["tensors"], shapes, strict=True):
                 tensor["example_shape"] = list(shape)
         text = json.dumps(document, indent=1)
-        _write(self.folder(key) / BLOCKS_FILE, text + "\n")
+        write_file(self.folder(key) / BLOCKS_FILE, text + "\n")
 
     def _blocks_document(self, key: ModelKey) -> Any:
         try:
@@ -224,19 +260,19 @@ def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
     Raises:
         InvalidInput: If a key is missing, of the wrong type or inconsistent; the field names it.
     """
-    version = _field(document, "version", int, where)
+    version = field(document, "version", int, where)
     if version != BLOCKS_VERSION:
         raise InvalidInput(f"{where}.version", f"is {version}, this program reads {BLOCKS_VERSION}")
     boundaries = tuple(
         _boundary_of(entry, f"{where}.boundaries[{i}]")
-        for i, entry in enumerate(_field(document, "boundaries", list, where))
+        for i, entry in enumerate(field(document, "boundaries", list, where))
     )
-    compute_ns = _integers(_field(document, "compute_ns", list, where), 0, f"{where}.compute_ns")
+    compute_ns = integers(field(document, "compute_ns", list, where), 0, f"{where}.compute_ns")
     if len(boundaries) < 2 or len(compute_ns) != len(boundaries) - 1:
         raise InvalidInput(f"{where}.compute_ns", "does not have one entry per block")
     return BlockTable(
-        model_hash=_field(document, "model_hash", str, where),
-        batched=_field(document, "batched", bool, where),
+        model_hash=field(document, "model_hash", str, where),
+        batched=field(document, "batched", bool, where),
         boundaries=boundaries,
         compute_ns=compute_ns,
     )
@@ -245,38 +281,19 @@ def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
 def _boundary_of(entry: Any, where: str) -> Boundary:
     tensors = tuple(
         _tensor_of(tensor, f"{where}.tensors[{i}]")
-        for i, tensor in enumerate(_field(entry, "tensors", list, where))
+        for i, tensor in enumerate(field(entry, "tensors", list, where))
     )
     if not tensors:
         raise InvalidInput(f"{where}.tensors", "is empty")
-    return Boundary(tensors, _field(entry, "row_bytes", int, where))
+    return Boundary(tensors, field(entry, "row_bytes", int, where))
 
 
 def _tensor_of(entry: Any, where: str) -> TensorSpec:
-    datatype = _field(entry, "datatype", str, where)
+    datatype = field(entry, "datatype", str, where)
     if datatype not in DTYPE_OF:
         raise InvalidInput(f"{where}.datatype", f"{datatype!r} is not a fixed-size datatype")
-    shape = _integers(_field(entry, "shape", list, where), -1, f"{where}.shape")
-    return TensorSpec(_field(entry, "name", str, where), datatype, shape)
-
-
-def _integers(values: list[Any], lowest: int, where: str) -> tuple[int, ...]:
-    for i, value in enumerate(values):
-        if type(value) is not int or value < lowest:
-            raise InvalidInput(f"{where}[{i}]", f"{value!r} is not an integer >= {lowest}")
-    return tuple(values)
-
-
-def _field(document: Any, key: str, kind: type, where: str) -> Any:
-    if not isinstance(document, dict):
-        raise InvalidInput(where, "is not an object")
-    if key not in document:
-        raise InvalidInput(f"{where}.{key}", "is missing")
-    value = document[key]
-    # bool is an int in Python, but `"version": true` is a mistake.
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise InvalidInput(f"{where}.{key}", f"is not of type {kind.__name__}")
-    return value
+    shape = integers(field(entry, "shape", list, where), -1, f"{where}.shape")
+    return TensorSpec(field(entry, "name", str, where), datatype, shape)
 
 
 def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
@@ -286,7 +303,7 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
     unknown = sorted(str(name) for name in document.keys() - _MANIFEST_KEYS)
     if unknown:
         raise InvalidInput(f"{where}.{unknown[0]}", "is not a key of a manifest")
-    platform = _field(document, "platform", str, where)
+    platform = field(document, "platform", str, where)
     if platform not in PLATFORMS:
         raise InvalidInput(f"{where}.platform", f"{platform!r} is none of {', '.join(PLATFORMS)}")
     slo_ms = document.get("slo_ms", 1000)
@@ -301,7 +318,7 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
     return ModelManifest(
         key=key,
         platform=platform,
-        file=_field(document, "file", str, where),
+        file=field(document, "file", str, where),
         slo_ns=round(slo_ms * NANOSECONDS_PER_MILLISECOND),
         max_batch=max_batch,
         float16_boundaries=float16,
@@ -313,7 +330,7 @@ def _version_order(version: str) -> tuple[int, int, str]:
     return (0, int(version), "") if version.isdecimal() else (1, 0, version)
 
 
-def _write(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
     """Replaces the file at once, so that a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

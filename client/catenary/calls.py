@@ -118,6 +118,12 @@ def apply_plan(document: Mapping[str, Any], timeout_s: float | None) -> Call[str
     return Call("admin", "ApplyPlan", request, _plan_id, timeout_s, repeatable=False)
 
 
+def replan(timeout_s: float | None) -> Call[types.Replanned]:
+    """Plans anew; the answer is what came of it."""
+    request = admin_pb2.ReplanRequest()
+    return Call("admin", "Replan", request, messages.replanned, timeout_s, repeatable=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """What to deploy; zeros leave the choice to the scheduler."""

@@ -153,6 +153,13 @@ class Client:
         """Puts a plan in force and returns its id (admin port)."""
         return self._run(calls.apply_plan(document, timeout_s))
 
+    def replan(self, *, timeout_s: float | None = None) -> types.Replanned:
+        """Plans anew for the agents and the load there are, in place of any plan applied by hand.
+
+        Returns what came of it once the new plan is in force (admin port).
+        """
+        return self._run(calls.replan(timeout_s))
+
     def deploy(
         self,
         model: str,

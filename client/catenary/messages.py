@@ -197,7 +197,32 @@ def active_plan(message: admin_pb2.GetPlanResponse) -> types.ActivePlan:
         raise ProtocolError("the server's plan is no JSON") from error
     if not isinstance(document, dict):
         raise ProtocolError("the server's plan is no JSON object")
-    return types.ActivePlan(document, message.explanation)
+    return types.ActivePlan(
+        document,
+        message.explanation,
+        message.plan_id,
+        message.planner,
+        plan_switch(message.last_switch) if message.HasField("last_switch") else None,
+    )
+
+
+def replanned(message: admin_pb2.ReplanResponse) -> types.Replanned:
+    """Returns what planning anew led to."""
+    switch = plan_switch(message.plan_switch) if message.HasField("plan_switch") else None
+    return types.Replanned(message.plan_id, message.changed, switch)
+
+
+def plan_switch(message: admin_pb2.PlanSwitch) -> types.PlanSwitch:
+    """Returns one change of plan."""
+    return types.PlanSwitch(
+        message.from_plan,
+        message.to_plan,
+        message.phase,
+        message.cause,
+        message.problem,
+        message.duration_ns,
+        tuple(types.ModelDowntime(m.model, m.version, m.downtime_ns) for m in message.downtime),
+    )
 
 
 def trace(message: admin_pb2.GetTraceResponse) -> types.Trace:

@@ -146,11 +146,63 @@ class ClusterStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelDowntime:
+    """How long a model was not dispatched while plans changed."""
+
+    model: str
+    version: str
+    downtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSwitch:
+    """One change from a plan to the next.
+
+    Attributes:
+        from_plan: Id of the plan before.
+        to_plan: Id of the new plan; empty unless it is in force.
+        phase: loading, flushing, moving, returning, done or rolled back.
+        cause: Who or what wanted it.
+        problem: Why it was rolled back.
+        duration_ns: From the decision to the end, or until now.
+        downtime: Models that could not be dispatched for a while; all others never stopped.
+    """
+
+    from_plan: str
+    to_plan: str
+    phase: str
+    cause: str
+    problem: str
+    duration_ns: int
+    downtime: tuple[ModelDowntime, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ActivePlan:
-    """The plan in force, as the document `apply_plan` takes, and why it looks like that."""
+    """The plan in force, as the document `apply_plan` takes, and why it looks like that.
+
+    Attributes:
+        document: The plan.
+        explanation: In words: what runs where, who planned it, what it promises.
+        plan_id: Its id.
+        planner: Who made it: pooled, even, or hand.
+        last_switch: The switch under way, else the last one; None if there was none.
+    """
 
     document: dict[str, Any]
     explanation: str
+    plan_id: str = ""
+    planner: str = ""
+    last_switch: PlanSwitch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """What planning anew led to; `changed` is False if the plan in force is the best one."""
+
+    plan_id: str
+    changed: bool
+    switch: PlanSwitch | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from gpu_agent.engine.arrivals import Arrival, Arrivals
 from gpu_agent.engine.assembly import Assembler
 from gpu_agent.engine.batch import Batch
 from gpu_agent.engine.compute import ComputeThread
+from gpu_agent.engine.emulated_link import EmulatedLink
 from gpu_agent.engine.feeder import Feeder, Job, Step, run_job, unstage
 from gpu_agent.engine.memory import Held
 from gpu_agent.engine.meter import Meter
@@ -48,6 +49,8 @@ class EngineLimits:
     max_assemblies: int = 256
     max_unpushed_batches: int = 4
     push_timeout_s: float = 2.0
+    emulated_link_bytes_per_second: int | None = None
+    """Frames between agents take as long as on a link of this speed; None: as long as they do."""
 
 
 class Engine:
@@ -70,7 +73,9 @@ class Engine:
         self._tracer = tracer
         self._meter = meter or Meter()
         self._held = Held(limits.max_held_bytes)
-        self._outbound = Outbound(hub, agent_id, limits.push_timeout_s)
+        speed = limits.emulated_link_bytes_per_second
+        self._link = None if speed is None else EmulatedLink(speed)
+        self._outbound = Outbound(hub, agent_id, limits.push_timeout_s, self._link)
         self._feeder = Feeder(
             self._outbound.stage, self._failed, limits.max_unpushed_batches, deque()
         )
@@ -104,6 +109,8 @@ class Engine:
             return
         self._closed = True
         self._arrivals.close()
+        if self._link is not None:
+            self._link.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -193,7 +200,10 @@ class Engine:
             return
         self.received_frames += 1
         self._meter.received(frame.capabilities.transport, len(frame.payload))
-        self._arrivals.on_frame(frame)
+        if self._link is None:
+            self._arrivals.on_frame(frame)
+        else:
+            self._link.on_frame(frame, self._arrivals.on_frame)
 
     def cancel(self, batch_id: int) -> None:
         """Drops a batch, also rows of it that come later; a computation is not interrupted."""

@@ -33,6 +33,7 @@ from services.transport.frames import layout, tensor_views
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import common_pb2
     from gpu_agent.engine.batch import Array, Batch
+    from gpu_agent.engine.emulated_link import EmulatedLink
     from services.transport.interface import Link, Slot
 
 _log = get_logger("gpu_agent.engine")
@@ -102,11 +103,17 @@ def _receivers(batch: Batch) -> list[Destination]:
 class Outbound:
     """Delivers outputs over the links of a transport hub."""
 
-    def __init__(self, hub: Hub, agent_id: str, push_timeout_s: float) -> None:
-        """Waits at most `push_timeout_s` for a peer to connect, to have memory, to accept."""
+    def __init__(
+        self, hub: Hub, agent_id: str, push_timeout_s: float, uplink: EmulatedLink | None = None
+    ) -> None:
+        """Waits at most `push_timeout_s` for a peer to connect, to have memory, to accept.
+
+        Feature maps leave one after the other at the speed of `uplink`, if there is one.
+        """
         self._hub = hub
         self._agent_id = agent_id
         self._timeout_s = push_timeout_s
+        self._uplink = uplink
         self._links: dict[str, Link] = {}
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="copy")
 
@@ -175,9 +182,11 @@ class Outbound:
             staged = await self._copy(batch, receiver)
         else:
             batch.outputs = ()  # they are views of the memory that is about to be delivered
-        header = _header(batch, receiver, staged.tensors, self._agent_id)
-        staged.arrays = []
         try:
+            if self._uplink is not None and receiver.slices is None:
+                await self._uplink.turn(len(staged.slot.view))
+            header = _header(batch, receiver, staged.tensors, self._agent_id)
+            staged.arrays = []
             await staged.link.push(staged.slot, header, self._timeout_s)
         finally:
             staged.release()

@@ -10,10 +10,13 @@ from services.errors import InvalidInput
 
 _FORM = re.compile(r"(?P<kind>cpu)|(?P<cuda>cuda)(?::(?P<index>\d+))?|emulated:(?P<name>[\w.-]+)")
 
+MOST_VIRTUAL_GPUS = 8
+"""Into how many virtual GPUs a device may be divided."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device an executor runs on."""
+    """A device an executor runs on, or one of the virtual GPUs it is divided into."""
 
     kind: str
     """"cpu", "cuda" or "emulated"."""
@@ -24,25 +27,39 @@ class Device:
     slowdown: float = 1.0
     """Emulated only: factor on every time; 0 does not sleep at all."""
     profile: Path | None = None
-    """Emulated only: a profile file (see `emulated`); without one the block table's times count."""
+    """Emulated only: a file of times (see `emulated`) that counts before the model's profile."""
+    virtual_level: int = 1
+    """Executors get a 1/level share of the device."""
 
     @staticmethod
-    def parse(text: str, *, slowdown: float = 1.0, profile: Path | None = None) -> Device:
+    def parse(
+        text: str, *, slowdown: float = 1.0, profile: Path | None = None, virtual_level: int = 1
+    ) -> Device:
         """Returns the device named "cpu", "cuda", "cuda:1" or "emulated:<class>".
 
         Raises:
-            InvalidInput: If the text is none of these or the slowdown is negative.
+            InvalidInput: If the text is none of these, the slowdown is negative or the level is
+                not within 1 .. `MOST_VIRTUAL_GPUS`.
         """
         match = _FORM.fullmatch(text)
         if match is None:
             raise InvalidInput("device", f"{text!r} is not cpu, cuda:N or emulated:CLASS")
         if not 0 <= slowdown < float("inf"):
             raise InvalidInput("emulated_slowdown", f"{slowdown!r} is not a number >= 0")
+        if not 1 <= virtual_level <= MOST_VIRTUAL_GPUS:
+            raise InvalidInput("virtual_level", f"{virtual_level} is not 1 to {MOST_VIRTUAL_GPUS}")
         if match["kind"]:
-            return Device("cpu")
+            return Device("cpu", virtual_level=virtual_level)
         if match["cuda"]:
-            return Device("cuda", index=int(match["index"] or 0), device_class="cuda")
-        return Device("emulated", device_class=match["name"], slowdown=slowdown, profile=profile)
+            index = int(match["index"] or 0)
+            return Device("cuda", index, device_class="cuda", virtual_level=virtual_level)
+        return Device(
+            "emulated",
+            device_class=match["name"],
+            slowdown=slowdown,
+            profile=profile,
+            virtual_level=virtual_level,
+        )
 
     def __str__(self) -> str:
         if self.kind == "cuda":

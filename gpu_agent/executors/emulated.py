@@ -1,13 +1,17 @@
 """An executor without weights: takes the time a device would take, returns zeros.
 
-A profile file gives times in nanoseconds at batch 1, 2, ..:
+Times come from the model's profile (`services.domain.profile`) at the device's class and virtual
+level. Beyond the largest batch in it, time grows by the last step. A class the profile does not
+have takes the block table's own times, times the batch size; so does a model without a profile. A
+class it has at other levels only is refused: guessing how a device behaves when it is shared would
+look like a measurement. `slowdown` multiplies all of this; 0 never sleeps.
+
+A file of times in nanoseconds at batch 1, 2, .. counts before the profile:
 
     {"efficientnet-lite0": {"0-4": [2100000, 3500000], "4": [600000, 900000], "5": [...]}}
 
 "first-last" is a partition `[first, last)`, a single number one block; a partition that is not
-listed is the sum of its blocks. Beyond the last batch given, time grows by the last step. Without
-a profile (or for a model the profile does not have) the block table's own times count, times the
-batch size. `slowdown` multiplies either; 0 never sleeps.
+listed is the sum of its blocks.
 """
 
 from __future__ import annotations
@@ -21,8 +25,9 @@ import numpy as np
 
 from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
 from gpu_agent.executors.device import Device
+from services.domain.profile import ModelProfile
 from services.domain.tensors import DTYPE_OF
-from services.errors import InvalidInput
+from services.errors import InvalidInput, NotSupported
 
 _Times = dict[str, tuple[int, ...]]
 
@@ -30,17 +35,30 @@ _Times = dict[str, tuple[int, ...]]
 class EmulatedPart:
     """An executor that sleeps."""
 
-    def __init__(self, ends: Ends, compute_ns: Sequence[int], device: Device) -> None:
-        """Takes the block table's `compute_ns` of all the model's blocks."""
+    def __init__(
+        self,
+        ends: Ends,
+        compute_ns: Sequence[int],
+        device: Device,
+        profile: ModelProfile | None = None,
+    ) -> None:
+        """Takes the block table's `compute_ns` of all the model's blocks.
+
+        Raises:
+            NotSupported: If `profile` has the device's class, but not at its virtual level.
+        """
         self.ends = ends
         self.key = ends.key
         self.batched = ends.batched
-        self.memory_bytes = 0
+        first, last = ends.key.first_block, ends.key.last_block
+        self.memory_bytes = sum(profile.block_weight_bytes[first:last]) if profile else 0
         self.inputs = ends.inputs
         self.outputs = ends.outputs
         self._slowdown = device.slowdown
-        self._own_ns = sum(compute_ns[ends.key.first_block : ends.key.last_block])
+        self._own_ns = sum(compute_ns[first:last])
         self._profile = _profile_of(device.profile, ends.key.model.name)
+        # The file counts before the profile, so what the profile lacks does not matter then.
+        self._profiled = () if self._profile else _profiled_times(profile, device, first, last)
 
     def compute_ns(self, rows: int) -> int:
         """Returns the time of a batch of `rows` on the emulated device."""
@@ -51,6 +69,8 @@ class EmulatedPart:
             spent = _at(whole, rows)
         elif self._profile and all(times is not None for times in blocks):
             spent = sum(_at(times, rows) for times in blocks if times is not None)
+        elif self._profiled:
+            spent = _at(self._profiled, rows)
         else:
             spent = self._own_ns * rows
         return round(spent * self._slowdown)
@@ -93,6 +113,21 @@ class EmulatedPart:
 
     def close(self) -> None:
         """Holds nothing."""
+
+
+def _profiled_times(
+    profile: ModelProfile | None, device: Device, first: int, last: int
+) -> tuple[int, ...]:
+    """Returns times at batch 1, 2, ..; () if the profile does not know this class of device."""
+    levels = profile.levels(device.device_class) if profile is not None else ()
+    if profile is None or not levels:
+        return ()
+    if device.virtual_level not in levels:
+        raise NotSupported(
+            f"{device}: the profile of {profile.model} has times for {levels} virtual GPUs per"
+            f" device, not for {device.virtual_level}"
+        )
+    return profile.compute_ns(device.device_class, device.virtual_level, first, last)
 
 
 def _at(times: tuple[int, ...], rows: int) -> int:

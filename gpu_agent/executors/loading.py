@@ -34,7 +34,8 @@ def load_executor(
     """
     if device.kind == "emulated":
         compute_ns = repository.block_table(key.model).compute_ns
-        return EmulatedPart(Ends.of(repository, key, float16_boundaries), compute_ns, device)
+        ends = Ends.of(repository, key, float16_boundaries)
+        return EmulatedPart(ends, compute_ns, device, repository.profile(key.model))
     if repository.manifest(key.model).platform == "pytorch_exported":
         from gpu_agent.executors.torch_part import load_torch_part
 

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from gpu_agent.device import cuda_memory_bytes
 from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
 from gpu_agent.executors.device import Device
 from gpu_agent.partitioning.onnx_graph import (
@@ -194,6 +195,20 @@ def write_part(source: OnnxModel, table: BlockTable, ends: Ends, folder: Path) -
     )
 
 
+def provider_options(provider: str, device: Device, total_bytes: int) -> dict[str, str]:
+    """Returns the options of a CUDA provider: which GPU, and how much of its `total_bytes`.
+
+    A session of a virtual GPU may take 1/level; 0 total bytes means that nobody knows and sets no
+    cap. The cap is the arena's, per session: what a session holds beside it is little.
+    """
+    options = {"device_id": str(device.index)}
+    if device.virtual_level > 1 and total_bytes:
+        cap = str(total_bytes // device.virtual_level)
+        tensorrt = provider == "TensorrtExecutionProvider"
+        options["trt_max_workspace_size" if tensorrt else "gpu_mem_limit"] = cap
+    return options
+
+
 def _open_session(path: Path, options: OnnxOptions) -> onnxruntime.InferenceSession:
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = options.threads
@@ -212,7 +227,7 @@ def _providers(device: Device) -> list[object]:
         return ["CPUExecutionProvider"]
     installed = onnxruntime.get_available_providers()
     chosen: list[object] = [
-        (name, {"device_id": str(device.index)})
+        (name, provider_options(name, device, cuda_memory_bytes(device.index)))
         for name in ("TensorrtExecutionProvider", "CUDAExecutionProvider")
         if name in installed
     ]

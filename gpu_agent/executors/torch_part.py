@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,12 @@ class TorchPart:
         self.inputs = ends.inputs
         self.outputs = ends.outputs
         self._device = _torch_device(device)
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            # Not the default stream: what shares this device must be able to run beside it.
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            if device.virtual_level > 1:
+                torch.cuda.set_per_process_memory_fraction(memory_fraction(device), self._device)
         program = torch.export.load(path)
         if self._device.type != "cpu":
             program = move_to_device_pass(program, self._device)
@@ -59,6 +66,12 @@ class TorchPart:
         check_arrays(self.inputs, inputs, self.batched)
         if outputs is not None:
             check_outputs(self.outputs, outputs)
+        with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+            return self._run_on_stream(inputs, outputs)
+
+    def _run_on_stream(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None
+    ) -> list[np.ndarray]:
         made = self._compute(inputs)
         given = {spec.name: array for spec, array in zip(self.inputs, inputs, strict=True)}
         results = []
@@ -95,6 +108,11 @@ class TorchPart:
                 message = f"the model refuses this size: {text}"
                 raise InvalidInput(self.inputs[0].name, message) from error
             raise InternalError(f"{self.key} failed: {text}") from error
+
+
+def memory_fraction(device: Device) -> float:
+    """Returns the share of a GPU's memory that this process may take as a virtual GPU of it."""
+    return 1.0 / device.virtual_level
 
 
 def load_torch_part(

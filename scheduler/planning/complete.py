@@ -11,7 +11,7 @@ from scheduler.planning.placement import (
     StagePlacement,
 )
 from services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey, PlanId
-from services.domain.model import BlockTable, Boundary
+from services.domain.model import BlockTable
 from services.domain.plan import ModelPlan, Pipeline, Plan, Stage
 from services.errors import PlanInfeasible
 
@@ -36,20 +36,6 @@ def complete_plan(
             row meets the SLO; the message names the model and the constraint.
     """
     return Plan(plan_id, tuple(_model(model, tables, compute_ns) for model in placement.models))
-
-
-def row_bytes(boundary: Boundary, *, float16: bool) -> int:
-    """Returns the bytes of one row on the wire; FP32 tensors travel as FP16 if `float16`."""
-    if not float16:
-        return boundary.row_bytes
-    # Free dimensions count as 1 here; only the share of FP32 is taken from the shapes.
-    sizes = [
-        (tensor.nbytes([max(1, size) for size in tensor.shape[1:]]), tensor.datatype)
-        for tensor in boundary.tensors
-    ]
-    total = sum(size for size, _ in sizes)
-    float32 = sum(size for size, datatype in sizes if datatype == "FP32")
-    return boundary.row_bytes - boundary.row_bytes * float32 // (2 * total) if total else 0
 
 
 def _model(
@@ -122,5 +108,5 @@ def _stage(
         entering = 0  # model inputs come from gateways and are not booked
     else:
         boundary = table.boundaries[placed.first_block]
-        entering = row_bytes(boundary, float16=model.float16_boundaries)
+        entering = boundary.wire_row_bytes(float16=model.float16_boundaries)
     return Stage(key, placed.agents, tuple(slowest), entering)

@@ -23,6 +23,19 @@ class Boundary:
     row_bytes: int
     """Bytes of one row in the tensors' own datatypes (float32 counted as 4 bytes)."""
 
+    def wire_row_bytes(self, *, float16: bool) -> int:
+        """Returns the bytes of one row as it travels; FP32 tensors do so as FP16 if `float16`."""
+        if not float16:
+            return self.row_bytes
+        # Free dimensions count as 1 here; only the share of FP32 is taken from the shapes.
+        sizes = [
+            (tensor.nbytes([max(1, size) for size in tensor.shape[1:]]), tensor.datatype)
+            for tensor in self.tensors
+        ]
+        total = sum(size for size, _ in sizes)
+        float32 = sum(size for size, datatype in sizes if datatype == "FP32")
+        return self.row_bytes - self.row_bytes * float32 // (2 * total) if total else 0
+
 
 @dataclass(frozen=True, slots=True)
 class BlockTable:

@@ -20,6 +20,7 @@ LATENCY_BUCKETS = (
 
 _MICRO_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 1e-1)
 _ROW_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+_SWITCH_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _SLO_WINDOW = 1_000
 
 
@@ -78,6 +79,9 @@ class Metrics:
         self.leader = self._gauge(names.LEADER)
         self.epoch = self._gauge(names.EPOCH)
         self.plan_active = self._gauge(names.PLAN_ACTIVE, suffix="_info")
+        self.plan_switches = self._counter(names.PLAN_SWITCHES)
+        self.plan_switch_seconds = self._histogram(names.PLAN_SWITCH_SECONDS, _SWITCH_BUCKETS)
+        self.plan_downtime = self._counter(names.PLAN_DOWNTIME)
         self.redis_connected = self._gauge(names.REDIS_CONNECTED)
         self.redis_pending = self._gauge(names.REDIS_PENDING)
 

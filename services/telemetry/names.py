@@ -64,6 +64,15 @@ GATEWAYS = MetricName("gateways", "Gateways connected.")
 LEADER = MetricName("scheduler_leader", "1 on the scheduler that holds the lease.")
 EPOCH = MetricName("scheduler_epoch", "Fencing epoch this scheduler leads or last saw.")
 PLAN_ACTIVE = MetricName("plan_active", "The plan that is dispatched by.", ("plan_id",))
+PLAN_SWITCHES = MetricName(
+    "plan_switches", "Changes of plan, by outcome: done or rolled back.", ("outcome",)
+)
+PLAN_SWITCH_SECONDS = MetricName(
+    "plan_switch_duration_seconds", "From the decision for a new plan to its end, well or ill."
+)
+PLAN_DOWNTIME = MetricName(
+    "plan_downtime_seconds", "Time a model was not dispatched because plans changed.", ("model",)
+)
 REDIS_CONNECTED = MetricName("redis_connected", "1 while writes reach Redis.")
 REDIS_PENDING = MetricName("redis_pending_changes", "Changes not yet written to Redis.")
 

@@ -67,6 +67,16 @@ TRACE = admin_pb2.GetTraceResponse(
 )
 
 
+SWITCH = admin_pb2.PlanSwitch(
+    from_plan="plan-4",
+    to_plan="plan-6",
+    phase="done",
+    cause="it was asked for by hand",
+    duration_ns=3_000_000_000,
+    downtime=[admin_pb2.ModelDowntime(model="net", version="1", downtime_ns=21_000_000)],
+)
+
+
 class Server:
     """What a test sees of the server: what arrived, and what to answer next."""
 
@@ -75,6 +85,7 @@ class Server:
         self.deadlines: list[float | None] = []
         self.metadata: list[dict[str, Any]] = []
         self.orders: list[Any] = []
+        self.last_switch: admin_pb2.PlanSwitch | None = None
         # Raised by the next calls, oldest first: an error, or (code, text, trailers).
         self.failures: deque[Any] = deque()
         # While clear, inference waits; `waiting` says that one does.
@@ -185,13 +196,21 @@ class Admin(admin_pb2_grpc.AdminServicer):
 
     def GetPlan(self, request, context):
         return admin_pb2.GetPlanResponse(
-            plan_json=json.dumps({"models": [{"name": "net"}]}), explanation="net on agent-0"
-        )
+            plan_json=json.dumps({"models": [{"name": "net"}]}), explanation="net on agent-0",
+            last_switch=self.server.last_switch,
+        )  # fmt: skip
 
     def ApplyPlan(self, request, context):
         self.server.saw(context)
         self.server.orders.append(json.loads(request.plan_json))
         return admin_pb2.ApplyPlanResponse(plan_id="plan-4")
+
+    def Replan(self, request, context):
+        changed = self.server.last_switch is None
+        self.server.last_switch = SWITCH
+        return admin_pb2.ReplanResponse(
+            plan_id="plan-6", changed=changed, plan_switch=SWITCH if changed else None
+        )
 
     def DeployModel(self, request, context):
         self.server.orders.append(request)

@@ -135,6 +135,13 @@ async def test_operating_the_cluster(server, connect):
     assert plan.document == {"models": [{"name": "net"}]}
     assert await client.apply_plan(plan.document) == "plan-4"
     assert server.orders[-1] == plan.document
+    assert plan.last_switch is None
+    replanned = await client.replan()
+    assert (replanned.plan_id, replanned.changed) == ("plan-6", True)
+    assert replanned.switch is not None
+    assert replanned.switch.downtime == (catenary.ModelDowntime("net", "1", 21_000_000),)
+    assert (await client.plan()).last_switch == replanned.switch
+    assert (await client.replan()) == catenary.Replanned("plan-6", False)
     assert await client.deploy("net", slo_ms=200, partitions=3) == "plan-5"
     assert (server.orders[-1].slo_ns, server.orders[-1].partitions) == (200_000_000, 3)
     assert await client.drain("agent-0") is True

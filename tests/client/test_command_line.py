@@ -16,7 +16,7 @@ from catenary.command_line import app
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     ["status"], ["models"], ["infer"], ["chat"], ["deploy"], ["plan", "show"], ["plan", "explain"],
-    ["plan", "apply"], ["drain"], ["top"], ["trace"], ["bench"],
+    ["plan", "apply"], ["plan", "replan"], ["drain"], ["top"], ["trace"], ["bench"],
 ]  # fmt: skip
 
 
@@ -157,6 +157,23 @@ def test_plans_are_shown_explained_and_applied(catenary, server, tmp_path):
     assert catenary("plan", "apply", str(tmp_path / "plan.json")).stdout == "plan-4\n"
     assert catenary("plan", "apply", "-", stdin=shown).stdout == "plan-4\n"
     assert server.orders == [{"models": [{"name": "net"}]}] * 2
+
+
+def test_planning_anew_says_what_it_cost_and_show_remembers_it(catenary):
+    assert "last_switch" not in json.loads(catenary("plan", "show").stdout)
+    assert catenary("plan", "replan").stdout == (
+        "plan-6 is in force; the longest pause was 21 ms\n"
+    )
+    shown = json.loads(catenary("plan", "show").stdout)
+    assert shown["last_switch"]["downtime"] == [
+        {"model": "net", "version": "1", "downtime_ns": 21_000_000}
+    ]
+    assert catenary("plan", "replan").stdout == (
+        "plan-6 stays in force: nothing better was found\n"
+    )
+    assert json.loads(catenary("plan", "replan", "--json").stdout) == {
+        "plan_id": "plan-6", "changed": False, "switch": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])

@@ -86,6 +86,7 @@ def running_cluster(
     config: dict[str, Any] | None = None,
     agents: int = 3,
     device: str = "cpu",
+    virtual_gpus: int = 1,
 ) -> Iterator[RunningCluster]:
     """Runs a cluster for the length of the block; shows its logs if the block fails."""
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -95,6 +96,7 @@ def running_cluster(
         file.write_text(yaml.safe_dump(config))
         arguments += ["--config", str(file)]
     arguments += ["up", "--json", "--agents", str(agents), "--device", device,
+                  "--virtual-gpus", str(virtual_gpus),
                   "--grpc-port", "0", "--http-port", "0", "--data-dir", str(data_dir)]  # fmt: skip
     for model in models:
         arguments += ["--model", model]

@@ -137,6 +137,10 @@ class AgentScript:
     epoch: int = 0
     incarnation: int = 1
     hold_loads: bool = False
+    memory_bytes: int = 10**9
+    block_bytes: int = 2
+    device_class: str = "cpu"
+    virtual_level: int = 1
 
 
 class FakeAgent(Client):
@@ -150,7 +154,9 @@ class FakeAgent(Client):
         hello = scheduler_pb2.AgentHello(
             agent_id=name, incarnation=self.script.incarnation,
             peer=common_pb2.Peer(peer_id=name, incarnation=self.script.incarnation),
-            device="cpu", device_class="cpu", memory_bytes=10**9, server_id=name,
+            device="cpu", device_class=self.script.device_class,
+            memory_bytes=self.script.memory_bytes, server_id=name,
+            virtual_level=self.script.virtual_level,
             link_bytes_per_second=10**9, epoch=self.script.epoch,
             partitions=self.script.partitions, batches=self.script.batches,
         )  # fmt: skip
@@ -164,17 +170,27 @@ class FakeAgent(Client):
             self.loaded.pop((key.first_block, key.last_block), None)
 
     async def _load(self, order: scheduler_pb2.LoadPartition) -> None:
-        if self.script.hold_loads:
-            return
         if self.script.fail_loads:
             self.script.fail_loads -= 1
             failure = common_pb2.Failure(reason="INTERNAL", message="out of memory")
             failed = scheduler_pb2.PartitionFailed(key=order.key, failure=failure)
             await self.send(scheduler_pb2.AgentMessage(partition_failed=failed))
             return
+        size = self.script.block_bytes * (order.key.last_block - order.key.first_block)
+        used = sum(each.memory_bytes for each in self.loaded.values())
+        if used + size > self.script.memory_bytes:
+            failure = common_pb2.Failure(reason="PLAN_INFEASIBLE", message="does not fit")
+            failed = scheduler_pb2.PartitionFailed(
+                key=order.key, failure=failure, out_of_memory=True
+            )
+            await self.send(scheduler_pb2.AgentMessage(partition_failed=failed))
+            return
+        if self.script.hold_loads:
+            return
         done = scheduler_pb2.PartitionLoaded(
-            key=order.key, memory_bytes=10, compute_ns=[self.script.compute_ns] * order.max_batch
-        )
+            key=order.key, memory_bytes=size,
+            compute_ns=[self.script.compute_ns] * order.max_batch,
+        )  # fmt: skip
         self.loaded[order.key.first_block, order.key.last_block] = done
         await self.send(scheduler_pb2.AgentMessage(partition_loaded=done))
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from catenary.command_line.kit import Options, command, fail, print_json
+from catenary.types import ModelDowntime, Replanned, as_json
 
 
 def register(app: typer.Typer) -> None:
@@ -26,6 +27,7 @@ def register(app: typer.Typer) -> None:
     plans.command("show", epilog="Example: catenary plan show > plan.json")(show_plan)
     plans.command("explain", epilog="Example: catenary plan explain")(explain_plan)
     plans.command("apply", epilog="Example: catenary plan apply plan.json")(apply_plan)
+    plans.command("replan", epilog="Example: catenary plan replan")(replan)
     app.add_typer(plans, name="plan")
 
 
@@ -61,10 +63,13 @@ def drain(options: Options, agent: Annotated[str, typer.Argument(help="Id of the
 
 @command
 def show_plan(options: Options) -> None:
-    """Print the plan in force, in the form `plan apply` reads."""
+    """Print the plan in force and the last change of plan, in the form `plan apply` reads."""
     with options.client() as client:
         plan = client.plan()
-    typer.echo(json.dumps(plan.document, indent=None if options.as_json else 2))
+    document = dict(plan.document)
+    if plan.last_switch is not None:
+        document["last_switch"] = as_json(plan.last_switch)
+    typer.echo(json.dumps(document, indent=None if options.as_json else 2))
 
 
 @command
@@ -87,6 +92,24 @@ def apply_plan(
     document = _read_plan(file)
     with options.client() as client:
         _print_plan_id(options, client.apply_plan(document))
+
+
+@command
+def replan(options: Options) -> None:
+    """Plan anew, in place of any plan applied by hand, and print what came of it."""
+    with options.client() as client:
+        found = client.replan()
+    if options.as_json:
+        print_json(found)
+    elif not found.changed:
+        typer.echo(f"{found.plan_id} stays in force: nothing better was found")
+    else:
+        downtime_ms = max((m.downtime_ns / 1e6 for m in _downtime(found)), default=0.0)
+        typer.echo(f"{found.plan_id} is in force; the longest pause was {downtime_ms:.0f} ms")
+
+
+def _downtime(found: Replanned) -> tuple[ModelDowntime, ...]:
+    return found.switch.downtime if found.switch is not None else ()
 
 
 def _read_plan(file: str) -> dict[str, Any]:

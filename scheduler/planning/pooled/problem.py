@@ -78,7 +78,7 @@ class PooledPartition:
     last_block: int
     vgpus: int
     gpus: float
-    """Physical GPUs; fractions only where two pipelines share one (reference rules)."""
+    """Physical GPUs; fractions only where two pipelines of a model share one at a position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class PooledPlan:
     """A solved planning task, and what it promises."""
 
     objective: float
-    """Least throughput / weight over the models (for the objective "throughput")."""
+    """Least throughput / weight over the models; for a given load its cost or number of GPUs."""
     bound: float
-    """No plan within the rules reaches more."""
+    """No plan within the rules does better."""
     optimal: bool
     """Proven: objective and bound differ by rounding only."""
     solver: str

@@ -12,8 +12,9 @@ from gpu_agent.executors.device import Device
 from gpu_agent.executors.loading import load_executor, measure
 from services.domain.ids import ModelKey, PartitionKey
 from services.domain.model import BlockTable, Boundary, ModelManifest
+from services.domain.profile import DeviceProfile, ModelProfile
 from services.domain.tensors import TensorSpec
-from services.errors import InvalidInput
+from services.errors import InvalidInput, NotSupported
 from services.model_repository import ModelRepository
 
 KEY = ModelKey("net", "1")
@@ -127,3 +128,54 @@ def test_a_negative_slowdown_is_refused() -> None:
     for slowdown in (-1.0, float("nan"), float("inf")):
         with pytest.raises(InvalidInput, match="slowdown"):
             Device.parse("emulated:p4", slowdown=slowdown)
+
+
+def device_profile(name: str, level: int, scale: int) -> DeviceProfile:
+    times = tuple((scale * each, scale * each * 3 // 2) for each in (10, 20, 40))
+    return DeviceProfile(name, level, True, "made up", (1, 3), times, times)
+
+
+@pytest.fixture
+def profiled(repository: ModelRepository) -> ModelRepository:
+    """The same model with a profile: T4 whole and halved, L4 only halved."""
+    devices = (device_profile("T4", 1, 1), device_profile("T4", 2, 3), device_profile("L4", 2, 5))
+    repository.write_profile(
+        KEY, ModelProfile(KEY, "no file", 3, (0, 26, 20, 0), (100, 200, 300), devices)
+    )
+    return repository
+
+
+def test_the_models_profile_gives_the_times_of_class_and_level(profiled: ModelRepository) -> None:
+    assert measure(load(profiled, 0, 2, Device.parse("emulated:T4")), 3) == (30, 38, 45)
+    half = Device.parse("emulated:T4", virtual_level=2, slowdown=2)
+    assert measure(load(profiled, 0, 2, half), 4) == (180, 226, 270, 314)
+
+
+def test_an_emulated_part_is_as_heavy_as_the_profile_says(profiled: ModelRepository) -> None:
+    assert load(profiled, 1, 3, Device.parse("emulated:T4")).memory_bytes == 500
+
+
+def test_a_class_the_profile_does_not_have_takes_the_tables_times(
+    profiled: ModelRepository,
+) -> None:
+    assert measure(load(profiled, 0, 1, Device.parse("emulated:P4")), 2) == (MS, 2 * MS)
+
+
+def test_a_level_the_profile_does_not_have_is_refused(profiled: ModelRepository) -> None:
+    for device in (Device.parse("emulated:L4"), Device.parse("emulated:T4", virtual_level=4)):
+        with pytest.raises(NotSupported, match="virtual GPUs per device"):
+            load(profiled, 0, 1, device)
+
+
+def test_a_file_of_times_counts_before_the_profile(
+    profiled: ModelRepository, tmp_path: Path
+) -> None:
+    file = tmp_path / "times.json"
+    file.write_text(json.dumps({"net": {"0": [7]}}))
+    assert measure(load(profiled, 0, 1, Device.parse("emulated:L4", profile=file)), 1) == (7,)
+
+
+@pytest.mark.parametrize("level", [0, 9])
+def test_a_level_beyond_what_a_device_can_be_divided_into_is_refused(level: int) -> None:
+    with pytest.raises(InvalidInput, match="virtual_level"):
+        Device.parse("cpu", virtual_level=level)

@@ -156,6 +156,7 @@ async def test_a_partition_that_does_not_fit_is_refused(bench):
     [failed] = await scheduler.wait_for("partition_failed")
     assert failed.failure.reason == "PLAN_INFEASIBLE"
     assert "does not fit" in failed.failure.message
+    assert failed.out_of_memory
     assert list(agent.engine.partitions) == []
 
 

@@ -97,12 +97,21 @@ def test_an_agent_needs_a_name_and_a_link() -> None:
     hello = scheduler_pb2.AgentHello(agent_id="a", device="cpu", link_bytes_per_second=5)
     agent = converters.agent_of(hello)
     assert (agent.server, agent.device_class) == ("a", "cpu")
+    assert (agent.virtual_level, agent.device_id) == (1, "a")
     for field in ("agent_id", "link_bytes_per_second"):
         broken = scheduler_pb2.AgentHello()
         broken.CopyFrom(hello)
         broken.ClearField(field)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match=field):
             converters.agent_of(broken)
+
+
+def test_a_virtual_gpu_names_its_level_and_its_device() -> None:
+    hello = scheduler_pb2.AgentHello(
+        agent_id="a", device="cuda:0", link_bytes_per_second=5, virtual_level=4, device_id="gpu-1"
+    )
+    agent = converters.agent_of(hello)
+    assert (agent.virtual_level, agent.device_id) == (4, "gpu-1")
 
 
 def test_partition_keys_survive_the_wire() -> None:

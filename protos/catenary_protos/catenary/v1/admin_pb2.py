@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63\x61tenary/v1/admin.proto\x12\x0b\x63\x61tenary.v1\"\x12\n\x10GetStatusRequest\"\x97\x02\n\x11GetStatusResponse\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07plan_id\x18\x03 \x01(\t\x12(\n\x06\x61gents\x18\x04 \x03(\x0b\x32\x18.catenary.v1.AgentStatus\x12(\n\x06models\x18\x05 \x03(\x0b\x32\x18.catenary.v1.ModelStatus\x12\x10\n\x08gateways\x18\x06 \x03(\t\x12\x17\n\x0fqueued_requests\x18\x07 \x01(\r\x12\x19\n\x11\x62\x61tches_in_flight\x18\x08 \x01(\r\x12\x19\n\x11live_reservations\x18\t \x01(\r\x12\x17\n\x0fredis_connected\x18\n \x01(\x08\"\x99\x01\n\x0b\x41gentStatus\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65vice_class\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x12\n\npartitions\x18\x05 \x03(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\x19\n\x11utilisation_ratio\x18\x07 \x01(\x01\"w\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tpipelines\x18\x05 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x06 \x01(\r\"\x10\n\x0eGetPlanRequest\"9\n\x0fGetPlanResponse\x12\x11\n\tplan_json\x18\x01 \x01(\t\x12\x13\n\x0b\x65xplanation\x18\x02 \x01(\t\"%\n\x10\x41pplyPlanRequest\x12\x11\n\tplan_json\x18\x01 \x01(\t\"$\n\x11\x41pplyPlanResponse\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\"k\n\x12\x44\x65ployModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06slo_ns\x18\x03 \x01(\x04\x12\x12\n\npartitions\x18\x04 \x01(\r\x12\x11\n\tmax_batch\x18\x05 \x01(\r\"&\n\x13\x44\x65ployModelResponse\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\"%\n\x11\x44rainAgentRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\"%\n\x12\x44rainAgentResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\"%\n\x0fGetTraceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x91\x01\n\x10GetTraceResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x10\n\x08total_ns\x18\x04 \x01(\x04\x12%\n\x05spans\x18\x05 \x03(\x0b\x32\x16.catenary.v1.TraceSpan\x12\x10\n\x08trace_id\x18\x06 \x01(\t\"t\n\tTraceSpan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07process\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x04\x12\x13\n\x0b\x64uration_ns\x18\x04 \x01(\x04\x12\x10\n\x08\x62\x61tch_id\x18\x05 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r2\xdb\x03\n\x05\x41\x64min\x12L\n\tGetStatus\x12\x1d.catenary.v1.GetStatusRequest\x1a\x1e.catenary.v1.GetStatusResponse\"\x00\x12\x46\n\x07GetPlan\x12\x1b.catenary.v1.GetPlanRequest\x1a\x1c.catenary.v1.GetPlanResponse\"\x00\x12L\n\tApplyPlan\x12\x1d.catenary.v1.ApplyPlanRequest\x1a\x1e.catenary.v1.ApplyPlanResponse\"\x00\x12R\n\x0b\x44\x65ployModel\x12\x1f.catenary.v1.DeployModelRequest\x1a .catenary.v1.DeployModelResponse\"\x00\x12O\n\nDrainAgent\x12\x1e.catenary.v1.DrainAgentRequest\x1a\x1f.catenary.v1.DrainAgentResponse\"\x00\x12I\n\x08GetTrace\x12\x1c.catenary.v1.GetTraceRequest\x1a\x1d.catenary.v1.GetTraceResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63\x61tenary/v1/admin.proto\x12\x0b\x63\x61tenary.v1\"\x12\n\x10GetStatusRequest\"\x97\x02\n\x11GetStatusResponse\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07plan_id\x18\x03 \x01(\t\x12(\n\x06\x61gents\x18\x04 \x03(\x0b\x32\x18.catenary.v1.AgentStatus\x12(\n\x06models\x18\x05 \x03(\x0b\x32\x18.catenary.v1.ModelStatus\x12\x10\n\x08gateways\x18\x06 \x03(\t\x12\x17\n\x0fqueued_requests\x18\x07 \x01(\r\x12\x19\n\x11\x62\x61tches_in_flight\x18\x08 \x01(\r\x12\x19\n\x11live_reservations\x18\t \x01(\r\x12\x17\n\x0fredis_connected\x18\n \x01(\x08\"\xc3\x01\n\x0b\x41gentStatus\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65vice_class\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x12\n\npartitions\x18\x05 \x03(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\x19\n\x11utilisation_ratio\x18\x07 \x01(\x01\x12\x15\n\rvirtual_level\x18\x08 \x01(\r\x12\x11\n\tdevice_id\x18\t \x01(\t\"w\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tpipelines\x18\x05 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x06 \x01(\r\"\x10\n\x0eGetPlanRequest\"\x89\x01\n\x0fGetPlanResponse\x12\x11\n\tplan_json\x18\x01 \x01(\t\x12\x13\n\x0b\x65xplanation\x18\x02 \x01(\t\x12\x0f\n\x07plan_id\x18\x03 \x01(\t\x12\x0f\n\x07planner\x18\x04 \x01(\t\x12,\n\x0blast_switch\x18\x05 \x01(\x0b\x32\x17.catenary.v1.PlanSwitch\"\xa2\x01\n\nPlanSwitch\x12\x11\n\tfrom_plan\x18\x01 \x01(\t\x12\x0f\n\x07to_plan\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\r\n\x05\x63\x61use\x18\x04 \x01(\t\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x13\n\x0b\x64uration_ns\x18\x06 \x01(\x04\x12,\n\x08\x64owntime\x18\x07 \x03(\x0b\x32\x1a.catenary.v1.ModelDowntime\"D\n\rModelDowntime\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0b\x64owntime_ns\x18\x03 \x01(\x04\"%\n\x10\x41pplyPlanRequest\x12\x11\n\tplan_json\x18\x01 \x01(\t\"R\n\x11\x41pplyPlanResponse\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12,\n\x0bplan_switch\x18\x02 \x01(\x0b\x32\x17.catenary.v1.PlanSwitch\"\x0f\n\rReplanRequest\"`\n\x0eReplanResponse\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\x12,\n\x0bplan_switch\x18\x03 \x01(\x0b\x32\x17.catenary.v1.PlanSwitch\"k\n\x12\x44\x65ployModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06slo_ns\x18\x03 \x01(\x04\x12\x12\n\npartitions\x18\x04 \x01(\r\x12\x11\n\tmax_batch\x18\x05 \x01(\r\"&\n\x13\x44\x65ployModelResponse\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\"%\n\x11\x44rainAgentRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\"%\n\x12\x44rainAgentResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\"%\n\x0fGetTraceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x91\x01\n\x10GetTraceResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x10\n\x08total_ns\x18\x04 \x01(\x04\x12%\n\x05spans\x18\x05 \x03(\x0b\x32\x16.catenary.v1.TraceSpan\x12\x10\n\x08trace_id\x18\x06 \x01(\t\"t\n\tTraceSpan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07process\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x04\x12\x13\n\x0b\x64uration_ns\x18\x04 \x01(\x04\x12\x10\n\x08\x62\x61tch_id\x18\x05 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r2\xa0\x04\n\x05\x41\x64min\x12L\n\tGetStatus\x12\x1d.catenary.v1.GetStatusRequest\x1a\x1e.catenary.v1.GetStatusResponse\"\x00\x12\x46\n\x07GetPlan\x12\x1b.catenary.v1.GetPlanRequest\x1a\x1c.catenary.v1.GetPlanResponse\"\x00\x12L\n\tApplyPlan\x12\x1d.catenary.v1.ApplyPlanRequest\x1a\x1e.catenary.v1.ApplyPlanResponse\"\x00\x12\x43\n\x06Replan\x12\x1a.catenary.v1.ReplanRequest\x1a\x1b.catenary.v1.ReplanResponse\"\x00\x12R\n\x0b\x44\x65ployModel\x12\x1f.catenary.v1.DeployModelRequest\x1a .catenary.v1.DeployModelResponse\"\x00\x12O\n\nDrainAgent\x12\x1e.catenary.v1.DrainAgentRequest\x1a\x1f.catenary.v1.DrainAgentResponse\"\x00\x12I\n\x08GetTrace\x12\x1c.catenary.v1.GetTraceRequest\x1a\x1d.catenary.v1.GetTraceResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,31 +36,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSRESPONSE']._serialized_start=61
   _globals['_GETSTATUSRESPONSE']._serialized_end=340
   _globals['_AGENTSTATUS']._serialized_start=343
-  _globals['_AGENTSTATUS']._serialized_end=496
-  _globals['_MODELSTATUS']._serialized_start=498
-  _globals['_MODELSTATUS']._serialized_end=617
-  _globals['_GETPLANREQUEST']._serialized_start=619
-  _globals['_GETPLANREQUEST']._serialized_end=635
-  _globals['_GETPLANRESPONSE']._serialized_start=637
-  _globals['_GETPLANRESPONSE']._serialized_end=694
-  _globals['_APPLYPLANREQUEST']._serialized_start=696
-  _globals['_APPLYPLANREQUEST']._serialized_end=733
-  _globals['_APPLYPLANRESPONSE']._serialized_start=735
-  _globals['_APPLYPLANRESPONSE']._serialized_end=771
-  _globals['_DEPLOYMODELREQUEST']._serialized_start=773
-  _globals['_DEPLOYMODELREQUEST']._serialized_end=880
-  _globals['_DEPLOYMODELRESPONSE']._serialized_start=882
-  _globals['_DEPLOYMODELRESPONSE']._serialized_end=920
-  _globals['_DRAINAGENTREQUEST']._serialized_start=922
-  _globals['_DRAINAGENTREQUEST']._serialized_end=959
-  _globals['_DRAINAGENTRESPONSE']._serialized_start=961
-  _globals['_DRAINAGENTRESPONSE']._serialized_end=998
-  _globals['_GETTRACEREQUEST']._serialized_start=1000
-  _globals['_GETTRACEREQUEST']._serialized_end=1037
-  _globals['_GETTRACERESPONSE']._serialized_start=1040
-  _globals['_GETTRACERESPONSE']._serialized_end=1185
-  _globals['_TRACESPAN']._serialized_start=1187
-  _globals['_TRACESPAN']._serialized_end=1303
-  _globals['_ADMIN']._serialized_start=1306
-  _globals['_ADMIN']._serialized_end=1781
+  _globals['_AGENTSTATUS']._serialized_end=538
+  _globals['_MODELSTATUS']._serialized_start=540
+  _globals['_MODELSTATUS']._serialized_end=659
+  _globals['_GETPLANREQUEST']._serialized_start=661
+  _globals['_GETPLANREQUEST']._serialized_end=677
+  _globals['_GETPLANRESPONSE']._serialized_start=680
+  _globals['_GETPLANRESPONSE']._serialized_end=817
+  _globals['_PLANSWITCH']._serialized_start=820
+  _globals['_PLANSWITCH']._serialized_end=982
+  _globals['_MODELDOWNTIME']._serialized_start=984
+  _globals['_MODELDOWNTIME']._serialized_end=1052
+  _globals['_APPLYPLANREQUEST']._serialized_start=1054
+  _globals['_APPLYPLANREQUEST']._serialized_end=1091
+  _globals['_APPLYPLANRESPONSE']._serialized_start=1093
+  _globals['_APPLYPLANRESPONSE']._serialized_end=1175
+  _globals['_REPLANREQUEST']._serialized_start=1177
+  _globals['_REPLANREQUEST']._serialized_end=1192
+  _globals['_REPLANRESPONSE']._serialized_start=1194
+  _globals['_REPLANRESPONSE']._serialized_end=1290
+  _globals['_DEPLOYMODELREQUEST']._serialized_start=1292
+  _globals['_DEPLOYMODELREQUEST']._serialized_end=1399
+  _globals['_DEPLOYMODELRESPONSE']._serialized_start=1401
+  _globals['_DEPLOYMODELRESPONSE']._serialized_end=1439
+  _globals['_DRAINAGENTREQUEST']._serialized_start=1441
+  _globals['_DRAINAGENTREQUEST']._serialized_end=1478
+  _globals['_DRAINAGENTRESPONSE']._serialized_start=1480
+  _globals['_DRAINAGENTRESPONSE']._serialized_end=1517
+  _globals['_GETTRACEREQUEST']._serialized_start=1519
+  _globals['_GETTRACEREQUEST']._serialized_end=1556
+  _globals['_GETTRACERESPONSE']._serialized_start=1559
+  _globals['_GETTRACERESPONSE']._serialized_end=1704
+  _globals['_TRACESPAN']._serialized_start=1706
+  _globals['_TRACESPAN']._serialized_end=1822
+  _globals['_ADMIN']._serialized_start=1825
+  _globals['_ADMIN']._serialized_end=2369
 # @@protoc_insertion_point(module_scope)

@@ -93,6 +93,8 @@ class AgentStatus(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     UTILISATION_RATIO_FIELD_NUMBER: _builtins.int
+    VIRTUAL_LEVEL_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     device: _builtins.str
     device_class: _builtins.str
@@ -101,6 +103,10 @@ class AgentStatus(_message.Message):
     memory_bytes: _builtins.int
     utilisation_ratio: _builtins.float
     """Share of the last seconds in which its device was booked, 0..1."""
+    virtual_level: _builtins.int
+    """It is one of so many virtual GPUs of its device."""
+    device_id: _builtins.str
+    """Agents with the same device are virtual GPUs of one physical device."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -113,10 +119,12 @@ class AgentStatus(_message.Message):
         partitions: _abc.Iterable[_builtins.str] | None = ...,
         memory_bytes: _builtins.int = ...,
         utilisation_ratio: _builtins.float = ...,
+        virtual_level: _builtins.int = ...,
+        device_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "device", b"device", "device_class", b"device_class", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "state", b"state", "utilisation_ratio", b"utilisation_ratio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "state", b"state", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -177,22 +185,108 @@ class GetPlanResponse(_message.Message):
 
     PLAN_JSON_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    PLANNER_FIELD_NUMBER: _builtins.int
+    LAST_SWITCH_FIELD_NUMBER: _builtins.int
     plan_json: _builtins.str
     """The plan as JSON, in the form `catenaryd up --plan` reads."""
     explanation: _builtins.str
+    plan_id: _builtins.str
+    planner: _builtins.str
+    """Who made it: "pooled", "even", or "hand" for a file or ApplyPlan."""
+    @_builtins.property
+    def last_switch(self) -> Global___PlanSwitch:
+        """The switch under way, else the last one; absent if there was none."""
+
     def __init__(
         self,
         *,
         plan_json: _builtins.str = ...,
         explanation: _builtins.str = ...,
+        plan_id: _builtins.str = ...,
+        planner: _builtins.str = ...,
+        last_switch: Global___PlanSwitch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_switch", b"last_switch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "plan_json", b"plan_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "last_switch", b"last_switch", "plan_id", b"plan_id", "plan_json", b"plan_json", "planner", b"planner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPlanResponse: _TypeAlias = GetPlanResponse  # noqa: Y015
+
+@_typing.final
+class PlanSwitch(_message.Message):
+    """One change from a plan to the next."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_PLAN_FIELD_NUMBER: _builtins.int
+    TO_PLAN_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    DURATION_NS_FIELD_NUMBER: _builtins.int
+    DOWNTIME_FIELD_NUMBER: _builtins.int
+    from_plan: _builtins.str
+    to_plan: _builtins.str
+    """Empty unless the new plan is in force."""
+    phase: _builtins.str
+    """"loading", "flushing", "moving", "returning", "done" or "rolled back"."""
+    cause: _builtins.str
+    """Who or what wanted it."""
+    problem: _builtins.str
+    """Why it was rolled back."""
+    duration_ns: _builtins.int
+    """So far, if it is under way."""
+    @_builtins.property
+    def downtime(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelDowntime]:
+        """Models that could not be dispatched for a while. All others went on without a pause."""
+
+    def __init__(
+        self,
+        *,
+        from_plan: _builtins.str = ...,
+        to_plan: _builtins.str = ...,
+        phase: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        problem: _builtins.str = ...,
+        duration_ns: _builtins.int = ...,
+        downtime: _abc.Iterable[Global___ModelDowntime] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "downtime", b"downtime", "duration_ns", b"duration_ns", "from_plan", b"from_plan", "phase", b"phase", "problem", b"problem", "to_plan", b"to_plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanSwitch: _TypeAlias = PlanSwitch  # noqa: Y015
+
+@_typing.final
+class ModelDowntime(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    DOWNTIME_NS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.str
+    downtime_ns: _builtins.int
+    """From the last moment dispatch was possible under the old plan to the first under the new one."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        downtime_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["downtime_ns", b"downtime_ns", "model", b"model", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelDowntime: _TypeAlias = ModelDowntime  # noqa: Y015
 
 @_typing.final
 class ApplyPlanRequest(_message.Message):
@@ -218,19 +312,67 @@ class ApplyPlanResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLAN_ID_FIELD_NUMBER: _builtins.int
+    PLAN_SWITCH_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
+    @_builtins.property
+    def plan_switch(self) -> Global___PlanSwitch:
+        """How it came into force; absent if it was in force already or is the first plan."""
+
     def __init__(
         self,
         *,
         plan_id: _builtins.str = ...,
+        plan_switch: Global___PlanSwitch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan_switch", b"plan_switch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_id", b"plan_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_id", b"plan_id", "plan_switch", b"plan_switch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ApplyPlanResponse: _TypeAlias = ApplyPlanResponse  # noqa: Y015
+
+@_typing.final
+class ReplanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplanRequest: _TypeAlias = ReplanRequest  # noqa: Y015
+
+@_typing.final
+class ReplanResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    PLAN_SWITCH_FIELD_NUMBER: _builtins.int
+    plan_id: _builtins.str
+    changed: _builtins.bool
+    """False if the new plan is the one in force."""
+    @_builtins.property
+    def plan_switch(self) -> Global___PlanSwitch: ...
+    def __init__(
+        self,
+        *,
+        plan_id: _builtins.str = ...,
+        changed: _builtins.bool = ...,
+        plan_switch: Global___PlanSwitch | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan_switch", b"plan_switch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "plan_id", b"plan_id", "plan_switch", b"plan_switch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplanResponse: _TypeAlias = ReplanResponse  # noqa: Y015
 
 @_typing.final
 class DeployModelRequest(_message.Message):

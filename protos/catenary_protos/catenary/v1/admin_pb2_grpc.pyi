@@ -34,6 +34,8 @@ class AdminStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
     GetPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPlanRequest, _admin_pb2.GetPlanResponse]
     ApplyPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApplyPlanRequest, _admin_pb2.ApplyPlanResponse]
+    Replan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReplanRequest, _admin_pb2.ReplanResponse]
+    """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
     DeployModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeployModelRequest, _admin_pb2.DeployModelResponse]
     DrainAgent: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]
     GetTrace: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]
@@ -45,6 +47,8 @@ class AdminAsyncStub(AdminStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
     GetPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPlanRequest, _admin_pb2.GetPlanResponse]  # type: ignore[assignment]
     ApplyPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApplyPlanRequest, _admin_pb2.ApplyPlanResponse]  # type: ignore[assignment]
+    Replan: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReplanRequest, _admin_pb2.ReplanResponse]  # type: ignore[assignment]
+    """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
     DeployModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeployModelRequest, _admin_pb2.DeployModelResponse]  # type: ignore[assignment]
     DrainAgent: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]  # type: ignore[assignment]
     GetTrace: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]  # type: ignore[assignment]
@@ -71,6 +75,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ApplyPlanRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ApplyPlanResponse, _abc.Awaitable[_admin_pb2.ApplyPlanResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Replan(
+        self,
+        request: _admin_pb2.ReplanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ReplanResponse, _abc.Awaitable[_admin_pb2.ReplanResponse]]:
+        """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
 
     @_abc_1.abstractmethod
     def DeployModel(

@@ -646,6 +646,8 @@ class AgentHello(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
+    VIRTUAL_LEVEL_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     incarnation: _builtins.int
     device: _builtins.str
@@ -658,6 +660,10 @@ class AgentHello(_message.Message):
     link_bytes_per_second: _builtins.int
     epoch: _builtins.int
     """The highest epoch this agent obeys."""
+    virtual_level: _builtins.int
+    """This agent is one of so many virtual GPUs of its device; 0 counts as 1."""
+    device_id: _builtins.str
+    """Agents with the same device are virtual GPUs of one physical device; empty: one of its own."""
     @_builtins.property
     def peer(self) -> _common_pb2.Peer: ...
     @_builtins.property
@@ -680,10 +686,12 @@ class AgentHello(_message.Message):
         epoch: _builtins.int = ...,
         partitions: _abc.Iterable[Global___PartitionLoaded] | None = ...,
         batches: _abc.Iterable[Global___BatchInAgent] | None = ...,
+        virtual_level: _builtins.int = ...,
+        device_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "device", b"device", "device_class", b"device_class", "epoch", b"epoch", "incarnation", b"incarnation", "link_bytes_per_second", b"link_bytes_per_second", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "peer", b"peer", "server_id", b"server_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "epoch", b"epoch", "incarnation", b"incarnation", "link_bytes_per_second", b"link_bytes_per_second", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "peer", b"peer", "server_id", b"server_id", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -825,6 +833,9 @@ class PartitionFailed(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
+    out_of_memory: _builtins.bool
+    """True: it would fit if other partitions were unloaded first."""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     @_builtins.property
@@ -834,10 +845,11 @@ class PartitionFailed(_message.Message):
         *,
         key: Global___PartitionKey | None = ...,
         failure: _common_pb2.Failure | None = ...,
+        out_of_memory: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key", b"key", "out_of_memory", b"out_of_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

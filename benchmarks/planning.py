@@ -1,0 +1,105 @@
+"""What planning costs and yields on the PPipe reference data, beside the limits and Gurobi.
+
+Every instance is planned once, enumeration included; NumPy and (for large clusters) HiGHS, one
+thread. `free` are our own rules with up to three partitions, `reference` those of the artifact.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.figures import Figure, at_least, at_most, table
+from scheduler.planning.pooled import plan_pools
+from scheduler.planning.pooled.dataset import Dataset, load_dataset
+from scheduler.planning.pooled.problem import PoolingProblem
+
+LIMIT_MEAN_MS = 100.0
+LIMIT_MAX_MS = 500.0
+LIMIT_LARGE_S = 10.0
+LIMIT_GAIN_PERCENT = 101.0
+LIMIT_EQUAL_PERCENT = 0.01
+GUROBI_TOLERANCE_PERCENT = 1e-4
+"""Its plans break whole numbers by as much (74.999995 GPUs count as 75)."""
+DATA = Path(os.environ.get("CATENARY_DATA") or Path(__file__).parents[2] / "shared" / "data")
+
+
+def run(quick: bool) -> list[Figure]:
+    """Returns the figures; none where the reference data is not at hand."""
+    folder = DATA / "ppipe"
+    if not folder.is_dir():
+        print(f"planning: needs the PPipe reference data at {folder} (CATENARY_DATA)")
+        return []
+    data = load_dataset(folder)
+    chosen = list(data.instances)[:: 6 if quick else 1]
+    groups = [name for name in chosen if name.startswith("maf")]
+    plan_pools(data.problem(chosen[0]))  # imports and caches
+    return [
+        *_free(data, chosen, groups),
+        *_reference(data, groups),
+        *_large(data.problem(groups[0]), quick),
+    ]
+
+
+def _free(data: Dataset, chosen: list[str], groups: list[str]) -> list[Figure]:
+    gains, milliseconds = {}, {}
+    for name in chosen:
+        problem = data.problem(name)
+        begun = time.perf_counter()
+        plan = plan_pools(problem)
+        milliseconds[name] = (time.perf_counter() - begun) * 1e3
+        assert plan.optimal
+        gains[name] = 100.0 * plan.objective / _gurobi(data, name)
+    three = [milliseconds[name] for name in groups]
+    mean = statistics.mean(gains[name] for name in groups)
+    least = 100.0 - GUROBI_TOLERANCE_PERCENT
+    return [
+        at_most("free: mean time, three models", statistics.mean(three), "ms", LIMIT_MEAN_MS),
+        at_most("free: longest, three models", max(three), "ms", LIMIT_MAX_MS),
+        at_least("free: least objective, of Gurobi's", min(gains.values()), "%", least),
+        at_least("free: mean objective, three models", mean, "%", LIMIT_GAIN_PERCENT),
+        at_most("free: mean objective, ablation as well", statistics.mean(gains.values()), "%"),
+        at_most("free: largest objective, of Gurobi's", max(gains.values()), "%"),
+    ]
+
+
+def _reference(data: Dataset, groups: list[str]) -> list[Figure]:
+    differences, milliseconds = [], []
+    for name in groups:
+        problem = data.problem(name, data.instance(name).max_partitions)
+        begun = time.perf_counter()
+        plan = plan_pools(problem, rules="reference")
+        milliseconds.append((time.perf_counter() - begun) * 1e3)
+        assert plan.optimal
+        differences.append(abs(100.0 * plan.objective / _gurobi(data, name) - 100.0))
+    return [
+        at_most("reference: mean time", statistics.mean(milliseconds), "ms", LIMIT_MEAN_MS),
+        at_most("reference: longest", max(milliseconds), "ms", LIMIT_MAX_MS),
+        at_most("reference: away from Gurobi", max(differences), "%", LIMIT_EQUAL_PERCENT),
+    ]
+
+
+def _large(small: PoolingProblem, quick: bool) -> list[Figure]:
+    figures = []
+    for factor in (1000,) if quick else (10, 100, 1000):
+        classes = tuple(replace(gpu, count=gpu.count * factor) for gpu in small.classes)
+        begun = time.perf_counter()
+        plan = plan_pools(replace(small, classes=classes), clock=time.perf_counter)
+        seconds = time.perf_counter() - begun
+        gap = 100.0 * (plan.bound / plan.objective - 1.0)
+        figures += [
+            at_most(f"{factor * 100:,} GPUs: time", seconds, "s", LIMIT_LARGE_S),
+            at_most(f"{factor * 100:,} GPUs: gap", gap, "%"),
+        ]
+    return figures
+
+
+def _gurobi(data: Dataset, name: str) -> float:
+    return float(data.instance(name).reference["v4"]["objective"])
+
+
+if __name__ == "__main__":
+    print(table(run(quick=False)))

@@ -1,0 +1,1 @@
+"""Scenario files and what they find: see `schema`, `runs` and `report`."""

@@ -1,0 +1,69 @@
+"""Where a scenario finds its data, and how its parts are named in reports."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from catenaryd.scenarios.jobs import Load, OfInstance, Plan, dataset_at
+from catenaryd.scenarios.published import Measured, read_measured
+from catenaryd.scenarios.schema import Attainment, LoadFactors, Policy, matching
+from services.errors import InvalidInput
+
+_DATA = Path("..") / "shared" / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The data set of a scenario."""
+
+    dataset: Path
+
+    def instances(self, patterns: list[str]) -> list[str]:
+        """Returns the ids that match."""
+        return matching(patterns, list(dataset_at(self.dataset).instances), "instances")
+
+    def cluster_of(self, instance: str) -> str:
+        """Returns the name of an instance's cluster."""
+        return dataset_at(self.dataset).instance(instance).cluster
+
+    def measured(self) -> list[Measured]:
+        """Returns what was measured with the paper's artifact."""
+        return read_measured(self.dataset)
+
+
+def context_of(dataset: str) -> Context:
+    """Returns the context of a scenario that names this data set.
+
+    Args:
+        dataset: A folder, or a name below CATENARY_DATA (../shared/data unless set).
+
+    Raises:
+        InvalidInput: If there is no such folder.
+    """
+    root = Path(os.environ.get("CATENARY_DATA") or _DATA)
+    for folder in (root / dataset, Path(dataset)):
+        if folder.is_dir():
+            return Context(folder.resolve())
+    raise InvalidInput("dataset", f"there is no {dataset!r} in {root}; set CATENARY_DATA")
+
+
+def plan_of(context: Context, instance: str, policy: Policy) -> Plan:
+    """Returns which plan a policy serves an instance by."""
+    return Plan(context.dataset, OfInstance(instance), policy.planner, policy.max_partitions)
+
+
+def loads_of(scenario: LoadFactors | Attainment, policy: Policy, arrivals: str) -> list[Load]:
+    """Returns one load per seed of a policy."""
+    return [
+        Load(arrivals, scenario.base_rps, scenario.duration_s, seed)
+        for seed in policy.seeds or scenario.seeds
+    ]
+
+
+def arrivals_name(arrivals: str) -> str:
+    """Returns what a kind of arrivals is called in tables."""
+    kind, _, rest = arrivals.partition(":")
+    names = {"poisson": "Poisson", "gamma": f"Gamma, cv {rest}", "onoff": f"on/off {rest} s"}
+    return names.get(kind, Path(arrivals).stem)

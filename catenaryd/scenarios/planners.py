@@ -1,0 +1,63 @@
+"""The planners a scenario compares, by name."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Literal
+
+from catenaryd.scenarios.problems import with_batch_building
+from scheduler.planning.pooled import plan_pools
+from scheduler.planning.pooled.baselines import plan_dart_r, plan_without_partitioning
+from scheduler.planning.pooled.dataset import DEFAULT_MAX_PARTITIONS, Dataset
+from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from services.errors import InvalidInput, PlanInfeasible
+
+Planner = Literal["catenary", "reference", "np", "dart-r"]
+
+
+def make(problem: PoolingProblem, planner: Planner) -> PooledPlan:
+    """Returns one of our planners' plan; the reference's are read, not made.
+
+    Raises:
+        PlanInfeasible: If no plan keeps every SLO.
+    """
+    match planner:
+        case "catenary":
+            return plan_pools(problem, clock=time.perf_counter)
+        case "np":
+            return plan_without_partitioning(problem, clock=time.perf_counter)
+        case "dart-r":
+            return plan_dart_r(problem, clock=time.perf_counter)
+        case "reference":
+            raise InvalidInput("planner", "the reference's plans are those of the data set")
+
+
+def complete(problem: PoolingProblem, max_partitions: int | None) -> PoolingProblem:
+    """Returns a task of our own making as the artifact would state it.
+
+    The batch building time follows from the rate of a plan without partitions; where there is no
+    such plan it is left out.
+    """
+    problem = replace(problem, max_partitions=max_partitions or DEFAULT_MAX_PARTITIONS)
+    unbuilt = replace(
+        problem, models=tuple(replace(each, batch_build_us_per_row=0.0) for each in problem.models)
+    )
+    try:
+        plan = plan_without_partitioning(unbuilt)
+    except PlanInfeasible:
+        return unbuilt
+    return with_batch_building(problem, {each.name: each.throughput_rps for each in plan.models})
+
+
+def reference_rates(dataset: Dataset, instance_id: str) -> dict[str, float]:
+    """Returns the rate of each model in the artifact's PPipe plan: its load factor 1.
+
+    Raises:
+        InvalidInput: If the instance does not tell.
+    """
+    instance = dataset.instance(instance_id)
+    reached = instance.reference.get("v4", {}).get("xput_rps")
+    if not reached:
+        raise InvalidInput("base_rps", f"{instance_id} states no rates of the reference")
+    return {str(dnn["dnn"]): float(rate) for dnn, rate in zip(instance.dnns, reached, strict=True)}

@@ -1,0 +1,89 @@
+"""One plan under load in the simulator: what given loads come to, or the largest that holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import floor
+
+from services.domain.ids import NANOSECONDS_PER_SECOND
+from services.domain.plan import ModelPlan, Stage
+from simulator.options import Options
+from simulator.result import ModelResult, SimulationResult
+from simulator.simulate import Setting, run
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How the largest load factor is looked for: from `highest` down in steps of `step`."""
+
+    target: float = 0.99
+    highest: float = 1.0
+    step: float = 0.05
+
+    def factors(self, at_most: float) -> Iterator[float]:
+        """Yields the factors to try, the largest first; the last is 0, which is no load."""
+        top = min(self.highest, at_most)
+        for number in range(floor(top / self.step + _ROUNDING), -1, -1):
+            yield round(number * self.step, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The outcome of a search."""
+
+    models: Mapping[str, ModelResult]
+    """Per model its figures at the largest factor with enough of its requests in time."""
+    utilisation: Mapping[str, float]
+    """Per GPU class, at the smallest of these factors."""
+
+
+def search(setting: Setting, options: Options, wanted: Search) -> Found:
+    """Returns the largest load factors; all models are always offered the same factor.
+
+    Factors that ask for more than the devices can compute are passed over without a run.
+    """
+    found: dict[str, ModelResult] = {}
+    utilisation: Mapping[str, float] = dict.fromkeys(setting.gpus, 0.0)
+    for factor in wanted.factors(_ceiling(setting, options, wanted.target)):
+        result = run(setting, replace(options, load=factor))
+        reached = {each.name: each for each in result.models if each.attainment >= wanted.target}
+        found = {**reached, **found}
+        if len(found) == len(result.models):
+            utilisation = result.utilisation
+            break
+    return Found(found, utilisation)
+
+
+def at_load(setting: Setting, options: Options, factor: float) -> SimulationResult:
+    """Returns what a load factor comes to."""
+    return run(setting, replace(options, load=factor))
+
+
+def capacity_rps(model: ModelPlan) -> float:
+    """Returns a rate no schedule can exceed: every pipeline's slowest pool, at its best batch."""
+    return sum(
+        min(_pool_rps(stage, pipeline.batch_size) for stage in pipeline.stages)
+        for pipeline in model.pipelines
+    )
+
+
+def _pool_rps(stage: Stage, batch: int) -> float:
+    rows_per_ns = max(rows / stage.compute_ns[rows - 1] for rows in range(1, batch + 1))
+    return len(stage.agents) * rows_per_ns * NANOSECONDS_PER_SECOND
+
+
+def _ceiling(setting: Setting, options: Options, target: float) -> float:
+    """Returns a load factor no model can serve, as long as the models share no agents.
+
+    What is queued when the run ends may still be answered: one SLO's worth.
+    """
+    highest = 0.0
+    for model in setting.plan.models:
+        seconds = options.duration_s + model.slo_ns / NANOSECONDS_PER_SECOND
+        most = capacity_rps(model) * seconds / options.duration_s / target
+        highest = max(highest, most / max(options.base_rps[model.model.name], _ROUNDING))
+    # The offered load is random: leave room for a run with fewer arrivals than expected.
+    return highest * 1.05

@@ -1,0 +1,220 @@
+"""`catenaryd simulate`: what a plan would serve, on a virtual clock."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from catenaryd.scenarios.options import scenario_options
+from scheduler.planning.pooled.dataset import Dataset, load_dataset
+from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from services.domain.ids import NANOSECONDS_PER_MILLISECOND
+from services.errors import InvalidInput
+from simulator import (
+    Disturbance,
+    ModelResult,
+    Options,
+    SimulationResult,
+    max_load_factor,
+    parse_arrivals,
+    simulate,
+)
+from simulator.options import Policy
+
+T = TypeVar("T", int, float)
+
+_PLANNERS = ("catenary", "np", "dart-r", "reference")
+
+
+@click.group("simulate")
+def simulate_group() -> None:
+    """Simulates a cluster around the scheduler's own planning and dispatch code.
+
+    Example: catenaryd simulate pools --dataset data/ppipe --instance maf19/0.3-0.33-0.37/G1/HC1-L
+    """
+
+
+@simulate_group.command("pools")
+@scenario_options
+@click.option(
+    "--dataset", "folder", type=click.Path(path_type=Path),
+    help="Folder in the format of data/ppipe.",
+)  # fmt: skip
+@click.option("--instance", help="Planning instance, by its id.")
+@click.option(
+    "--planner", type=click.Choice(_PLANNERS), default="catenary", show_default=True,
+    help="Whose plan; reference: the data set's own.",
+)  # fmt: skip
+@click.option(
+    "--max-partitions", type=click.IntRange(1, 8), default=3, show_default=True,
+    help="Longest pipeline of the planner catenary.",
+)  # fmt: skip
+@click.option(
+    "--dispatch", type=click.Choice(("reservation", "reactive")), default="reservation",
+    show_default=True, help="reactive: every pool for itself, without reservations.",
+)  # fmt: skip
+@click.option(
+    "--load", "load_text", default="1.0", show_default=True, metavar="F|max",
+    help="Load factor; max looks for the largest, from 1 down, that keeps 99 % within the SLO.",
+)  # fmt: skip
+@click.option(
+    "--base-rps", type=click.Choice(("reference", "own")), default="reference", show_default=True,
+    help="Load factor 1: each model's rate in the reference's plan, or weight x own objective.",
+)  # fmt: skip
+@click.option(
+    "--arrivals", default="poisson", show_default=True,
+    metavar="poisson|gamma:CV|onoff:ON_S:OFF_S|FILE",
+    help="FILE: CSV with a column seconds or timestamp (arrivals), or seconds and rps (rates).",
+)  # fmt: skip
+@click.option("--duration", default=30.0, show_default=True, help="Seconds of arrivals.")
+@click.option("--seed", default=1, show_default=True, help="Decides arrivals and noise.")
+@click.option("--noise", default=0.0, help="Coefficient of variation of compute and transfers.")
+@click.option(
+    "--stragglers", default="0:3", show_default=True, metavar="PROBABILITY:FACTOR",
+    help="How often a batch takes how many times as long.",
+)  # fmt: skip
+@click.option("--report-delay-ms", default=0.0, help="Until the scheduler hears of what happened.")
+@click.option("--clock-error-ms", default=0.0, help="By how much the servers' clocks are wrong.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def pools(
+    folder: Path | None, instance: str | None, load_text: str, as_json: bool, **flags: Any
+) -> None:
+    """Serves one instance of a data set of planning tasks, or runs scenario files.
+
+    Example: catenaryd simulate pools --dataset data/ppipe --instance maf19/0.3-0.33-0.37/G1/HC1-L
+    --planner catenary --load 0.95 --arrivals gamma:2 --duration 30 --seed 1 --json
+
+    Example: catenaryd simulate pools scenarios/attainment.yaml --quick --json
+    """
+    if flags["schema"] or flags["scenarios"]:
+        from catenaryd.scenarios.command import run_command
+
+        run_command(flags, as_json=as_json)
+        return
+    if folder is None or instance is None:
+        raise click.UsageError("give --dataset and --instance, or scenario files")
+    load = 1.0 if load_text == "max" else _number("load", load_text)
+    dataset = load_dataset(folder)
+    problem = dataset.problem(instance, flags["max_partitions"])
+    plan = _plan(dataset, problem, instance, flags["planner"])
+    options = Options(
+        base_rps=_base_rps(dataset, problem, plan, instance, flags["base_rps"]),
+        load=load,
+        duration_s=_positive("duration", flags["duration"]),
+        seed=_at_least_zero("seed", flags["seed"]),
+        arrivals=parse_arrivals(flags["arrivals"]),
+        dispatch=cast(Policy, flags["dispatch"]),
+        disturbance=_disturbance(flags),
+    )
+    if load_text == "max":
+        result = _at_largest(problem, plan, options)
+    else:
+        result = simulate(problem, plan, options)
+    if as_json:
+        facts = {
+            "instance": instance,
+            "planner": flags["planner"],
+            "dispatch": flags["dispatch"],
+            "objective": plan.objective,
+            "duration_s": options.duration_s,
+            "seed": options.seed,
+        }
+        click.echo(json.dumps({**facts, **result.to_json()}))
+        return
+    _print(result)
+
+
+def _plan(dataset: Dataset, problem: PoolingProblem, instance: str, planner: str) -> PooledPlan:
+    from catenaryd.scenarios import planners
+
+    if planner == "reference":
+        return dataset.reference_plan(instance)
+    return planners.make(problem, cast(planners.Planner, planner))
+
+
+def _base_rps(
+    dataset: Dataset, problem: PoolingProblem, plan: PooledPlan, instance: str, base: str
+) -> dict[str, float]:
+    from catenaryd.scenarios import planners
+
+    if base == "reference":
+        return planners.reference_rates(dataset, instance)
+    return {model.name: model.weight * plan.objective for model in problem.models}
+
+
+def _disturbance(flags: dict[str, Any]) -> Disturbance:
+    noise = _at_least_zero("noise", flags["noise"])
+    probability, _, factor = str(flags["stragglers"]).partition(":")
+    often = _number("stragglers", probability)
+    if often > 1:
+        raise InvalidInput("stragglers", "the probability must be 0 to 1")
+    delay = _at_least_zero("report-delay-ms", flags["report_delay_ms"])
+    error = _at_least_zero("clock-error-ms", flags["clock_error_ms"])
+    return Disturbance(
+        compute_cv=noise,
+        transfer_cv=noise,
+        straggler_probability=often,
+        straggler_factor=_positive("stragglers", _number("stragglers", factor or "3")),
+        report_delay_ns=round(delay * NANOSECONDS_PER_MILLISECOND),
+        clock_error_ns=round(error * NANOSECONDS_PER_MILLISECOND),
+    )
+
+
+def _at_largest(problem: PoolingProblem, plan: PooledPlan, options: Options) -> SimulationResult:
+    """Returns each model's figures at its largest load factor; the rest is of the last run."""
+    found = max_load_factor(problem, plan, options)
+    models = tuple(found[model.name] for model in problem.models)
+    least = min(model.load_factor for model in models)
+    last = simulate(problem, plan, replace(options, load=least))
+    return replace(last, models=models)
+
+
+def _print(result: SimulationResult) -> None:
+    click.echo(
+        f"{'model':<18} {'load':>5} {'requests':>9} {'in time':>8} {'late':>6} {'dropped':>8}"
+        f" {'attained':>9} {'p50 ms':>8} {'p99 ms':>8} {'batch':>6}"
+    )
+    for model in result.models:
+        click.echo(_line(model))
+    for name, share in result.utilisation.items():
+        click.echo(f"{name}: {share:.1%} busy")
+    if result.dispatch_us is not None:
+        p50, p99 = result.dispatch_us
+        click.echo(f"dispatch decision: p50 {p50:.1f} us, p99 {p99:.1f} us")
+    click.echo(f"{result.events:,} events, {result.events_per_second:,.0f} per second")
+
+
+def _line(model: ModelResult) -> str:
+    def number(value: float | None, width: int, digits: int) -> str:
+        return f"{'-':>{width}}" if value is None else f"{value:>{width}.{digits}f}"
+
+    return (
+        f"{model.name:<18} {model.load_factor:>5.2f} {model.requests:>9} {model.finished:>8}"
+        f" {model.late:>6} {model.dropped:>8} {model.attainment:>9.2%}"
+        f" {number(model.p50_ms, 8, 2)} {number(model.p99_ms, 8, 2)}"
+        f" {number(model.mean_batch, 6, 2)}"
+    )
+
+
+def _number(field: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidInput(field, f"{text!r} is not a number") from None
+    return _at_least_zero(field, value)
+
+
+def _at_least_zero(field: str, value: T) -> T:
+    if not 0 <= value < float("inf"):
+        raise InvalidInput(field, "must be 0 or more")
+    return value
+
+
+def _positive(field: str, value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise InvalidInput(field, "must be more than 0")
+    return value

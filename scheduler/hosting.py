@@ -1,0 +1,130 @@
+"""Orders agents to load what they should host and to unload what they should not.
+
+Memory decides whether both plans of a switch fit side by side. Sizes are known of partitions that
+were loaded somewhere, else estimated from the weights in the model's profile; where neither says
+anything the agent is asked to try, and its refusal tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from scheduler.converters import partition_message
+from scheduler.deployments import Deployments
+from scheduler.load_orders import LoadOrders
+from scheduler.roster import AgentRecord, Roster, present
+from scheduler.targets import Wanted
+from services.domain.ids import AgentId, Epoch, PartitionKey
+from services.log import get_logger
+
+_log = get_logger(__name__)
+_NOTHING: Wanted = {}
+
+
+class Hosting:
+    """What agents are told to host."""
+
+    def __init__(self, deployments: Deployments, orders: LoadOrders) -> None:
+        self._deployments = deployments
+        self._orders = orders
+        self._sizes: dict[PartitionKey, int] = {}
+
+    def learn(self, key: PartitionKey, memory_bytes: int) -> None:
+        """An agent reported how large a partition is."""
+        self._sizes[key] = max(memory_bytes, self._sizes.get(key, 0))
+
+    def load(
+        self,
+        roster: Roster,
+        wanted: Callable[[AgentId], Wanted],
+        crowded: Callable[[AgentRecord], bool],
+        now_s: float,
+        epoch: Epoch,
+    ) -> None:
+        """Orders what is missing, as far as it fits where agents are crowded."""
+        self._orders.keep(wanted)
+        for record in present(roster):
+            agent_id = record.agent.agent_id
+            for key, (batch, float16) in wanted(agent_id).items():
+                if record.hosts(key, batch):
+                    continue
+                if not self.fits(record, key) and crowded(record):
+                    continue
+                if self._orders.is_due(agent_id, key, now_s):
+                    self._order(record, key, (batch, float16), epoch)
+
+    def unload(
+        self,
+        roster: Roster,
+        wanted: Callable[[AgentId], Wanted],
+        in_use: Callable[[AgentId, PartitionKey], bool],
+        epoch: Epoch,
+    ) -> None:
+        """Has agents give up what is not wanted of them, once no batch needs it."""
+        for record in present(roster):
+            agent_id = record.agent.agent_id
+            keep = wanted(agent_id)
+            for key in [key for key in record.loaded if key not in keep]:
+                if in_use(agent_id, key):
+                    continue
+                del record.loaded[key]
+                assert record.session is not None
+                record.session.send(
+                    scheduler_pb2.SchedulerToAgentMessage(
+                        epoch=epoch,
+                        unload_partition=scheduler_pb2.UnloadPartition(key=partition_message(key)),
+                    )
+                )
+
+    def fits(self, record: AgentRecord, key: PartitionKey) -> bool:
+        """True unless a partition is known not to fit beside what an agent has or is loading."""
+        agent_id = record.agent.agent_id
+        if self._orders.lacks_memory(agent_id, key):
+            return False
+        if key in record.loaded or not record.agent.memory_bytes:
+            return True
+        used = sum(loaded.memory_bytes for loaded in record.loaded.values())
+        coming = sum(
+            self._size(other)
+            for other in self._orders.open_of(agent_id)
+            if other not in record.loaded and other != key
+        )
+        return used + coming + self._size(key) <= record.agent.memory_bytes
+
+    def is_crowded(
+        self, record: AgentRecord, wanted: Mapping[PartitionKey, tuple[int, bool]]
+    ) -> bool:
+        """True if something is missing that does not fit, and something else could be given up."""
+        if all(key in wanted for key in record.loaded):
+            return False
+        return any(
+            not record.hosts(key, batch) and not self.fits(record, key)
+            for key, (batch, _) in wanted.items()
+        )
+
+    def _size(self, key: PartitionKey) -> int:
+        known = self._sizes.get(key)
+        if known is not None:
+            return known
+        deployment = self._deployments.ready.get(key.model)
+        weights = deployment.block_weight_bytes if deployment is not None else ()
+        return sum(weights[key.first_block : key.last_block])
+
+    def _order(
+        self, record: AgentRecord, key: PartitionKey, how: tuple[int, bool], epoch: Epoch
+    ) -> None:
+        deployment = self._deployments.ready.get(key.model)
+        if deployment is None or record.session is None:
+            return
+        batch, float16 = how
+        order = scheduler_pb2.LoadPartition(
+            key=partition_message(key),
+            max_batch=batch,
+            float16_boundaries=float16,
+            block_table_hash=deployment.table.model_hash,
+        )
+        _log.info("load_ordered", agent=record.agent.agent_id, partition=str(key), batch=batch)
+        record.session.send(
+            scheduler_pb2.SchedulerToAgentMessage(epoch=epoch, load_partition=order)
+        )

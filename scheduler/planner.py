@@ -1,0 +1,236 @@
+"""Decides what should be served by where nobody said so, and when to think again.
+
+A pooled plan is made beside the event loop; until it is there the one before stays in force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from scheduler.clock import now_ns
+from scheduler.patience import Patience, eligible, is_settled
+from scheduler.plan_making import Made, PlanMaker, Wanted
+from scheduler.plan_notes import POOLED, PlanNotes
+from scheduler.planning import DeployedModel, Placement
+from scheduler.roster import Roster
+from scheduler.scaling import Replanning, objective_at
+from scheduler.targets import agents_of, without
+from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
+from services.errors import CatenaryError
+from services.log import get_logger
+
+_log = get_logger(__name__)
+_FIRST_RETRY_S = 30.0
+_LONGEST_RETRY_S = 600.0
+_LEAST_GAIN = 0.05
+"""A plan that takes less than this much more of the present load is not worth a switch."""
+
+
+class Planner:
+    """The present proposal, if any.
+
+    Attributes:
+        notes: How it was made; None before the first.
+        problem: Why there is none, or not the one there should be; empty if all is well.
+        answers: How many plans were made: a larger number tells that a question was answered.
+    """
+
+    def __init__(
+        self, maker: PlanMaker, patience: Patience, replanning: Replanning, started_s: float
+    ) -> None:
+        self._maker = maker
+        self._patience = patience
+        self._replanning = replanning
+        self._started_s = started_s
+        self._placement: Placement | None = None
+        self._agents: frozenset[AgentId] = frozenset()
+        self._models: tuple[DeployedModel, ...] = ()
+        self._task: asyncio.Future[Made] | None = None
+        self._asked = ""
+        self._closed = False
+        self._retry_at_s: float | None = None
+        self._retry_s = _FIRST_RETRY_S
+        self._before: PlanNotes | None = None
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a plan was made beside the event loop."""
+        self.notes: PlanNotes | None = None
+        self.problem = ""
+        self.answers = 0
+
+    @property
+    def cause(self) -> str:
+        """Why the proposal is what it is."""
+        return self.notes.cause if self.notes is not None else ""
+
+    @property
+    def is_thinking(self) -> bool:
+        """True while a plan is being made."""
+        return self._task is not None
+
+    # ---- what happened ----
+
+    def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
+        """Rows of a model arrived."""
+        self._replanning.arrived(model, rows, now)
+
+    def ask(self, cause: str) -> None:
+        """Makes a plan anew at the next `follow`, whatever the one at hand is worth."""
+        self._asked = cause
+
+    def accepted(self) -> None:
+        """A proposal came into force."""
+        self._retry_at_s, self._retry_s = None, _FIRST_RETRY_S
+
+    def rejected(self, present: Placement, problem: str, now_s: float) -> None:
+        """A proposal could not be put in force: stays with what is, tries again later."""
+        self._placement = present
+        self.notes = self._before or self.notes
+        self.problem = f"the last plan was given up: {problem}"
+        self._try_again(now_s)
+
+    def restore(
+        self, placement: Placement, models: Sequence[DeployedModel], notes: PlanNotes | None,
+        now: Nanoseconds,
+    ) -> None:  # fmt: skip
+        """Goes on from what a predecessor had."""
+        self._placement = placement
+        self._agents = frozenset(agents_of(placement))
+        self._models = tuple(models)
+        self.notes = notes
+        if notes is not None:
+            self._replanning.planned(notes.shares, now)
+
+    async def close(self) -> None:
+        """Gives up a plan that is being made, and makes no other. Idempotent."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    # ---- what should be ----
+
+    def follow(
+        self, models: Sequence[DeployedModel], roster: Roster, now_s: float
+    ) -> Placement | None:
+        """Returns the placement to be served by now; None if there cannot be one yet."""
+        if self._closed:
+            return self._kept(roster)
+        patience = self._patience
+        agents = eligible(roster, self._agents, patience, started_s=self._started_s, now_s=now_s)
+        if agents != self._agents or tuple(models) != self._models:
+            if not is_settled(roster, self._agents, agents, patience, now_s):
+                return self._kept(roster)
+            if self._placement is None and len(agents) < patience.expected_agents:
+                self.problem = (
+                    f"{len(agents)} of {patience.expected_agents} expected agents are there"
+                )
+                return None
+            cause = self._difference(agents, tuple(models))
+            self._agents, self._models = agents, tuple(models)
+            self._plan(cause, roster, now_s)
+        elif self._asked:
+            self._plan(self._asked, roster, now_s)
+        elif self._retry_at_s is not None and now_s >= self._retry_at_s:
+            self._plan(f"another try is due: {self.problem}", roster, now_s)
+        elif not self.is_thinking and (cause := self._replanning.decide(_ns(now_s))):
+            self._plan(cause, roster, now_s, if_better=True)
+        return self._kept(roster)
+
+    def _plan(self, cause: str, roster: Roster, now_s: float, *, if_better: bool = False) -> None:
+        self._asked, self._retry_at_s = "", None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        wanted = Wanted(
+            cause=cause,
+            models=self._models,
+            agents=tuple(roster[a].agent for a in sorted(self._agents) if a in roster),
+            shares=self._replanning.shares([model.key for model in self._models], _ns(now_s)),
+            hosted={agent: tuple(record.loaded) for agent, record in roster.items()},
+        )
+        if not wanted.agents or not wanted.models:
+            self.problem = "no agent is there" if self._models else ""
+            self._placement = None
+            self.answers += 1
+        elif self._maker.mode == "even":
+            self._take(lambda: self._maker.split(wanted), _ns(now_s), if_better)
+        else:
+            making = asyncio.ensure_future(self._maker.make(wanted))
+            self._task = making
+            making.add_done_callback(lambda done: self._made(done, if_better))
+            if self._placement is None:
+                self.problem = "a plan is being made"
+
+    def _made(self, task: asyncio.Future[Made], if_better: bool) -> None:
+        if task is not self._task:
+            return  # another question was asked meanwhile
+        self._task = None
+        if task.cancelled():
+            return
+        self._take(task.result, now_ns(), if_better)
+        self.changed()
+
+    def _take(self, result: Callable[[], Made], now: Nanoseconds, if_better: bool) -> None:
+        """Makes a plan the proposal."""
+        self.answers += 1
+        try:
+            made = result()
+        except CatenaryError as error:
+            self.problem = error.message
+            return
+        if made.has_failed and self._still_serves():
+            # A plan that works is worth more than an even split, which is for want of any plan.
+            self.problem = f"no new plan was made: {made.notes.fallback}"
+            self._try_again(now / NANOSECONDS_PER_SECOND)
+            return
+        self.problem = ""
+        self._replanning.planned(made.notes.shares, now)
+        if if_better and self.notes is not None and not _is_worth_it(self.notes, made.notes):
+            _log.info("plan_kept", cause=made.notes.cause)
+            return
+        _log.info("plan_made", planner=made.notes.planner, cause=made.notes.cause,
+                  fallback=made.notes.fallback)  # fmt: skip
+        if made.placement != self._placement:
+            self._before = self.notes
+        self._placement, self.notes = made.placement, made.notes
+
+    def _try_again(self, now_s: float) -> None:
+        self._retry_at_s = now_s + self._retry_s
+        self._retry_s = min(_LONGEST_RETRY_S, 2 * self._retry_s)
+
+    def _still_serves(self) -> bool:
+        """True if the proposal at hand serves every model with the agents there are."""
+        if self._placement is None:
+            return False
+        left = without(self._placement, agents_of(self._placement) - self._agents)
+        return {model.key for model in self._models} <= {model.model for model in left.models}
+
+    def _difference(self, agents: frozenset[AgentId], models: tuple[DeployedModel, ...]) -> str:
+        """Returns, in words, what is not as it was."""
+        before = {model.key: model for model in self._models}
+        said = []
+        if came := sorted(agents - self._agents):
+            said.append(f"{', '.join(came)} came")
+        if left := sorted(self._agents - agents):
+            said.append(f"{', '.join(left)} left")
+        if other := [str(m.key) for m in models if before.get(m.key) != m]:
+            said.append(f"{', '.join(other)} was deployed")
+        return " and ".join(said) or "models changed"
+
+    def _kept(self, roster: Roster) -> Placement | None:
+        if self._placement is None:
+            return None
+        return without(self._placement, {a for a, record in roster.items() if record.draining})
+
+
+def _is_worth_it(present: PlanNotes, new: PlanNotes) -> bool:
+    """True if a new plan takes notably more of the present load than the one in force."""
+    if present.planner != POOLED or new.planner != POOLED:
+        return present.planner != new.planner
+    now = objective_at(present.throughput_rps, new.shares)
+    return objective_at(new.throughput_rps, new.shares) >= now * (1 + _LEAST_GAIN)
+
+
+def _ns(seconds: float) -> Nanoseconds:
+    return int(seconds * NANOSECONDS_PER_SECOND)

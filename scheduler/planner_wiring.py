@@ -1,0 +1,26 @@
+"""A planner as the settings want it."""
+
+from __future__ import annotations
+
+import time
+
+from scheduler.deployments import Deployments
+from scheduler.measured import Measured
+from scheduler.patience import Patience
+from scheduler.plan_making import PlanMaker
+from scheduler.planner import Planner
+from scheduler.planning.live import PlanningRules
+from scheduler.scaling import Replanning
+from scheduler.settings import SchedulerSettings
+from scheduler.solver import Solver
+
+
+def planner_of(
+    settings: SchedulerSettings, deployments: Deployments, measured: Measured
+) -> Planner:
+    """Returns a planner that begins now."""
+    rules = PlanningRules(settings.plan_margin, settings.plan_max_partitions)
+    solve = Solver(settings.plan_time_limit_s).solve
+    maker = PlanMaker(settings.planner, rules, deployments, measured, solve)
+    patience = Patience(settings.settle_s, settings.replan_after_s, settings.expected_agents)
+    return Planner(maker, patience, Replanning(settings.replan_policy()), time.monotonic())

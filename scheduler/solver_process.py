@@ -1,0 +1,42 @@
+"""`python -m scheduler.solver_process`: solves one planning task (see `scheduler.solver`)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+
+from scheduler.planning.live import with_batch_building
+from scheduler.planning.pooled import explain_plan, plan_pools
+from scheduler.solver import Infeasible, Solution, Task
+from services.errors import PlanInfeasible
+
+_NICENESS = 10
+
+
+def solve(task: Task) -> Solution | Infeasible:
+    """Returns the plan, found in two rounds: the first tells how fast batches fill."""
+    half_s = task.time_limit_s / 2
+    try:
+        first = plan_pools(task.problem, time_limit_s=half_s, clock=time.perf_counter)
+        problem = with_batch_building(task.problem, first)
+        plan = plan_pools(problem, time_limit_s=half_s, clock=time.perf_counter)
+    except PlanInfeasible as error:
+        return Infeasible(error.message)
+    return Solution(problem, plan, tuple(explain_plan(problem, plan)))
+
+
+def main() -> None:
+    """Reads a task from standard input, writes the answer to standard output."""
+    os.nice(_NICENESS)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    task = pickle.load(sys.stdin.buffer)
+    assert isinstance(task, Task)
+    with answers:
+        pickle.dump(solve(task), answers)
+
+
+if __name__ == "__main__":
+    main()

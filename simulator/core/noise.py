@@ -1,0 +1,46 @@
+"""Factors by which real durations differ from the profiled ones."""
+
+from __future__ import annotations
+
+from math import log, sqrt
+
+import numpy as np
+
+_BLOCK = 4096
+
+
+class Factors:
+    """An endless, seeded supply of positive factors with mean 1 (stragglers not counted).
+
+    Log-normal with a coefficient of variation; with probability `straggler_probability` a factor
+    is multiplied by `straggler_factor`.
+    """
+
+    __slots__ = ("_at", "_block", "_probability", "_random", "_sigma", "_slow", "constant")
+
+    def __init__(self, cv: float, probability: float, slow: float, seed: int, stream: int) -> None:
+        self._random = np.random.default_rng((seed, stream))
+        self._sigma = sqrt(log(1.0 + cv * cv))
+        self._probability = probability
+        self._slow = slow
+        self._block: list[float] = []
+        self._at = 0
+        self.constant = cv <= 0.0 and (probability <= 0.0 or slow == 1.0)
+        """Every factor is 1: the caller may save the multiplication."""
+
+    def next(self) -> float:
+        """Returns the next factor."""
+        if self._at == len(self._block):
+            self._refill()
+        factor = self._block[self._at]
+        self._at += 1
+        return factor
+
+    def _refill(self) -> None:
+        sigma = self._sigma
+        factors = np.exp(self._random.normal(-sigma * sigma / 2.0, sigma, _BLOCK))
+        if self._probability > 0.0:
+            slow = self._random.random(_BLOCK) < self._probability
+            factors = np.where(slow, factors * self._slow, factors)
+        self._block = [float(factor) for factor in factors]
+        self._at = 0

@@ -1,0 +1,275 @@
+"""The pooled planner on a live cluster: real solver processes, scripted agents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from catenary_protos.catenary.v1 import admin_pb2
+from scheduler.settings import SchedulerSettings
+from scheduler_harness import MS, TOY, AgentScript, Crowd, add_model, admin, scheduler, until
+from services.domain.ids import ModelKey
+from services.domain.profile import DeviceProfile, ModelProfile
+from services.model_repository import ModelRepository
+
+Configured = Callable[..., SchedulerSettings]
+BLOCKS = 4
+OTHER = ModelKey("other", "1")
+FAST, SLOW = AgentScript(device_class="l4"), AgentScript(device_class="p4", compute_ns=6 * MS)
+
+
+def add_profile(
+    root: Path, key: ModelKey = TOY, *, guessed: bool = False, **block_ms: float
+) -> None:
+    devices = []
+    for device_class, per_block in block_ms.items():
+        rows = ((int(per_block * MS), int(per_block * 1.5 * MS)),) * BLOCKS
+        devices.append(DeviceProfile(device_class, 1, guessed, "a test", (1, 2), rows, rows))
+    profile = ModelProfile(key, "0" * 64, BLOCKS, (0, 64, 64, 64, 0), (1,) * BLOCKS, tuple(devices))
+    ModelRepository(root / "models").write_profile(key, profile)
+
+
+@pytest.fixture
+def configured(configured: Configured) -> Configured:
+    # Scripted agents are silent, and a solver on a busy machine takes a second or two.
+    return partial(configured, silence_s=60.0)
+
+
+async def shown(stub: Any) -> admin_pb2.GetPlanResponse:
+    answer: admin_pb2.GetPlanResponse = await stub.GetPlan(admin_pb2.GetPlanRequest())
+    return answer
+
+
+def used(answer: admin_pb2.GetPlanResponse) -> dict[str, set[str]]:
+    """Returns the agents of every model."""
+    return {
+        model["name"]: {a for p in model["pipelines"] for s in p["partitions"] for a in s["agents"]}
+        for model in json.loads(answer.plan_json)["models"]
+    }
+
+
+async def test_without_profiles_models_are_split_evenly_and_the_reason_is_told(
+    configured: Configured, crowd: Crowd
+) -> None:
+    async with scheduler(configured()) as process, admin(process.port) as stub:
+        gateway = await crowd.gateway(process.port)
+        await crowd.agent(process.port, "agent-0")
+        await until(lambda: gateway.ready, "ready")
+        answer = await shown(stub)
+        assert answer.planner == "even"
+        assert "It is an even split, made because agent-0 came" in answer.explanation
+        assert "The pooled planner was not used: toy:1 has no profile." in answer.explanation
+
+
+async def test_with_profiles_the_plan_is_pooled_and_says_what_it_promises(
+    configured: Configured, crowd: Crowd, tmp_path: Path
+) -> None:
+    add_profile(tmp_path, guessed=True, l4=1.0, p4=3.0)
+    async with scheduler(configured(expected_agents=3)) as process, admin(process.port) as stub:
+        gateway = await crowd.gateway(process.port)
+        for name, script in (("l4-0", FAST), ("p4-0", SLOW), ("p4-1", SLOW)):
+            await crowd.agent(process.port, name, script)
+        await until(lambda: gateway.ready, "ready")
+        answer = await shown(stub)
+        assert answer.planner == "pooled"
+        assert used(answer) == {"toy": {"l4-0", "p4-0", "p4-1"}}
+        for said in (
+            "The pooled planner made it because l4-0, p4-0, p4-1 came and toy:1 was deployed",
+            "requests/s",
+            "Note: times of toy:1 on p4 are estimates: a test.",
+        ):
+            assert said in answer.explanation
+        await gateway.submit(1)
+        await gateway.dispatched(1)
+
+
+async def test_a_class_nobody_profiled_makes_it_even_or_is_left_out(
+    configured: Configured, crowd: Crowd, tmp_path: Path
+) -> None:
+    add_profile(tmp_path, l4=1.0)
+    async with scheduler(configured(expected_agents=2)) as process, admin(process.port) as stub:
+        gateway = await crowd.gateway(process.port)
+        await crowd.agent(process.port, "l4-0", FAST)
+        await crowd.agent(process.port, "p4-0", SLOW)
+        await until(lambda: gateway.ready, "ready")
+        answer = await shown(stub)
+        assert answer.planner == "even"
+        assert "the profile of toy:1 does not know p4" in answer.explanation
+    async with (
+        scheduler(configured(expected_agents=2, planner="pooled", cluster="two")) as process,
+        admin(process.port) as stub,
+    ):
+        gateway = await crowd.gateway(process.port)
+        await crowd.agent(process.port, "l4-0", FAST)
+        await crowd.agent(process.port, "p4-0", SLOW)
+        await until(lambda: gateway.ready, "ready")
+        answer = await shown(stub)
+        assert (answer.planner, used(answer)) == ("pooled", {"toy": {"l4-0"}})
+        assert "no pool can use p4-0" in answer.explanation
+
+
+async def test_an_slo_no_pooled_plan_can_keep_falls_back_with_the_reason(
+    configured: Configured, crowd: Crowd, tmp_path: Path
+) -> None:
+    add_profile(tmp_path, l4=900.0)  # 3.6 s for one row; the SLO is 2 s
+    async with scheduler(configured()) as process, admin(process.port) as stub:
+        gateway = await crowd.gateway(process.port)
+        await crowd.agent(process.port, "l4-0", FAST)
+        await until(lambda: gateway.ready, "ready")
+        answer = await shown(stub)
+        assert answer.planner == "even"
+        assert "The pooled planner was not used: " in answer.explanation
+        assert "toy:1" in answer.explanation.split("not used: ")[1].splitlines()[0]
+
+
+async def test_a_profile_of_another_cut_is_named_and_not_used(
+    configured: Configured, crowd: Crowd, tmp_path: Path
+) -> None:
+    add_profile(tmp_path, l4=1.0)
+    add_model(tmp_path / "models", blocks=6)
+    async with scheduler(configured()) as process, admin(process.port) as stub:
+        gateway = await crowd.gateway(process.port)
+        await crowd.agent(process.port, "l4-0", FAST)
+        await until(lambda: gateway.ready, "ready")
+        assert "profile the model again" in (await shown(stub)).explanation
+
+
+async def test_planning_anew_by_hand_replaces_a_plan_applied_by_hand(
+    configured: Configured, crowd: Crowd, tmp_path: Path
+) -> None:
+    add_profile(tmp_path, l4=1.0)
+    async with scheduler(configured(expected_agents=2)) as process, admin(process.port) as stub:
+        gateway = await crowd.gateway(process.port)
+        for number in range(2):
+            await crowd.agent(process.port, f"l4-{number}", FAST)
+        await until(lambda: gateway.ready, "ready")
+        same = await stub.Replan(admin_pb2.ReplanRequest(), timeout=20)
+        assert (same.changed, same.HasField("plan_switch")) == (False, False)
+        by_hand = {
+            "models": [{"name": "toy", "pipelines": [{"batch": 1, "partitions": [
+                {"blocks": [0, 4], "agents": ["l4-1"]}]}]}]
+        }  # fmt: skip
+        await stub.ApplyPlan(admin_pb2.ApplyPlanRequest(plan_json=json.dumps(by_hand)), timeout=10)
+        assert (await shown(stub)).planner == "hand"
+        again = await stub.Replan(admin_pb2.ReplanRequest(), timeout=20)
+        assert (again.changed, again.plan_switch.phase) == (True, "done")
+        answer = await shown(stub)
+        assert (answer.planner, used(answer)) == ("pooled", {"toy": {"l4-0", "l4-1"}})
+
+
+async def test_a_shift_of_the_load_moves_agents_from_one_model_to_the_other(
+    configured: Configured, crowd: Crowd, tmp_path: Path
+) -> None:
+    add_model(tmp_path / "models", OTHER)
+    for key in (TOY, OTHER):
+        add_profile(tmp_path, key, l4=1.0)
+    quick = configured(
+        models=["toy", "other"], expected_agents=4, load_window_s=1.0, replan_lasting_s=0.1,
+        replan_interval_s=0.1,
+    )  # fmt: skip
+    async with scheduler(quick) as process, admin(process.port) as stub:
+        gateway = await crowd.gateway(process.port)
+        for number in range(4):
+            await crowd.agent(process.port, f"l4-{number}", FAST)
+        await until(lambda: gateway.ready, "ready")
+        await until(lambda: (m := gateway.model("other")) and m.ready, "the other is ready")
+        before = used(await shown(stub))
+        assert {len(agents) for agents in before.values()} == {2}
+        for number in range(1, 11):
+            await gateway.submit(number, rows=30)
+        await until(lambda: process.term().cluster.last_switch, "the plan changes", 20)
+        await until(lambda: process.term().cluster.is_settled, "and is in force")
+        answer = await shown(stub)
+        after = used(answer)
+        assert len(after["toy"]) == 3
+        assert answer.last_switch.phase == "done"
+        assert "of the load moved between models: other:1 5%, toy:1 95%" in answer.explanation
+        assert not answer.last_switch.downtime
+
+
+async def test_a_new_agent_is_planned_with_and_a_lost_one_without(
+    configured: Configured, crowd: Crowd, tmp_path: Path
+) -> None:
+    add_profile(tmp_path, l4=1.0)
+    async with scheduler(configured()) as process, admin(process.port) as stub:
+        gateway = await crowd.gateway(process.port)
+        await crowd.agent(process.port, "l4-0", FAST)
+        await until(lambda: gateway.ready, "ready")
+        second = await crowd.agent(process.port, "l4-1", FAST)
+        cluster = process.term().cluster
+        await until(lambda: cluster.last_switch, "it is planned with")
+        answer = await shown(stub)
+        assert used(answer) == {"toy": {"l4-0", "l4-1"}}
+        assert answer.last_switch.cause == "l4-1 came"
+        await second.close()
+        await until(lambda: "l4-1 left" in (cluster.last_switch.cause), "planned without")
+        assert used(await shown(stub)) == {"toy": {"l4-0"}}
+
+
+async def test_a_proposal_that_fails_is_kept_back_and_tried_again(
+    configured: Configured, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.planner._FIRST_RETRY_S", 0.3)
+    add_profile(tmp_path, l4=1.0)
+    async with (
+        scheduler(configured(load_attempts=1)) as process,
+        admin(process.port) as stub,
+    ):
+        gateway = await crowd.gateway(process.port)
+        await crowd.agent(process.port, "l4-0", FAST)
+        await until(lambda: gateway.ready, "ready")
+        broken = AgentScript(device_class="l4", fail_loads=1)
+        await crowd.agent(process.port, "l4-1", broken)
+        cluster = process.term().cluster
+        await until(lambda: cluster.last_switch, "the switch fails")
+        assert cluster.last_switch.phase == "rolled back"
+        assert cluster.is_settled
+        assert used(await shown(stub)) == {"toy": {"l4-0"}}
+        await until(lambda: cluster.last_switch.phase == "done", "the second try")
+        answer = await shown(stub)
+        assert used(answer) == {"toy": {"l4-0", "l4-1"}}
+        assert "another try is due: the last plan was given up" in answer.last_switch.cause
+
+
+async def test_a_new_leader_remembers_who_planned_and_what_happened_last(
+    configured: Configured, crowd: Crowd, tmp_path: Path
+) -> None:
+    add_profile(tmp_path, l4=1.0)
+    async with scheduler(configured()) as old, admin(old.port) as stub:
+        gateway = await crowd.gateway(old.port)
+        agents = [await crowd.agent(old.port, "l4-0", FAST)]
+        await until(lambda: gateway.ready, "ready")
+        agents.append(await crowd.agent(old.port, "l4-1", FAST))
+        await until(lambda: old.term().cluster.last_switch, "planned with two")
+        before = await shown(stub)
+        await until(lambda: old.term().unwritten == 0, "written")
+        await old.term().write_behind.flush()
+        loaded = [list(agent.loaded.values()) for agent in agents]
+    async with (
+        scheduler(configured(scheduler_id="scheduler-1")) as new,
+        admin(new.port) as stub,
+    ):
+        await until(lambda: new.leads, "it leads")
+        gateway = await crowd.gateway(new.port)
+        for number, partitions in enumerate(loaded):
+            script = AgentScript(device_class="l4", partitions=partitions, epoch=1)
+            await crowd.agent(new.port, f"l4-{number}", script)
+        await until(lambda: gateway.ready, "ready")
+        assert await shown(stub) == before
+
+
+async def test_the_plan_is_refused_where_the_leader_is_not(configured: Configured) -> None:
+    async with (
+        scheduler(configured()),
+        scheduler(configured(scheduler_id="standby")) as standby,
+        admin(standby.port) as stub,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stub.Replan(admin_pb2.ReplanRequest(), timeout=5)
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE

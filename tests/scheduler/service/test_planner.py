@@ -1,0 +1,244 @@
+"""The planner alone: when it thinks again, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from catenary_protos.catenary.v1 import common_pb2
+from scheduler.clock import now_ns
+from scheduler.deployments import Deployments
+from scheduler.measured import Measured
+from scheduler.patience import Patience
+from scheduler.plan_making import PlanMaker
+from scheduler.planner import Planner
+from scheduler.planning import Placement
+from scheduler.planning.live import PlanningRules
+from scheduler.planning.pooled.problem import (
+    PooledModelPlan,
+    PooledPartition,
+    PooledPipeline,
+    PooledPlan,
+    PoolingProblem,
+)
+from scheduler.roster import AgentRecord, AgentSession, Roster
+from scheduler.scaling import Replanning, ReplanPolicy
+from scheduler.sessions import Session
+from scheduler.solver import Solution
+from scheduler.targets import agents_of
+from scheduler_harness import MS, TOY, add_model, until
+from services.domain.ids import AgentId, ModelKey, ServerId
+from services.domain.plan import Agent
+from services.domain.profile import DeviceProfile, ModelProfile
+from services.errors import InternalError, PlanInfeasible
+from services.model_repository import ModelRepository
+
+OTHER = ModelKey("other", "1")
+SETTLED_S = 100.0
+"""Long after every agent came."""
+Solve = Callable[[PoolingProblem], Awaitable[Solution]]
+
+
+def whole_on(throughput_rps: float = 100.0) -> Solve:
+    """Returns a solver that gives every model one agent."""
+
+    async def solve(problem: PoolingProblem) -> Solution:
+        models = tuple(
+            PooledModelPlan(
+                model.name,
+                throughput_rps,
+                (PooledPipeline(1, throughput_rps, 1e3, (PooledPartition("l4", 1, 0, 4, 1, 1),)),),
+            )
+            for model in problem.models
+        )
+        plan = PooledPlan(throughput_rps, throughput_rps, True, "test", 0.0, models)
+        return Solution(problem, plan, ("It is a test.",))
+
+    return solve
+
+
+async def deployed(tmp_path: Path) -> Deployments:
+    repository = ModelRepository(tmp_path / "models")
+    for key in (TOY, OTHER):
+        add_model(tmp_path / "models", key)
+        rows = ((MS,),) * 4
+        device = DeviceProfile("l4", 1, False, "a test", (1,), rows, rows)
+        profile = ModelProfile(key, "0" * 64, 4, (0, 64, 64, 64, 0), (1,) * 4, (device,))
+        repository.write_profile(key, profile)
+    deployments = Deployments(repository)
+    await deployments.want(["toy", "other"])
+    return deployments
+
+
+async def nothing(_: object) -> None:
+    return None
+
+
+def roster(*names: str) -> Roster:
+    found: Roster = {}
+    for name in names:
+        agent = Agent(AgentId(name), "l4", ServerId(name), 10**9, 10**9)
+        session: AgentSession = Session(nothing)
+        found[agent.agent_id] = AgentRecord(
+            agent, 1, common_pb2.Peer(), "emulated:l4", 0.0, session
+        )
+    return found
+
+
+class Bench:
+    """A planner with a scripted solver."""
+
+    def __init__(self, deployments: Deployments, solve: Solve) -> None:
+        self.solve = solve
+        self.asked = 0
+
+        async def counted(problem: PoolingProblem) -> Solution:
+            self.asked += 1
+            return await self.solve(problem)
+
+        maker = PlanMaker("auto", PlanningRules(), deployments, Measured(), counted)
+        policy = ReplanPolicy(lasting_ns=0, interval_ns=0, least_rows=10.0)
+        self.planner = Planner(maker, Patience(), Replanning(policy), 0.0)
+        self.models = [each.for_planning() for each in deployments.ready.values()]
+        self.roster = roster("a", "b")
+
+    def follow(self, now_s: float = SETTLED_S) -> Placement | None:
+        return self.planner.follow(self.models, self.roster, now_s)
+
+    async def settle(self) -> Placement | None:
+        self.follow()
+        await until(lambda: not self.planner.is_thinking, "it has thought")
+        return self.follow()
+
+
+async def test_it_keeps_what_it_has_until_the_answer_is_there(tmp_path: Path) -> None:
+    bench = Bench(await deployed(tmp_path), whole_on())
+    assert bench.follow() is None
+    assert bench.planner.problem == "a plan is being made"
+    first = await bench.settle()
+    assert first is not None
+    bench.roster.update(roster("c"))
+    assert bench.follow() == first
+    await until(lambda: not bench.planner.is_thinking, "it has thought")
+    assert bench.follow() != first
+    assert bench.planner.notes is not None
+    assert bench.planner.notes.cause == "c came"
+
+
+async def test_a_newer_question_makes_the_older_answer_worthless(tmp_path: Path) -> None:
+    bench = Bench(await deployed(tmp_path), whole_on())
+    released = asyncio.Event()
+
+    async def slow(problem: PoolingProblem) -> Solution:
+        await released.wait()
+        raise PlanInfeasible("an answer of long ago")
+
+    bench.solve = slow
+    bench.follow()
+    await until(lambda: bench.asked == 1, "it thinks")
+    bench.solve = whole_on()
+    bench.roster.update(roster("c"))
+    bench.follow()
+    released.set()
+    await until(lambda: not bench.planner.is_thinking, "it has thought")
+    assert bench.planner.notes is not None
+    assert (bench.planner.notes.planner, bench.asked) == ("pooled", 2)
+
+
+async def test_a_plan_that_is_hardly_better_is_not_worth_a_switch(tmp_path: Path) -> None:
+    bench = Bench(await deployed(tmp_path), whole_on(100.0))
+    first = await bench.settle()
+    now_s = time.monotonic() + SETTLED_S
+    bench.planner.arrived(TOY, 1000, int(now_s * 1e9))
+    bench.solve = whole_on(104.0)
+    bench.follow(now_s)
+    await until(lambda: bench.asked == 2, "it thinks again")
+    await until(lambda: not bench.planner.is_thinking, "it has thought")
+    assert bench.follow(now_s) == first
+    assert bench.planner.notes is not None
+    assert bench.planner.notes.throughput_rps[TOY] == 100.0
+    assert bench.asked == 2  # and the load is no reason any more
+
+
+async def test_a_notably_better_plan_is(tmp_path: Path) -> None:
+    bench = Bench(await deployed(tmp_path), whole_on(100.0))
+    await bench.settle()
+    now_s = now_ns() / 1e9 + SETTLED_S
+    bench.planner.arrived(TOY, 1000, int(now_s * 1e9))
+    bench.solve = whole_on(106.0)
+    bench.follow(now_s)
+    await until(lambda: not bench.planner.is_thinking, "it has thought")
+    assert bench.planner.notes is not None
+    assert "of the load moved" in bench.planner.notes.cause
+    assert bench.planner.notes.throughput_rps[TOY] == 106.0
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (PlanInfeasible("toy:1: too slow"), "toy:1: too slow"),
+        (ZeroDivisionError(), "an internal error (ZeroDivisionError)"),
+    ],
+)
+async def test_without_a_pooled_plan_the_models_are_split_evenly(
+    tmp_path: Path, failure: Exception, said: str
+) -> None:
+    async def fails(problem: PoolingProblem) -> Solution:
+        raise failure
+
+    bench = Bench(await deployed(tmp_path), fails)
+    placement = await bench.settle()
+    assert placement is not None
+    assert len(placement.models) == 2
+    assert bench.planner.notes is not None
+    assert any(said in line for line in bench.planner.notes.in_words())
+
+
+async def test_a_solver_that_breaks_down_does_not_cost_a_plan_that_works(tmp_path: Path) -> None:
+    bench = Bench(await deployed(tmp_path), whole_on())
+    first = await bench.settle()
+
+    async def crashes(problem: PoolingProblem) -> Solution:
+        raise InternalError("the solver ended with exit code -9")
+
+    bench.solve = crashes
+    bench.planner.ask("a test")
+    assert await bench.settle() == first
+    assert bench.planner.problem == "no new plan was made: the solver ended with exit code -9"
+    # Without the agents of that plan an even split is all there is.
+    bench.roster = roster("x", "y")
+    split = await bench.settle()
+    assert split is not None
+    assert agents_of(split) == {"x", "y"}
+
+
+async def test_what_was_rejected_comes_again_later_and_ever_more_rarely(tmp_path: Path) -> None:
+    bench = Bench(await deployed(tmp_path), whole_on())
+    first = await bench.settle()
+    assert first is not None
+    other = Placement(first.models[:1])
+    bench.planner.rejected(other, "no memory", SETTLED_S)
+    assert bench.follow(SETTLED_S + 29.0) == other
+    assert bench.planner.problem == "the last plan was given up: no memory"
+    bench.follow(SETTLED_S + 30.0)
+    await until(lambda: not bench.planner.is_thinking, "it has thought")
+    assert bench.follow(SETTLED_S + 30.0) == first
+    bench.planner.rejected(other, "no memory", SETTLED_S + 31.0)
+    bench.follow(SETTLED_S + 90.0)
+    assert not bench.planner.is_thinking
+    bench.follow(SETTLED_S + 91.0)
+    assert bench.planner.is_thinking
+    await bench.planner.close()
+
+
+async def test_giving_up_office_ends_the_thinking(tmp_path: Path) -> None:
+    bench = Bench(await deployed(tmp_path), whole_on())
+    bench.follow()
+    assert bench.planner.is_thinking
+    await bench.planner.close()
+    await bench.planner.close()
+    assert not bench.planner.is_thinking

@@ -1,0 +1,243 @@
+"""Scenarios small enough to be worked out by hand, with a dispatcher that follows a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from scheduler.dispatch.events import (
+    BatchSlice,
+    CancelBatch,
+    Command,
+    DispatchBatch,
+    Event,
+    PlannedHop,
+    Reject,
+    RequestArrived,
+    RequestCompleted,
+    StageReported,
+)
+from services.domain.ids import AgentId, BatchId, GatewayId, ModelKey, PartitionKey, RequestId
+from services.errors import InternalError
+from simulator.core.devices import Device, Link, StageCost
+from simulator.core.loop import Loop
+from simulator.core.noise import Factors
+from simulator.core.requests import DROPPED, FINISHED, LATE, Requests
+from simulator.core.world import World
+
+MS = 1_000_000
+MODEL = ModelKey("m", "1")
+HEAD, TAIL = PartitionKey(MODEL, 0, 1), PartitionKey(MODEL, 1, 2)
+BYTES_PER_SECOND = 10**9
+WHOLE = PartitionKey(MODEL, 0, 2)
+COSTS = {
+    HEAD: StageCost((4 * MS, 6 * MS), 0, True, False),
+    TAIL: StageCost((2 * MS, 3 * MS), 10**6, False, True),
+    WHOLE: StageCost((6 * MS,), 0, True, True),
+}
+EXACT = Factors(0.0, 0.0, 1.0, 1, 0)
+
+
+class Script:
+    """Answers the n-th arrival with the n-th list of commands, and keeps what it is told."""
+
+    def __init__(self, answers: Sequence[Sequence[Command]]) -> None:
+        self.answers = [list(answer) for answer in answers]
+        self.heard: list[tuple[int, Event]] = []
+
+    def handle(self, event: Event, now: int) -> list[Command]:
+        if isinstance(event, RequestArrived):
+            return self.answers[event.request.number]
+        self.heard.append((now, event))
+        return []
+
+    def next_wakeup(self) -> int | None:
+        return None
+
+    @property
+    def reports(self) -> dict[tuple[int, int], StageReported]:
+        found = [event for _, event in self.heard if isinstance(event, StageReported)]
+        return {(event.batch, event.position): event for event in found}
+
+    @property
+    def completed(self) -> dict[int, int]:
+        return {
+            event.request.number: now
+            for now, event in self.heard
+            if isinstance(event, RequestCompleted)
+        }
+
+
+def devices(*names: str) -> dict[AgentId, Device]:
+    """ "a0" and "a1" are on server "a"."""
+    ups: dict[str, Link] = {}
+    downs: dict[str, Link] = {}
+    found = {}
+    for name in names:
+        up, down = ups.setdefault(name[0], Link()), downs.setdefault(name[0], Link())
+        device = Device("gpu", 1.0, up, down, BYTES_PER_SECOND, 0)
+        device.costs = dict(COSTS)
+        found[AgentId(name)] = device
+    return found
+
+
+def batch(
+    number: int, requests: Sequence[int], *path: tuple[str, PartitionKey, float]
+) -> DispatchBatch:
+    slices = tuple(
+        BatchSlice(RequestId(GatewayId("simulated"), request), 0, 1, row)
+        for row, request in enumerate(requests)
+    )
+    hops = tuple(PlannedHop(AgentId(name), part, round(at * MS), MS) for name, part, at in path)
+    return DispatchBatch(BatchId(number), len(slices), slices, hops, 0)
+
+
+def play(
+    names: Sequence[str], arrivals_ms: Sequence[float], answers: Sequence[Sequence[Command]],
+    *, delay_ms: float = 0.0, slo_ms: float = 100.0, script: Script | None = None,
+) -> tuple[Script, Requests, World]:  # fmt: skip
+    requests = Requests(
+        [MODEL],
+        [round(at * MS) for at in arrivals_ms],
+        [0] * len(arrivals_ms),
+        [round(slo_ms * MS)],
+    )
+    world = World(devices(*names), requests, EXACT, EXACT, round(delay_ms * MS), 10**12)
+    script = script or Script(answers)
+    Loop(script, world, requests).run()
+    return script, requests, world
+
+
+def reject(number: int, reason: str = "SLO_UNATTAINABLE") -> Reject:
+    return Reject(RequestId(GatewayId("simulated"), number), reason, "no")
+
+
+def test_a_batch_computes_crosses_the_link_and_computes_again() -> None:
+    order = batch(1, [0], ("a0", HEAD, 1), ("b0", TAIL, 6))
+    script, requests, world = play(["a0", "b0"], [1], [[order]])
+    assert script.reports[1, 0] == StageReported(BatchId(1), 0, 1 * MS, 5 * MS)
+    assert script.reports[1, 1] == StageReported(BatchId(1), 1, 6 * MS, 8 * MS, 5 * MS, 6 * MS)
+    assert script.completed == {0: 8 * MS}
+    assert requests.state[0] == FINISHED
+    assert world.devices[AgentId("a0")].busy_ns == 4 * MS
+
+
+def test_two_transfers_to_one_server_go_one_after_the_other() -> None:
+    orders = [
+        [batch(1, [0], ("a0", HEAD, 0), ("c0", TAIL, 5))],
+        [batch(2, [1], ("b0", HEAD, 0), ("c1", TAIL, 6))],
+    ]
+    script, _, _ = play(["a0", "b0", "c0", "c1"], [0, 0], orders)
+    assert script.reports[1, 1].transfer_start_ns == 4 * MS
+    assert script.reports[2, 1].transfer_start_ns == 5 * MS
+    assert script.completed == {0: 7 * MS, 1: 8 * MS}
+
+
+def test_two_transfers_from_one_server_go_one_after_the_other() -> None:
+    orders = [
+        [batch(1, [0], ("a0", HEAD, 0), ("b0", TAIL, 6))],
+        [batch(2, [1], ("a1", HEAD, 0), ("c0", TAIL, 5))],
+    ]
+    script, _, _ = play(["a0", "a1", "b0", "c0"], [0, 0.5], orders)
+    # Batch 1 is there first and the links are free: nothing is held back for batch 2.
+    assert script.reports[1, 1].transfer_end_ns == 5 * MS
+    assert script.reports[2, 1].transfer_start_ns == 5 * MS
+
+
+def test_transfers_between_other_servers_run_at_the_same_time() -> None:
+    orders = [
+        [batch(1, [0], ("a0", HEAD, 0), ("c0", TAIL, 5))],
+        [batch(2, [1], ("b0", HEAD, 0), ("d0", TAIL, 5))],
+    ]
+    script, _, _ = play(["a0", "b0", "c0", "d0"], [0, 0], orders)
+    assert script.completed == {0: 7 * MS, 1: 7 * MS}
+
+
+def test_of_the_transfers_that_wait_the_earliest_reservation_goes_first() -> None:
+    orders = [
+        [batch(1, [0, 1], ("a0", HEAD, 0), ("d0", TAIL, 5))],
+        [],
+        [batch(2, [2], ("b0", HEAD, 0), ("d1", TAIL, 9))],
+        [batch(3, [3], ("c0", HEAD, 0), ("d1", TAIL, 8))],
+    ]
+    script, _, _ = play(["a0", "b0", "c0", "d0", "d1"], [0, 0, 2.2, 2.4], orders)
+    # Two rows block the downlink from 6 to 8 ms; batches 2 and 3 are ready at 6.2 and 6.4 ms.
+    assert script.reports[3, 1].transfer_start_ns == 8 * MS
+    assert script.reports[2, 1].transfer_start_ns == 9 * MS
+
+
+def test_a_device_takes_the_earliest_reservation_of_those_that_wait() -> None:
+    orders = [
+        [batch(1, [0], ("a0", WHOLE, 0))],
+        [batch(2, [1], ("a0", WHOLE, 9))],
+        [batch(3, [2], ("a0", WHOLE, 4))],
+    ]
+    script, _, world = play(["a0"], [0, 1, 2], orders)
+    assert script.completed == {0: 6 * MS, 2: 12 * MS, 1: 18 * MS}
+    assert world.devices[AgentId("a0")].busy_ns == 18 * MS
+
+
+def test_a_batch_that_stays_on_its_device_is_not_sent() -> None:
+    script, _, _ = play(["a0"], [0], [[batch(1, [0], ("a0", HEAD, 0), ("a0", TAIL, 4))]])
+    assert script.reports[1, 1] == StageReported(BatchId(1), 1, 4 * MS, 6 * MS)
+
+
+def test_a_cancelled_batch_is_not_computed() -> None:
+    orders: list[list[Command]] = [
+        [batch(1, [0], ("a0", WHOLE, 0))],
+        [batch(2, [1], ("a0", WHOLE, 6))],
+        [CancelBatch(BatchId(2), (AgentId("a0"),)), reject(1), batch(3, [2], ("a0", WHOLE, 12))],
+    ]
+    script, requests, _ = play(["a0"], [0, 1, 2], orders)
+    assert script.completed == {0: 6 * MS, 2: 12 * MS}
+    assert requests.state[1] == DROPPED
+
+
+def test_rows_on_several_devices_are_gathered_before_they_are_computed() -> None:
+    class TwoSteps(Script):
+        def handle(self, event: Event, now: int) -> list[Command]:
+            commands = super().handle(event, now)
+            if isinstance(event, StageReported) and event.batch == 2:
+                commands.append(batch(3, [0, 1], ("c0", TAIL, 8)))
+            return commands
+
+    orders = [[batch(1, [0], ("a0", HEAD, 0))], [batch(2, [1], ("b0", HEAD, 1))]]
+    script, _, _ = play(["a0", "b0", "c0"], [0, 1], orders, script=TwoSteps(orders))
+    # Both are sent at 5 ms, 1 ms each, over one downlink; then two rows take 3 ms.
+    assert script.reports[3, 0] == StageReported(BatchId(3), 0, 7 * MS, 10 * MS, 5 * MS, 7 * MS)
+    assert script.completed == {0: 10 * MS, 1: 10 * MS}
+
+
+def test_reports_arrive_late_and_the_result_counts_when_it_is_there() -> None:
+    order = batch(1, [0], ("a0", WHOLE, 0))
+    script, requests, _ = play(["a0"], [0], [[order]], delay_ms=3)
+    assert [now for now, _ in script.heard] == [9 * MS, 9 * MS]
+    assert requests.finished_at[0] == 6 * MS
+
+
+@pytest.mark.parametrize(("slo_ms", "state"), [(6.0, FINISHED), (5.999, LATE)])
+def test_a_result_after_the_deadline_is_late(slo_ms: float, state: int) -> None:
+    _, requests, _ = play(["a0"], [0], [[batch(1, [0], ("a0", WHOLE, 0))]], slo_ms=slo_ms)
+    assert requests.state[0] == state
+
+
+def test_a_request_refused_on_its_way_is_late_if_time_ran_out_and_dropped_otherwise() -> None:
+    for reason, state in (("DEADLINE_EXCEEDED", LATE), ("SLO_UNATTAINABLE", DROPPED)):
+        answers: list[list[Command]] = [
+            [batch(1, [0], ("a0", WHOLE, 0))],
+            [reject(0, reason), reject(1)],
+        ]
+        _, requests, _ = play(["a0"], [0, 1], answers)
+        assert requests.state[0] == state
+        assert requests.ended == 2
+
+
+def test_a_request_nobody_answers_is_reported_as_our_bug() -> None:
+    with pytest.raises(InternalError, match="1 requests are never answered"):
+        play(["a0"], [0], [[]])
+
+
+def test_a_request_rejected_twice_is_reported_as_our_bug() -> None:
+    with pytest.raises(InternalError, match="rejected twice"):
+        play(["a0"], [0], [[reject(0), reject(0)]])
