@@ -32,6 +32,11 @@ MYPYC = (
     "scheduler/dispatch/queue.py",
     "scheduler/dispatch/routes.py",
     "scheduler/dispatch/tracking.py",
+    "simulator/core/devices.py",
+    "simulator/core/loop.py",
+    "simulator/core/noise.py",
+    "simulator/core/requests.py",
+    "simulator/core/world.py",
 )
 RECORD = "scheduler/built_from.json"
 GROUP = "catenary_brain"

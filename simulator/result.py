@@ -61,7 +61,7 @@ class SimulationResult:
     events: int
     """Arrivals, ends of transfers and of computes, reports and results delivered, wake-ups."""
     seconds: float
-    """Wall time of the event loop."""
+    """CPU time of the event loop: what else the machine does is not counted."""
     counters: Mapping[str, int]
     """The dispatcher's own."""
 

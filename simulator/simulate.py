@@ -80,9 +80,9 @@ def run(
     )  # fmt: skip
     dispatcher = _dispatcher(setting, options)
     loop = Loop(wrap(dispatcher) if wrap else dispatcher, world, requests)
-    begin = time.perf_counter()
+    begin = time.thread_time()
     loop.run()
-    seconds = time.perf_counter() - begin
+    seconds = time.thread_time() - begin
     decisions = dispatcher.take_decision_times()
     times = np.percentile(decisions, (50, 99)) / 1000 if decisions else None
     return SimulationResult(
