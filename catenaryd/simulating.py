@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from catenaryd.scenarios.options import scenario_options
+from catenaryd.scenarios.planners import OWN_MARGIN, with_margin
 from scheduler.planning.pooled.dataset import Dataset, load_dataset
 from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND
@@ -52,6 +53,11 @@ def simulate_group() -> None:
 @click.option(
     "--max-partitions", type=click.IntRange(1, 8), default=3, show_default=True,
     help="Longest pipeline of the planner catenary.",
+)  # fmt: skip
+@click.option(
+    "--margin", type=click.FloatRange(0.0, 1.0, max_open=True), default=OWN_MARGIN,
+    show_default=True, help="Share of the SLO the planner catenary keeps free; never more than the "
+    "instance does.",
 )  # fmt: skip
 @click.option(
     "--dispatch", type=click.Choice(("reservation", "reactive")), default="reservation",
@@ -100,6 +106,8 @@ def pools(
     load = 1.0 if load_text == "max" else _number("load", load_text)
     dataset = load_dataset(folder)
     problem = dataset.problem(instance, flags["max_partitions"])
+    if flags["planner"] == "catenary":
+        problem = with_margin(problem, flags["margin"])
     plan = _plan(dataset, problem, instance, flags["planner"])
     options = Options(
         base_rps=_base_rps(dataset, problem, plan, instance, flags["base_rps"]),

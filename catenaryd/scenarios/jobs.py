@@ -175,6 +175,8 @@ def planned(plan: Plan) -> tuple[PoolingProblem, PooledPlan]:
     if plan.planner == "reference":
         assert isinstance(plan.task, OfInstance)
         return problem, dataset.reference_plan(plan.task.instance)
+    if plan.planner == "catenary" and isinstance(plan.task, OfInstance):
+        problem = planners.with_margin(problem)
     return problem, planners.make(problem, plan.planner)
 
 

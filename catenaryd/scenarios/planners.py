@@ -14,6 +14,10 @@ from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from services.errors import InvalidInput, PlanInfeasible
 
 Planner = Literal["catenary", "reference", "np", "dart-r"]
+OWN_MARGIN = 0.2
+"""Share of the SLO our planner keeps free. The artifact keeps 0.4; our dispatcher fills gaps and
+shares links exactly, and serves more from the larger plans a smaller margin allows, also when
+compute and transfers vary by 5 % (docs/results/pooled-pipelines.md)."""
 
 
 def make(problem: PoolingProblem, planner: Planner) -> PooledPlan:
@@ -31,6 +35,17 @@ def make(problem: PoolingProblem, planner: Planner) -> PooledPlan:
             return plan_dart_r(problem, clock=time.perf_counter)
         case "reference":
             raise InvalidInput("planner", "the reference's plans are those of the data set")
+
+
+def with_margin(problem: PoolingProblem, share: float = OWN_MARGIN) -> PoolingProblem:
+    """Returns the task with no model's margin above a share of its SLO."""
+    return replace(
+        problem,
+        models=tuple(
+            replace(each, margin_us=min(each.margin_us, share * each.slo_us))
+            for each in problem.models
+        ),
+    )
 
 
 def complete(problem: PoolingProblem, max_partitions: int | None) -> PoolingProblem:

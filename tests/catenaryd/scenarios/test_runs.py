@@ -27,7 +27,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "load_factors": {**SERVED, "arrivals": ["poisson", "gamma:4"]},
     "utilisation": SERVED,
     "attainment": {
-        "instances": ["set/*"], "policies": POLICIES, "load_factors": [0.2, 3.0], "duration_s": 1,
+        "instances": ["set/*"], "policies": POLICIES, "load_factors": [0.2, 12.0], "duration_s": 1,
     },
     "sensitivity": {
         "vary": "gpu_ratio", "values": ["1:2", "2:2"], "cluster": "tiny", "models": ["north"],

@@ -1,0 +1,62 @@
+"""The reference's plans, served in simulation: needs the PPipe reference data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scheduler.planning.pooled.dataset import Dataset, load_dataset
+from simulator import Gamma, Options, SimulationResult, simulate
+from simulator.options import Policy
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    folder = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data") / "ppipe"
+    if not folder.is_dir():
+        pytest.skip(f"needs the PPipe reference data at {folder}: set CATENARY_DATA")
+    return load_dataset(folder)
+
+
+def served(
+    data: Dataset, instance: str, load: float, duration_s: float, dispatch: Policy = "reservation",
+    scheduler: str = "v4", cv: float = 1.0,
+) -> SimulationResult:  # fmt: skip
+    problem = data.problem(instance)
+    rates = data.instance(instance).reference["v4"]["xput_rps"]
+    base = {model.name: rate for model, rate in zip(problem.models, rates, strict=True)}
+    options = Options(base, load, duration_s, arrivals=Gamma(cv), dispatch=dispatch)
+    return simulate(problem, data.reference_plan(instance, scheduler), options)
+
+
+def test_every_plan_of_the_reference_can_be_laid_out_and_served(data: Dataset) -> None:
+    assert len(data.plans) > 0
+    for instance, scheduler in data.plans:
+        result = served(data, instance, 0.3, 0.1, scheduler=scheduler)
+        assert all(model.requests > 0 for model in result.models), instance
+        assert all(model.attainment > 0.9 for model in result.models), (instance, scheduler)
+
+
+@pytest.mark.parametrize("instance", ["G1/HC1-L", "G1/HC2-L", "G3/HC3-L", "G5/HC4-L"])
+def test_nearly_all_of_the_promised_rate_is_served(data: Dataset, instance: str) -> None:
+    result = served(data, f"maf19/0.3-0.33-0.37/{instance}", 0.9, 2.0)
+    assert min(model.attainment for model in result.models) >= 0.99
+
+
+def test_with_little_margin_reservations_serve_what_reaction_does_not(data: Dataset) -> None:
+    reserved = served(data, "ablation/encnet/HC2-L", 0.85, 1.0).models[0]
+    reactive = served(data, "ablation/encnet/HC2-L", 0.85, 1.0, "reactive").models[0]
+    assert reserved.attainment >= 0.99
+    assert reactive.attainment < 0.95
+
+
+def test_pipelines_serve_more_of_a_burst_than_whole_models(data: Dataset) -> None:
+    instance = "maf19/0.3-0.33-0.37/G1/HC1-L"
+    whole = served(data, instance, 0.6, 2.0, scheduler="bl", cv=2.0)
+    ours = served(data, instance, 0.6, 2.0, cv=2.0)
+    assert min(model.attainment for model in ours.models) >= 0.99
+    assert min(model.attainment for model in whole.models) < 0.97
