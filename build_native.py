@@ -1,6 +1,6 @@
 """Compiles the brain's hot path: Cython for the probe, mypyc for the modules around it.
 
-Run by `make native`, and by pip through `hatch_build.py`. Without a compiler nothing is lost but
+Run by `make native` (which compiles only what is stale), and by pip through `hatch_build.py`. Without a compiler nothing is lost but
 speed: the same modules run as they are. `scheduler/built_from.json` says which sources the
 compiled modules were made from; a test compares, because Python prefers a stale compiled module
 to a fresh source. `--list` prints the sources, `--remove` goes back to plain Python.
@@ -58,6 +58,14 @@ def outputs(root: Path) -> list[str]:
     return [name for name in names if (root / name).exists()]
 
 
+def is_fresh(root: Path) -> bool:
+    """True if everything was compiled from the sources as they are."""
+    record = root / RECORD
+    if len(outputs(root)) != len(CYTHON) + len(MYPYC) + 1 or not record.exists():
+        return False
+    return bool(json.loads(record.read_text())["sources"] == digest(root))
+
+
 def remove(root: Path) -> None:
     """Removes every compiled module; plain Python is used then."""
     for name in outputs(root):
@@ -106,5 +114,7 @@ if __name__ == "__main__":
         print(*CYTHON, *MYPYC)
     elif "--remove" in sys.argv:
         remove(here)
+    elif is_fresh(here):
+        print("the compiled modules are of these sources already")
     else:
         build(here)
