@@ -1,9 +1,10 @@
 """Compiles the brain's hot path: Cython for the probe, mypyc for the modules around it.
 
-Run by `make native` (which compiles only what is stale), and by pip through `hatch_build.py`. Without a compiler nothing is lost but
-speed: the same modules run as they are. `scheduler/built_from.json` says which sources the
-compiled modules were made from; a test compares, because Python prefers a stale compiled module
-to a fresh source. `--list` prints the sources, `--remove` goes back to plain Python.
+Run by `make native` (which compiles only what is stale), and by pip through `hatch_build.py`.
+Without a compiler nothing is lost but speed: the same modules run as they are.
+`scheduler/built_from.json` says which sources the compiled modules were made from; a test compares,
+because Python prefers a stale compiled module to a fresh source. `--list` prints the sources,
+`--remove` goes back to plain Python.
 """
 
 from __future__ import annotations
