@@ -51,13 +51,14 @@ def context_of(dataset: str) -> Context:
 
 def plan_of(context: Context, instance: str, policy: Policy) -> Plan:
     """Returns which plan a policy serves an instance by."""
-    return Plan(context.dataset, OfInstance(instance), policy.planner, policy.max_partitions)
+    task = OfInstance(instance)
+    return Plan(context.dataset, task, policy.planner, policy.max_partitions, policy.margin)
 
 
 def loads_of(scenario: LoadFactors | Attainment, policy: Policy, arrivals: str) -> list[Load]:
     """Returns one load per seed of a policy."""
     return [
-        Load(arrivals, scenario.base_rps, scenario.duration_s, seed)
+        Load(arrivals, scenario.base_rps, scenario.duration_s, seed, scenario.noise)
         for seed in policy.seeds or scenario.seeds
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
@@ -13,11 +13,12 @@ from typing import Generic, Literal, Protocol, TypeVar
 from catenaryd.scenarios import planners
 from catenaryd.scenarios.problems import single_model, with_gpus
 from catenaryd.scenarios.serving import Search, at_load, search
+from catenaryd.supervisor import end_with_parent
 from scheduler.planning.pooled.dataset import Dataset, load_dataset
 from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from services.errors import PlanInfeasible
 from simulator.arrivals import parse_arrivals
-from simulator.options import Options, Policy
+from simulator.options import Disturbance, Options, Policy
 from simulator.result import ModelResult
 from simulator.simulate import Setting, set_up
 
@@ -72,6 +73,8 @@ class Plan:
     task: OfInstance | OfModel
     planner: planners.Planner
     max_partitions: int | None = None
+    margin: float | None = None
+    """Of our planner on an instance; None: its usual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class Load:
     base: Literal["reference", "own", "catenary"]
     duration_s: float
     seed: int
+    noise: float = 0.0
+    """Coefficient of variation of compute and transfer times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,7 @@ def prepared(plan: Plan, load: Load, dispatch: Policy) -> tuple[Setting, Options
         load.seed,
         parse_arrivals(load.arrivals),
         dispatch,
+        Disturbance(compute_cv=load.noise, transfer_cv=load.noise),
     )
     return setting, options
 
@@ -156,7 +162,7 @@ def base_rps(plan: Plan, base: Literal["reference", "own", "catenary"]) -> dict[
         assert isinstance(plan.task, OfInstance)
         return planners.reference_rates(dataset, plan.task.instance)
     if base == "catenary":
-        plan = Plan(plan.dataset, plan.task, "catenary", plan.max_partitions)
+        plan = replace(plan, planner="catenary")
     problem, made = planned(plan)
     return {model.name: model.weight * made.objective for model in problem.models}
 
@@ -176,7 +182,8 @@ def planned(plan: Plan) -> tuple[PoolingProblem, PooledPlan]:
         assert isinstance(plan.task, OfInstance)
         return problem, dataset.reference_plan(plan.task.instance)
     if plan.planner == "catenary" and isinstance(plan.task, OfInstance):
-        problem = planners.with_margin(problem)
+        margin = planners.OWN_MARGIN if plan.margin is None else plan.margin
+        problem = planners.with_margin(problem, margin)
     return problem, planners.make(problem, plan.planner)
 
 
@@ -206,7 +213,7 @@ def run_all(
         return results
     # Fresh processes: forking one that has started threads (gRPC, solvers) is asking for trouble.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=end_with_parent) as pool:
         futures: dict[Future[T], Job[T]] = {pool.submit(_run, job): job for job in wanted}
         try:
             return _collected(futures, progress)

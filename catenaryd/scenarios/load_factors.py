@@ -248,8 +248,14 @@ def _notes(scenario: LoadFactors) -> tuple[str, ...]:
         "own": "weight x objective of the plan served",
     }[scenario.base_rps]
     seeds = {policy.label: policy.seeds or scenario.seeds for policy in scenario.policies}
+    noise = (
+        [f"Compute and transfer times vary with a coefficient of variation of {scenario.noise:g}."]
+        if scenario.noise
+        else []
+    )
     said = "; ".join(f"{label} {', '.join(map(str, each))}" for label, each in seeds.items())
     return (
         f"Load factor 1 is {base}; {scenario.duration_s:g} s per run; seeds: {said};"
         f" searched from {scenario.highest:g} down in steps of {scenario.step:g}.",
+        *noise,
     )

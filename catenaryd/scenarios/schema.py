@@ -38,6 +38,11 @@ class Policy(_Closed):
     max_partitions: Count | None = Field(
         None, description="Longest pipeline of our planner; empty: 3, as in the data set's best."
     )
+    margin: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None,
+        description="Share of the SLO our planner keeps free, at most the instance's own;"
+        " empty: the planner's choice.",
+    )
     seeds: list[int] | None = Field(
         None, min_length=1, description="Its runs, if it is not to have those of all."
     )
@@ -71,6 +76,9 @@ class _Served(_Scenario):
     )
     duration_s: Positive = Field(30.0, description="Length of a run.")
     seeds: list[int] = Field([1], min_length=1, description="One run each.")
+    noise: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Coefficient of variation of compute and transfer times."
+    )
 
 
 class LoadFactors(_Served):

@@ -12,7 +12,8 @@ transfer waits for its turn depends on them:
   short transfers of one model can shut out long ones of another at a small load.
 
 The cost of a link is the sum of these waits, each relative to the slack of the model that waits.
-GPUs are placed so that all links together cost little: greedily, then by swaps until none helps.
+GPUs are placed so that all links together cost little: greedily in a few orders, then by swaps
+until none helps.
 """
 
 from __future__ import annotations
@@ -90,21 +91,29 @@ class _Racks:
         self._costs: dict[_Server, float] = {}
 
     def fill(self) -> list[_Server]:
-        """Returns the kinds of GPUs in every server."""
-        servers = self._greedy()
+        """Returns the kinds of GPUs in every server: the best that a few orders lead to."""
+        costliest_first = sorted(range(1, len(self._counts)), key=lambda kind: -self._cost((kind,)))
+        orders = [costliest_first]
+        if self._gpu_class.gpus_per_server > 1:
+            orders += [costliest_first[::-1], costliest_first[1::2] + costliest_first[::2]]
+        return min((self._improved(self._greedy(order)) for order in orders), key=self._total)
+
+    def _improved(self, servers: list[_Server]) -> list[_Server]:
         if self._gpu_class.gpus_per_server > 1:
             for _ in range(_MOST_SWAPS):
                 if not self._swap(servers):
                     break
         return servers
 
-    def _greedy(self) -> list[_Server]:
-        """Places the costliest kinds first, each GPU where it costs least."""
+    def _total(self, servers: list[_Server]) -> float:
+        return sum(self._cost(server) for server in servers)
+
+    def _greedy(self, order: list[_Kind]) -> list[_Server]:
+        """Places kind after kind, each GPU where it costs least."""
         size = max(1, self._gpu_class.gpus_per_server)
         count = self._gpu_class.count
         servers: list[_Server] = [()] * ceil(count / size)
         room = [min(size, count - number * size) for number in range(len(servers))]
-        order = sorted(range(1, len(self._counts)), key=lambda kind: -self._cost((kind,)))
         for kind in order:
             heap = [
                 (self._added(server, kind), len(server), number)

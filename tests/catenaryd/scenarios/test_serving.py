@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from catenaryd.scenarios.jobs import (
     OfInstance,
     OfModel,
     Plan,
+    planned,
     prepared,
     run_all,
 )
-from catenaryd.scenarios.serving import Search, capacity_rps, search
+from catenaryd.scenarios.serving import Search, at_load, capacity_rps, search
 from simulator.load_factor import search as full_search
 
 PLAN_OF = OfInstance("set/even/G/tiny")
@@ -64,3 +66,19 @@ def test_a_model_alone_is_planned_on_the_cluster_asked_for(tiny: Path) -> None:
     setting, options = prepared(Plan(tiny, task, "catenary"), LOAD, "reservation")
     assert setting.gpus == {"fast": 1, "slow": 3}
     assert options.base_rps["north"] > 0
+
+
+def test_a_smaller_margin_promises_more_but_never_exceeds_the_instances(tiny: Path) -> None:
+    promised = {
+        margin: planned(Plan(tiny, PLAN_OF, "catenary", margin=margin))[1].objective
+        for margin in (0.0, 0.4, 0.9)
+    }
+    assert promised[0.0] > promised[0.4]
+    assert promised[0.9] == promised[0.4]
+
+
+def test_noise_reaches_the_simulator(tiny: Path) -> None:
+    quiet = prepared(Plan(tiny, PLAN_OF, "catenary"), LOAD, "reservation")
+    noisy = prepared(Plan(tiny, PLAN_OF, "catenary"), replace(LOAD, noise=0.3), "reservation")
+    latencies = [at_load(*each, 0.5).models[0].p99_ms for each in (quiet, noisy)]
+    assert latencies[0] != latencies[1]
