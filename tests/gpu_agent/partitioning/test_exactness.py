@@ -106,6 +106,7 @@ def triples(blocks: int) -> list[tuple[int, int]]:
     return list(itertools.combinations(range(1, blocks), 2))
 
 
+@pytest.mark.timeout(400)  # vgg19 has two dozen cuts; on a busy machine they take minutes
 @pytest.mark.parametrize("name", ALL)
 def test_two_parts_equal_the_whole_at_every_offered_cut(name: str, real_model: RealModel) -> None:
     repository, key = real_model(name)
