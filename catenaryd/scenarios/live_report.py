@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from catenaryd.live.scenario import LiveFindings, LiveRun, LiveScenario, LiveTask, SearchPlan
@@ -49,8 +50,18 @@ def run_live(
         with tempfile.TemporaryDirectory(prefix="catenary-live-") as folder:
             both = LiveScenario(task, wanted)
             done = both.compare(list(scenario.seeds), Path(folder), progress)
-            findings.append(asyncio.run(done))
+            findings.append(asyncio.run(_until_told(done)))
     return findings
+
+
+async def _until_told(done: Coroutine[None, None, LiveFindings]) -> LiveFindings:
+    """Awaits `done`; SIGTERM ends it like Ctrl-C, so that no process of the cluster stays."""
+    task = asyncio.ensure_future(done)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def report(name: str, scenario: Live, findings: Sequence[LiveFindings]) -> Report:

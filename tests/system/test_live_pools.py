@@ -4,39 +4,62 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from cluster_harness import ROOT, environment
+from cluster_harness import ROOT, environment, wait_until
 
 pytestmark = pytest.mark.system
 
 DATA = Path(os.environ.get("CATENARY_DATA", ROOT.parent / "shared" / "data"))
 SCENARIO = ROOT / "scenarios" / "live-16.yaml"
+PROCESSES = 19
+"""Redis, scheduler, gateway and 16 agents."""
 APART = 0.05
 """The project's own limit, and one step of the search."""
 
 
-def test_the_live_load_factor_is_the_simulated_one() -> None:
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[str]]:
     if not (DATA / "ppipe" / "instances.json").exists():
         pytest.skip(f"needs the data set ppipe below CATENARY_DATA ({DATA})")
     arguments = ["simulate", "pools", str(SCENARIO), "--live", "--quick", "--json"]
-    process = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-m", "catenaryd", *arguments],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=240,
         cwd=ROOT,
         env={**environment(), "CATENARY_DATA": str(DATA)},
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    facts = json.loads(process.stdout)
+    ) as running:
+        yield running
+        if running.poll() is None:
+            running.terminate()
+
+
+def test_a_live_run_that_is_told_to_stop_leaves_no_process(process: subprocess.Popen[str]) -> None:
+    parent = psutil.Process(process.pid)
+    wait_until(lambda: len(parent.children()) >= PROCESSES, 60, "the start of all processes")
+    children = parent.children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    _, left = psutil.wait_procs(children, timeout=5)
+    assert left == []
+
+
+def test_the_live_load_factor_is_the_simulated_one(process: subprocess.Popen[str]) -> None:
+    output, complaints = process.communicate(timeout=240)
+    assert process.returncode == 0, complaints
+    facts = json.loads(output)
     assert facts["agents"] == [16]
-    assert facts["processes"] == [19]
+    assert facts["processes"] == [PROCESSES]
     mean = next(each for each in facts["load_factors"] if each["model"] == "mean")
     assert mean["simulated"] >= 0.5
     assert abs(mean["live"] - mean["simulated"]) <= APART + 1e-9, facts["runs"]
