@@ -126,10 +126,6 @@ class Switch:
         """True while affected models must not be dispatched to crowded agents."""
         return self.phase in (Phase.FLUSHING, Phase.MOVING, Phase.RETURNING)
 
-    def is_emptying(self, agent: AgentId) -> bool:
-        """True while an agent gives up its old partitions for its new ones."""
-        return self.phase is Phase.MOVING and agent in self.crowded
-
     def advance(self, facts: Facts) -> bool:
         """Does one step if one is possible; True if the phase changed."""
         before = self.phase

@@ -94,10 +94,6 @@ class World:
 
     # Time
 
-    def next_moment(self) -> Nanoseconds:
-        """Returns when something happens next; -1 if nothing will."""
-        return self.heap[0][0] if self.heap else -1
-
     def step(self) -> None:
         """Lets the next thing happen; what the dispatcher must hear of it is in `reports`."""
         now, _, kind, job, transfer, event = heappop(self.heap)
