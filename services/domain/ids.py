@@ -9,6 +9,7 @@ GatewayId = NewType("GatewayId", str)
 ServerId = NewType("ServerId", str)
 PlanId = NewType("PlanId", str)
 BatchId = NewType("BatchId", int)
+SessionId = NewType("SessionId", int)
 ResourceId = NewType("ResourceId", str)
 Epoch = NewType("Epoch", int)
 

@@ -62,9 +62,13 @@ class ModelManifest:
 
     key: ModelKey
     platform: str
-    """"onnxruntime_onnx" or "pytorch_exported"."""
+    """"onnxruntime_onnx", "pytorch_exported" or "decoder" (generates text)."""
     file: str
     """File name beside `model.yaml`."""
     slo_ns: Nanoseconds
     max_batch: int
     float16_boundaries: bool
+    precision: str = "fp32"
+    """Of a decoder's weights on CPU agents: "fp32", "int8" or "int4"."""
+    session_tokens: int = 2048
+    """Of a decoder: most tokens of one session, prompt and answer together."""

@@ -3,6 +3,10 @@
 A *pipeline* is a chain of *stages*; a stage is a contiguous range of blocks hosted by a pool of
 agents, any of which can run it. One batch size holds for the whole pipeline (PPipe, section 5).
 A model may have several pipelines; agents may appear in several stages.
+
+A model that generates text has *chains* instead: every session runs through one chain, again and
+again, and keeps its key-value cache on the agents of it. Chains share agents by *block slots*: one
+slot is the cache of one session in one block.
 """
 
 from __future__ import annotations
@@ -34,14 +38,57 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainHop:
+    """What one agent does for the sessions of a chain."""
+
+    agent: AgentId
+    partition: PartitionKey
+    """What the agent hosts."""
+    first_block: int
+    last_block: int
+    """Blocks `[first_block, last_block)` are really processed here; the end of the partition."""
+
+    @property
+    def blocks(self) -> int:
+        """Block slots a session takes here."""
+        return self.last_block - self.first_block
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A path through all blocks of a model (GCA, Algorithm 2 of server-chain composition)."""
+
+    chain_id: str
+    hops: tuple[ChainHop, ...]
+    capacity: int
+    """Sessions at a time, c_k."""
+    service_ns: Nanoseconds
+    """Expected time of one session, T_k = 1 / mu_k."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCapacity:
+    """How many key-value caches an agent keeps for a partition."""
+
+    agent: AgentId
+    partition: PartitionKey
+    block_slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """How one model is served."""
+    """How one model is served: by pipelines, or by chains."""
 
     model: ModelKey
     slo_ns: Nanoseconds
     """Deadline of a request that names none."""
     pipelines: tuple[Pipeline, ...]
     float16_boundaries: bool = True
+    chains: tuple[Chain, ...] = ()
+    caches: tuple[CacheCapacity, ...] = ()
+    """Of every agent on a chain. Together the chains may ask for no more."""
+    session_tokens: int = 0
+    """Most tokens of one session, prompt and answer together."""
 
 
 @dataclass(frozen=True, slots=True)

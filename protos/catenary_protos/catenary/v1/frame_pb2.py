@@ -23,19 +23,26 @@ _sym_db = _symbol_database.Default()
 
 
 from catenary_protos.catenary.v1 import common_pb2 as catenary_dot_v1_dot_common__pb2
+from catenary_protos.catenary.v1 import generation_pb2 as catenary_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63\x61tenary/v1/frame.proto\x12\x0b\x63\x61tenary.v1\x1a\x18\x63\x61tenary/v1/common.proto\"]\n\x0cTensorHeader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06nbytes\x18\x05 \x01(\x04\"\x9b\x03\n\x0b\x46rameHeader\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.catenary.v1.FrameKind\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\x04\x12\x12\n\nbatch_rows\x18\x04 \x01(\r\x12\x11\n\tfirst_row\x18\x05 \x01(\r\x12\x0c\n\x04rows\x18\x06 \x01(\r\x12\"\n\x06slices\x18\x07 \x03(\x0b\x32\x12.catenary.v1.Slice\x12\x1f\n\x05route\x18\x08 \x03(\x0b\x32\x10.catenary.v1.Hop\x12\x10\n\x08position\x18\t \x01(\r\x12*\n\x07tensors\x18\n \x03(\x0b\x32\x19.catenary.v1.TensorHeader\x12\x11\n\tbudget_ns\x18\x0b \x01(\x03\x12\x0f\n\x07plan_id\x18\x0c \x01(\t\x12\'\n\x07timings\x18\r \x03(\x0b\x32\x16.catenary.v1.HopTiming\x12%\n\x07\x66\x61ilure\x18\x0e \x01(\x0b\x32\x14.catenary.v1.Failure\x12\x19\n\x11sent_monotonic_ns\x18\x0f \x01(\x04*r\n\tFrameKind\x12\x1a\n\x16\x46RAME_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x46RAME_KIND_FEATURE_MAP\x10\x01\x12\x15\n\x11\x46RAME_KIND_RESULT\x10\x02\x12\x16\n\x12\x46RAME_KIND_FAILURE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63\x61tenary/v1/frame.proto\x12\x0b\x63\x61tenary.v1\x1a\x18\x63\x61tenary/v1/common.proto\x1a\x1c\x63\x61tenary/v1/generation.proto\"]\n\x0cTensorHeader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06nbytes\x18\x05 \x01(\x04\"\xfe\x03\n\x0b\x46rameHeader\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.catenary.v1.FrameKind\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\x04\x12\x12\n\nbatch_rows\x18\x04 \x01(\r\x12\x11\n\tfirst_row\x18\x05 \x01(\r\x12\x0c\n\x04rows\x18\x06 \x01(\r\x12\"\n\x06slices\x18\x07 \x03(\x0b\x32\x12.catenary.v1.Slice\x12\x1f\n\x05route\x18\x08 \x03(\x0b\x32\x10.catenary.v1.Hop\x12\x10\n\x08position\x18\t \x01(\r\x12*\n\x07tensors\x18\n \x03(\x0b\x32\x19.catenary.v1.TensorHeader\x12\x11\n\tbudget_ns\x18\x0b \x01(\x03\x12\x0f\n\x07plan_id\x18\x0c \x01(\t\x12\'\n\x07timings\x18\r \x03(\x0b\x32\x16.catenary.v1.HopTiming\x12%\n\x07\x66\x61ilure\x18\x0e \x01(\x0b\x32\x14.catenary.v1.Failure\x12\x19\n\x11sent_monotonic_ns\x18\x0f \x01(\x04\x12.\n\x0csession_rows\x18\x10 \x03(\x0b\x32\x18.catenary.v1.SessionRows\x12\x31\n\x0esession_tokens\x18\x11 \x03(\x0b\x32\x19.catenary.v1.SessionToken\"\xaa\x01\n\x0bSessionRows\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x0e\n\x06sample\x18\x04 \x01(\x08\x12,\n\x07opening\x18\x05 \x01(\x0b\x32\x1b.catenary.v1.SessionOpening\x12\'\n\x07timings\x18\x06 \x03(\x0b\x32\x16.catenary.v1.HopTiming\"\xed\x01\n\x0eSessionOpening\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\x12\x1f\n\x05route\x18\x03 \x03(\x0b\x32\x10.catenary.v1.Hop\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.catenary.v1.SamplingParameters\x12\x11\n\tbudget_ns\x18\x07 \x01(\x03\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\r\n\x05timed\x18\t \x01(\x08\"\xad\x01\n\x0cSessionToken\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12%\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x14.catenary.v1.Failure\x12\'\n\x07timings\x18\x06 \x03(\x0b\x32\x16.catenary.v1.HopTiming*\xae\x01\n\tFrameKind\x12\x1a\n\x16\x46RAME_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x46RAME_KIND_FEATURE_MAP\x10\x01\x12\x15\n\x11\x46RAME_KIND_RESULT\x10\x02\x12\x16\n\x12\x46RAME_KIND_FAILURE\x10\x03\x12\x1b\n\x17\x46RAME_KIND_SESSION_STEP\x10\x04\x12\x1d\n\x19\x46RAME_KIND_SESSION_TOKENS\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'catenary_protos.catenary.v1.frame_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FRAMEKIND']._serialized_start=575
-  _globals['_FRAMEKIND']._serialized_end=689
-  _globals['_TENSORHEADER']._serialized_start=66
-  _globals['_TENSORHEADER']._serialized_end=159
-  _globals['_FRAMEHEADER']._serialized_start=162
-  _globals['_FRAMEHEADER']._serialized_end=573
+  _globals['_FRAMEKIND']._serialized_start=1294
+  _globals['_FRAMEKIND']._serialized_end=1468
+  _globals['_TENSORHEADER']._serialized_start=96
+  _globals['_TENSORHEADER']._serialized_end=189
+  _globals['_FRAMEHEADER']._serialized_start=192
+  _globals['_FRAMEHEADER']._serialized_end=702
+  _globals['_SESSIONROWS']._serialized_start=705
+  _globals['_SESSIONROWS']._serialized_end=875
+  _globals['_SESSIONOPENING']._serialized_start=878
+  _globals['_SESSIONOPENING']._serialized_end=1115
+  _globals['_SESSIONTOKEN']._serialized_start=1118
+  _globals['_SESSIONTOKEN']._serialized_end=1291
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ isort:skip_file
 The header of a data-plane frame. Tensor bytes follow it raw; they are never a protobuf field."""
 
 from catenary_protos.catenary.v1 import common_pb2 as _common_pb2
+from catenary_protos.catenary.v1 import generation_pb2 as _generation_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -33,6 +34,10 @@ class _FrameKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameKind.V
     """Output rows on their way to a gateway."""
     FRAME_KIND_FAILURE: _FrameKind.ValueType  # 3
     """No tensors: the batch failed; goes to the gateways of its slices."""
+    FRAME_KIND_SESSION_STEP: _FrameKind.ValueType  # 4
+    """Sessions that generate text: prompts from a gateway, hidden states from agent to agent."""
+    FRAME_KIND_SESSION_TOKENS: _FrameKind.ValueType  # 5
+    """No tensors: sampled tokens, from the last agent of a ring to the gateway and the first agent."""
 
 class FrameKind(_FrameKind, metaclass=_FrameKindEnumTypeWrapper): ...
 
@@ -43,6 +48,10 @@ FRAME_KIND_RESULT: FrameKind.ValueType  # 2
 """Output rows on their way to a gateway."""
 FRAME_KIND_FAILURE: FrameKind.ValueType  # 3
 """No tensors: the batch failed; goes to the gateways of its slices."""
+FRAME_KIND_SESSION_STEP: FrameKind.ValueType  # 4
+"""Sessions that generate text: prompts from a gateway, hidden states from agent to agent."""
+FRAME_KIND_SESSION_TOKENS: FrameKind.ValueType  # 5
+"""No tensors: sampled tokens, from the last agent of a ring to the gateway and the first agent."""
 Global___FrameKind: _TypeAlias = FrameKind  # noqa: Y015
 
 @_typing.final
@@ -99,6 +108,8 @@ class FrameHeader(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     SENT_MONOTONIC_NS_FIELD_NUMBER: _builtins.int
+    SESSION_ROWS_FIELD_NUMBER: _builtins.int
+    SESSION_TOKENS_FIELD_NUMBER: _builtins.int
     kind: Global___FrameKind.ValueType
     epoch: _builtins.int
     """Fencing epoch of the scheduler that made the reservation."""
@@ -129,6 +140,16 @@ class FrameHeader(_message.Message):
 
     @_builtins.property
     def failure(self) -> _common_pb2.Failure: ...
+    @_builtins.property
+    def session_rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionRows]:
+        """FRAME_KIND_SESSION_STEP: what the rows of the payload belong to, in payload order. The payload
+        is one row-major array [sum of tokens, hidden size], empty where a gateway opens sessions.
+        """
+
+    @_builtins.property
+    def session_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionToken]:
+        """FRAME_KIND_SESSION_TOKENS."""
+
     def __init__(
         self,
         *,
@@ -147,11 +168,156 @@ class FrameHeader(_message.Message):
         timings: _abc.Iterable[_common_pb2.HopTiming] | None = ...,
         failure: _common_pb2.Failure | None = ...,
         sent_monotonic_ns: _builtins.int = ...,
+        session_rows: _abc.Iterable[Global___SessionRows] | None = ...,
+        session_tokens: _abc.Iterable[Global___SessionToken] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "plan_id", b"plan_id", "position", b"position", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "plan_id", b"plan_id", "position", b"position", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FrameHeader: _TypeAlias = FrameHeader  # noqa: Y015
+
+@_typing.final
+class SessionRows(_message.Message):
+    """Consecutive tokens of one session on their way around its ring."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    OPENING_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    """Given by the scheduler, new each time a session is started or started again elsewhere."""
+    position: _builtins.int
+    """Tokens of the session in front of these."""
+    tokens: _builtins.int
+    """Rows of the payload; 0 where a gateway opens the session."""
+    sample: _builtins.bool
+    """The last agent samples a token after the last of these rows (false within a prompt)."""
+    @_builtins.property
+    def opening(self) -> Global___SessionOpening:
+        """In the first frame of a session to each agent of its ring."""
+
+    @_builtins.property
+    def timings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.HopTiming]:
+        """The hops of this step so far, if opening.timed."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        position: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        sample: _builtins.bool = ...,
+        opening: Global___SessionOpening | None = ...,
+        timings: _abc.Iterable[_common_pb2.HopTiming] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["opening", b"opening"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["opening", b"opening", "position", b"position", "sample", b"sample", "session_id", b"session_id", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionRows: _TypeAlias = SessionRows  # noqa: Y015
+
+@_typing.final
+class SessionOpening(_message.Message):
+    """All an agent must know of a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    BUDGET_NS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TIMED_FIELD_NUMBER: _builtins.int
+    gateway_id: _builtins.str
+    request_id: _builtins.int
+    prompt_tokens: _builtins.int
+    budget_ns: _builtins.int
+    """What is left until the request's deadline when this is sent."""
+    traceparent: _builtins.str
+    """W3C traceparent; empty unless the request is sampled."""
+    timed: _builtins.bool
+    """True: every token says where its time went."""
+    @_builtins.property
+    def route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]:
+        """The whole ring: which blocks are really processed where."""
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The prompt, and the tokens generated so far where a session goes on after a loss."""
+
+    @_builtins.property
+    def sampling(self) -> _generation_pb2.SamplingParameters: ...
+    def __init__(
+        self,
+        *,
+        gateway_id: _builtins.str = ...,
+        request_id: _builtins.int = ...,
+        route: _abc.Iterable[_common_pb2.Hop] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        sampling: _generation_pb2.SamplingParameters | None = ...,
+        budget_ns: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+        timed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "gateway_id", b"gateway_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "timed", b"timed", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionOpening: _TypeAlias = SessionOpening  # noqa: Y015
+
+@_typing.final
+class SessionToken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    position: _builtins.int
+    """Index in the whole sequence: the first generated token has that of the prompt's length."""
+    token_id: _builtins.int
+    finish_reason: _builtins.str
+    """"stop" (an end-of-text token, which is token_id) or "length"; empty while it goes on."""
+    @_builtins.property
+    def failure(self) -> _common_pb2.Failure:
+        """Set instead of a token if the session cannot go on."""
+
+    @_builtins.property
+    def timings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.HopTiming]:
+        """The hops of the step that made this token, if the session is timed."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        position: _builtins.int = ...,
+        token_id: _builtins.int = ...,
+        finish_reason: _builtins.str = ...,
+        failure: _common_pb2.Failure | None = ...,
+        timings: _abc.Iterable[_common_pb2.HopTiming] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finish_reason", b"finish_reason", "position", b"position", "session_id", b"session_id", "timings", b"timings", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionToken: _TypeAlias = SessionToken  # noqa: Y015

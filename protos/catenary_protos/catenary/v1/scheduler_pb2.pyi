@@ -53,6 +53,8 @@ class GatewayMessage(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     DELIVERY_FAILED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    SUBMIT_SESSION_FIELD_NUMBER: _builtins.int
+    SESSION_FAILED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___GatewayHello: ...
     @_builtins.property
@@ -65,6 +67,10 @@ class GatewayMessage(_message.Message):
     def delivery_failed(self) -> Global___DeliveryFailed: ...
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
+    @_builtins.property
+    def submit_session(self) -> Global___SubmitSession: ...
+    @_builtins.property
+    def session_failed(self) -> Global___SessionFailed: ...
     def __init__(
         self,
         *,
@@ -74,12 +80,14 @@ class GatewayMessage(_message.Message):
         finished: Global___RequestFinished | None = ...,
         delivery_failed: Global___DeliveryFailed | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        submit_session: Global___SubmitSession | None = ...,
+        session_failed: Global___SessionFailed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "submit", b"submit", "submit_session", b"submit_session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "submit", b"submit", "submit_session", b"submit_session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "finished", "delivery_failed", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "finished", "delivery_failed", "heartbeat", "submit_session", "session_failed"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -189,6 +197,86 @@ class InFlight(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InFlight: _TypeAlias = InFlight  # noqa: Y015
+
+@_typing.final
+class SubmitSession(_message.Message):
+    """A request that generates text wants a chain. The text stays at the gateway. Its number is of the
+    same series as those of SubmitRequest; CancelRequest and RequestFinished end it, too.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    BUDGET_NS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    model: _builtins.str
+    model_version: _builtins.str
+    prompt_tokens: _builtins.int
+    max_tokens: _builtins.int
+    """Most tokens it may generate."""
+    budget_ns: _builtins.int
+    priority: _builtins.int
+    traceparent: _builtins.str
+    session_id: _builtins.int
+    """After a scheduler change: the session that generates for it now; 0 if there is none."""
+    @_builtins.property
+    def route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]:
+        """Its ring."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        max_tokens: _builtins.int = ...,
+        budget_ns: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+        session_id: _builtins.int = ...,
+        route: _abc.Iterable[_common_pb2.Hop] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "max_tokens", b"max_tokens", "model", b"model", "model_version", b"model_version", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "session_id", b"session_id", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmitSession: _TypeAlias = SubmitSession  # noqa: Y015
+
+@_typing.final
+class SessionFailed(_message.Message):
+    """A session came to an end without its last token: an agent or a link failed it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    @_builtins.property
+    def failure(self) -> _common_pb2.Failure: ...
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        failure: _common_pb2.Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionFailed: _TypeAlias = SessionFailed  # noqa: Y015
 
 @_typing.final
 class CancelRequest(_message.Message):
@@ -302,6 +390,7 @@ class SchedulerToGatewayMessage(_message.Message):
     DIRECTORY_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    START_SESSION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -314,6 +403,8 @@ class SchedulerToGatewayMessage(_message.Message):
     def models(self) -> Global___ModelTable: ...
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
+    @_builtins.property
+    def start_session(self) -> Global___StartSession: ...
     def __init__(
         self,
         *,
@@ -323,12 +414,13 @@ class SchedulerToGatewayMessage(_message.Message):
         directory: Global___Directory | None = ...,
         models: Global___ModelTable | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        start_session: Global___StartSession | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "dispatch", b"dispatch", "heartbeat", b"heartbeat", "kind", b"kind", "models", b"models", "reject", b"reject", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "dispatch", b"dispatch", "heartbeat", b"heartbeat", "kind", b"kind", "models", b"models", "reject", b"reject", "start_session", b"start_session", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "dispatch", b"dispatch", "heartbeat", b"heartbeat", "kind", b"kind", "models", b"models", "reject", b"reject", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "dispatch", b"dispatch", "heartbeat", b"heartbeat", "kind", b"kind", "models", b"models", "reject", b"reject", "start_session", b"start_session", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "dispatch", "reject", "directory", "models", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "dispatch", "reject", "directory", "models", "heartbeat", "start_session"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -398,6 +490,42 @@ class DispatchBatch(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DispatchBatch: _TypeAlias = DispatchBatch  # noqa: Y015
+
+@_typing.final
+class StartSession(_message.Message):
+    """Open a session on route[0]. The same request may be started again under another session id; then
+    the session before it is over, whatever of it still arrives.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    session_id: _builtins.int
+    request_id: _builtins.int
+    plan_id: _builtins.str
+    @_builtins.property
+    def route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        session_id: _builtins.int = ...,
+        request_id: _builtins.int = ...,
+        plan_id: _builtins.str = ...,
+        route: _abc.Iterable[_common_pb2.Hop] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "plan_id", b"plan_id", "request_id", b"request_id", "route", b"route", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartSession: _TypeAlias = StartSession  # noqa: Y015
 
 @_typing.final
 class RejectRequest(_message.Message):
@@ -492,6 +620,8 @@ class ServedModel(_message.Message):
     BATCHED_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     MAX_ROW_BYTES_FIELD_NUMBER: _builtins.int
+    GENERATES_FIELD_NUMBER: _builtins.int
+    SESSION_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     platform: _builtins.str
@@ -504,6 +634,10 @@ class ServedModel(_message.Message):
     max_rows: _builtins.int
     max_row_bytes: _builtins.int
     """Largest number of bytes one row of the inputs may have; 0 if unknown."""
+    generates: _builtins.bool
+    """True: text is generated, over catenary.v1.Generation and the OpenAI paths; not inferred."""
+    session_tokens: _builtins.int
+    """Most tokens of one session, prompt and answer together; 0 if it does not generate."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TensorSpec]: ...
     @_builtins.property
@@ -522,10 +656,12 @@ class ServedModel(_message.Message):
         batched: _builtins.bool = ...,
         max_rows: _builtins.int = ...,
         max_row_bytes: _builtins.int = ...,
+        generates: _builtins.bool = ...,
+        session_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batched", b"batched", "default_slo_ns", b"default_slo_ns", "inputs", b"inputs", "max_row_bytes", b"max_row_bytes", "max_rows", b"max_rows", "name", b"name", "not_ready_reason", b"not_ready_reason", "outputs", b"outputs", "platform", b"platform", "ready", b"ready", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batched", b"batched", "default_slo_ns", b"default_slo_ns", "generates", b"generates", "inputs", b"inputs", "max_row_bytes", b"max_row_bytes", "max_rows", b"max_rows", "name", b"name", "not_ready_reason", b"not_ready_reason", "outputs", b"outputs", "platform", b"platform", "ready", b"ready", "session_tokens", b"session_tokens", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -565,6 +701,9 @@ class AgentMessage(_message.Message):
     PARTITION_FAILED_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
     ORDER_REFUSED_FIELD_NUMBER: _builtins.int
+    SESSIONS_CLOSED_FIELD_NUMBER: _builtins.int
+    SESSION_FAILED_FIELD_NUMBER: _builtins.int
+    GENERATION_REPORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___AgentHello: ...
     @_builtins.property
@@ -581,6 +720,12 @@ class AgentMessage(_message.Message):
     def drained(self) -> Global___Drained: ...
     @_builtins.property
     def order_refused(self) -> Global___OrderRefused: ...
+    @_builtins.property
+    def sessions_closed(self) -> Global___SessionsClosed: ...
+    @_builtins.property
+    def session_failed(self) -> Global___SessionFailed: ...
+    @_builtins.property
+    def generation_report(self) -> Global___GenerationReport: ...
     def __init__(
         self,
         *,
@@ -592,12 +737,15 @@ class AgentMessage(_message.Message):
         partition_failed: Global___PartitionFailed | None = ...,
         drained: Global___Drained | None = ...,
         order_refused: Global___OrderRefused | None = ...,
+        sessions_closed: Global___SessionsClosed | None = ...,
+        session_failed: Global___SessionFailed | None = ...,
+        generation_report: Global___GenerationReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "drained", b"drained", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "stage_report", b"stage_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "drained", b"drained", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "drained", b"drained", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "stage_report", b"stage_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "drained", b"drained", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -648,6 +796,7 @@ class AgentHello(_message.Message):
     BATCHES_FIELD_NUMBER: _builtins.int
     VIRTUAL_LEVEL_FIELD_NUMBER: _builtins.int
     DEVICE_ID_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     incarnation: _builtins.int
     device: _builtins.str
@@ -672,6 +821,10 @@ class AgentHello(_message.Message):
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchInAgent]:
         """What a new scheduler needs to rebuild the book."""
 
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionInAgent]:
+        """Sessions that hold cache slots here."""
+
     def __init__(
         self,
         *,
@@ -688,14 +841,119 @@ class AgentHello(_message.Message):
         batches: _abc.Iterable[Global___BatchInAgent] | None = ...,
         virtual_level: _builtins.int = ...,
         device_id: _builtins.str = ...,
+        sessions: _abc.Iterable[Global___SessionInAgent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "epoch", b"epoch", "incarnation", b"incarnation", "link_bytes_per_second", b"link_bytes_per_second", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "peer", b"peer", "server_id", b"server_id", "virtual_level", b"virtual_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "epoch", b"epoch", "incarnation", b"incarnation", "link_bytes_per_second", b"link_bytes_per_second", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "peer", b"peer", "server_id", b"server_id", "sessions", b"sessions", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AgentHello: _TypeAlias = AgentHello  # noqa: Y015
+
+@_typing.final
+class SessionInAgent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    gateway_id: _builtins.str
+    request_id: _builtins.int
+    @_builtins.property
+    def route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]: ...
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        route: _abc.Iterable[_common_pb2.Hop] | None = ...,
+        gateway_id: _builtins.str = ...,
+        request_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "request_id", b"request_id", "route", b"route", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionInAgent: _TypeAlias = SessionInAgent  # noqa: Y015
+
+@_typing.final
+class SessionsClosed(_message.Message):
+    """These sessions hold nothing here any more. Answers CloseSessions, also for unknown sessions;
+    sent unasked by the agent that sampled a session's last token, or that failed it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def session_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        session_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_ids", b"session_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionsClosed: _TypeAlias = SessionsClosed  # noqa: Y015
+
+@_typing.final
+class GenerationReport(_message.Message):
+    """What generation cost one partition since the last report."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    USED_BLOCK_SLOTS_FIELD_NUMBER: _builtins.int
+    DECODE_STEPS_FIELD_NUMBER: _builtins.int
+    DECODE_ROWS_FIELD_NUMBER: _builtins.int
+    DECODE_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    DECODE_NS_FIELD_NUMBER: _builtins.int
+    PREFILL_CHUNKS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_NS_FIELD_NUMBER: _builtins.int
+    sessions: _builtins.int
+    used_block_slots: _builtins.int
+    """Of its block slots."""
+    decode_steps: _builtins.int
+    decode_rows: _builtins.int
+    decode_context_tokens: _builtins.int
+    """Sum over decode rows of the tokens already cached."""
+    decode_ns: _builtins.int
+    prefill_chunks: _builtins.int
+    prefill_tokens: _builtins.int
+    prefill_ns: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___PartitionKey: ...
+    def __init__(
+        self,
+        *,
+        key: Global___PartitionKey | None = ...,
+        sessions: _builtins.int = ...,
+        used_block_slots: _builtins.int = ...,
+        decode_steps: _builtins.int = ...,
+        decode_rows: _builtins.int = ...,
+        decode_context_tokens: _builtins.int = ...,
+        decode_ns: _builtins.int = ...,
+        prefill_chunks: _builtins.int = ...,
+        prefill_tokens: _builtins.int = ...,
+        prefill_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_context_tokens", b"decode_context_tokens", "decode_ns", b"decode_ns", "decode_rows", b"decode_rows", "decode_steps", b"decode_steps", "key", b"key", "prefill_chunks", b"prefill_chunks", "prefill_ns", b"prefill_ns", "prefill_tokens", b"prefill_tokens", "sessions", b"sessions", "used_block_slots", b"used_block_slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerationReport: _TypeAlias = GenerationReport  # noqa: Y015
 
 @_typing.final
 class BatchInAgent(_message.Message):
@@ -805,6 +1063,7 @@ class PartitionLoaded(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     COMPUTE_NS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
@@ -812,20 +1071,63 @@ class PartitionLoaded(_message.Message):
     def compute_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Measured compute time at batch 1, 2, .. (index 0 is batch 1)."""
 
+    @_builtins.property
+    def generation(self) -> Global___GenerationCost:
+        """Of a range of decoder blocks, which has no compute_ns."""
+
     def __init__(
         self,
         *,
         key: Global___PartitionKey | None = ...,
         memory_bytes: _builtins.int = ...,
         compute_ns: _abc.Iterable[_builtins.int] | None = ...,
+        generation: Global___GenerationCost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ns", b"compute_ns", "key", b"key", "memory_bytes", b"memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ns", b"compute_ns", "generation", b"generation", "key", b"key", "memory_bytes", b"memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PartitionLoaded: _TypeAlias = PartitionLoaded  # noqa: Y015
+
+@_typing.final
+class GenerationCost(_message.Message):
+    """Measured when decoder blocks are loaded. Time of one pass through all of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_SLOTS_FIELD_NUMBER: _builtins.int
+    SESSION_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_NS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    DECODE_NS_FIELD_NUMBER: _builtins.int
+    DECODE_SESSION_NS_FIELD_NUMBER: _builtins.int
+    block_slots: _builtins.int
+    session_tokens: _builtins.int
+    prefill_ns: _builtins.int
+    """A prompt of n tokens takes prefill_ns + n * prefill_token_ns."""
+    prefill_token_ns: _builtins.int
+    decode_ns: _builtins.int
+    """A step of b sessions takes decode_ns + b * decode_session_ns."""
+    decode_session_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        block_slots: _builtins.int = ...,
+        session_tokens: _builtins.int = ...,
+        prefill_ns: _builtins.int = ...,
+        prefill_token_ns: _builtins.int = ...,
+        decode_ns: _builtins.int = ...,
+        decode_session_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_slots", b"block_slots", "decode_ns", b"decode_ns", "decode_session_ns", b"decode_session_ns", "prefill_ns", b"prefill_ns", "prefill_token_ns", b"prefill_token_ns", "session_tokens", b"session_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerationCost: _TypeAlias = GenerationCost  # noqa: Y015
 
 @_typing.final
 class PartitionFailed(_message.Message):
@@ -928,6 +1230,7 @@ class SchedulerToAgentMessage(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     CANCEL_BATCH_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    CLOSE_SESSIONS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Fencing epoch of the sender; an agent refuses orders below the highest it has seen."""
     @_builtins.property
@@ -944,6 +1247,8 @@ class SchedulerToAgentMessage(_message.Message):
     def cancel_batch(self) -> Global___CancelBatch: ...
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
+    @_builtins.property
+    def close_sessions(self) -> Global___CloseSessions: ...
     def __init__(
         self,
         *,
@@ -955,12 +1260,13 @@ class SchedulerToAgentMessage(_message.Message):
         drain: Global___Drain | None = ...,
         cancel_batch: Global___CancelBatch | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        close_sessions: Global___CloseSessions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "directory", b"directory", "drain", b"drain", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "directory", b"directory", "drain", b"drain", "epoch", b"epoch", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "epoch", b"epoch", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "load_partition", "unload_partition", "directory", "drain", "cancel_batch", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "load_partition", "unload_partition", "directory", "drain", "cancel_batch", "heartbeat", "close_sessions"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -974,6 +1280,7 @@ class LoadPartition(_message.Message):
     MAX_BATCH_FIELD_NUMBER: _builtins.int
     FLOAT16_BOUNDARIES_FIELD_NUMBER: _builtins.int
     BLOCK_TABLE_HASH_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
     max_batch: _builtins.int
     float16_boundaries: _builtins.bool
     """True: feature maps cross this partition's boundaries as float16."""
@@ -981,6 +1288,10 @@ class LoadPartition(_message.Message):
     """Name of the model's block table, so that agent and scheduler cut alike."""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
+    @_builtins.property
+    def cache(self) -> Global___CacheLayout:
+        """Set for a range of decoder blocks; max_batch is then the most sessions at a time."""
+
     def __init__(
         self,
         *,
@@ -988,14 +1299,51 @@ class LoadPartition(_message.Message):
         max_batch: _builtins.int = ...,
         float16_boundaries: _builtins.bool = ...,
         block_table_hash: _builtins.str = ...,
+        cache: Global___CacheLayout | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table_hash", b"block_table_hash", "float16_boundaries", b"float16_boundaries", "key", b"key", "max_batch", b"max_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table_hash", b"block_table_hash", "cache", b"cache", "float16_boundaries", b"float16_boundaries", "key", b"key", "max_batch", b"max_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadPartition: _TypeAlias = LoadPartition  # noqa: Y015
+
+@_typing.final
+class CacheLayout(_message.Message):
+    """How a range of decoder blocks keeps its key-value caches. An order with another layout for a
+    partition that is loaded changes it in place, without harm to its sessions.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_SLOTS_FIELD_NUMBER: _builtins.int
+    SESSION_TOKENS_FIELD_NUMBER: _builtins.int
+    ENTRY_BLOCKS_FIELD_NUMBER: _builtins.int
+    block_slots: _builtins.int
+    """One block slot is the cache of one session in one block. A session that runs through m blocks
+    here takes m of them.
+    """
+    session_tokens: _builtins.int
+    """Most tokens of one session."""
+    @_builtins.property
+    def entry_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Blocks at which chains enter; the partition's first block is always one."""
+
+    def __init__(
+        self,
+        *,
+        block_slots: _builtins.int = ...,
+        session_tokens: _builtins.int = ...,
+        entry_blocks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_slots", b"block_slots", "entry_blocks", b"entry_blocks", "session_tokens", b"session_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheLayout: _TypeAlias = CacheLayout  # noqa: Y015
 
 @_typing.final
 class UnloadPartition(_message.Message):
@@ -1051,3 +1399,25 @@ class CancelBatch(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelBatch: _TypeAlias = CancelBatch  # noqa: Y015
+
+@_typing.final
+class CloseSessions(_message.Message):
+    """Forget these sessions and free their slots before the next step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def session_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        session_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_ids", b"session_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseSessions: _TypeAlias = CloseSessions  # noqa: Y015
