@@ -12,7 +12,16 @@ import sys
 from benchmarks.figures import table
 from services.log import configure_logging
 
-MODULES = ("planning", "dispatch", "simulation", "transport", "end_to_end")
+MODULES = (
+    "planning",
+    "chain_planning",
+    "dispatch",
+    "chain_dispatch",
+    "simulation",
+    "chain_simulation",
+    "transport",
+    "end_to_end",
+)
 
 
 def main() -> None:

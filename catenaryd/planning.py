@@ -11,6 +11,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from catenaryd.planning_chains import chains_document, print_chains
+from catenaryd.planning_chains_input import read_chains_input
+from scheduler.planning.chains.problem import StopRule
 from scheduler.planning.pooled import (
     LeastCost,
     LeastGpus,
@@ -83,6 +86,37 @@ def pools(
         click.echo(json.dumps(pooled_plan_document(plan)))
     else:
         _print_table(problem, plan)
+
+
+@plan_group.command()
+@click.argument("file", type=click.Path(allow_dash=True, dir_okay=False, path_type=str))
+@click.option(
+    "--stop", type=click.Choice(["rate", "all"]),
+    help="Until the rate is reached, as in Algorithm 1 (the default), or until all servers are "
+    "used; counts before \"stop\" in the file.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON object.")
+def chains(file: str, stop: StopRule | None, as_json: bool) -> None:
+    """Composes server chains for the servers and the load in FILE (- for standard input).
+
+    FILE is one JSON object: servers [{memory, tau_c, tau_p}], L blocks, s_m and s_c (memory of a
+    block and of a session's cache in it), lambda, rho_bar, and c; without c the best one is taken.
+
+    Example: catenaryd plan chains servers.json --stop all --json
+    """
+    try:
+        with click.open_file(file, encoding="utf-8") as stream:
+            text = stream.read()
+    except OSError as error:
+        raise InvalidInput("file", f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput("file", f"{file} is not UTF-8 text") from None
+    asked = read_chains_input(text, stop)
+    document = chains_document(asked)
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        print_chains(asked, document)
 
 
 def _plan(problem: PoolingProblem, options: dict[str, Any]) -> PooledPlan:
