@@ -11,10 +11,14 @@ batch books a chain of uses. The verbs are
     release  the batch needs nothing more
     expire   release every batch that was not heard of in time
 
+Cache slots of generating sessions are counted, not timed: `slots.SlotLedger`, reached as
+`Book.slots`, has the same verbs for them.
+
 Memory is authoritative; `take_changes` hands the journal to whoever writes it to Redis.
 """
 
 from scheduler.book.book import Book
+from scheduler.book.caches import Cache, Claims, cache_of
 from scheduler.book.core import (
     COMPILED,
     Member,
@@ -28,10 +32,13 @@ from scheduler.book.core import (
 )
 from scheduler.book.probe import Leg
 from scheduler.book.reservation import Reservation, ReservationChange
+from scheduler.book.slots import SlotLedger
 
 __all__ = [
     "COMPILED",
     "Book",
+    "Cache",
+    "Claims",
     "Leg",
     "Member",
     "Path",
@@ -39,8 +46,10 @@ __all__ = [
     "PoolChain",
     "Reservation",
     "ReservationChange",
+    "SlotLedger",
     "Step",
     "Timeline",
     "Use",
+    "cache_of",
     "earliest_slot",
 ]

@@ -20,6 +20,7 @@ from scheduler.book.core import (
 )
 from scheduler.book.journal import Journal, grouped_by_use
 from scheduler.book.reservation import Reservation, ReservationChange
+from scheduler.book.slots import SlotLedger
 from services.domain.ids import AgentId, BatchId, Nanoseconds, ResourceId
 from services.domain.plan import Agent
 from services.errors import InternalError
@@ -45,13 +46,17 @@ class _Booking:
 
 
 class Book:
-    """Timelines of all resources and the chain of uses of every batch.
+    """Timelines of all resources and the chain of uses of every batch; and the cache slots.
+
+    `slots` books what is counted instead of timed, by session, with the same verbs. What goes
+    beyond this process (`snapshot`, `take_changes`, `restore`) is of both.
 
     Invariants: no two uses overlap on a resource; within a batch no use that can still move starts
     before the one ahead of it ends; replaying the journal gives `snapshot()`.
     """
 
     def __init__(self) -> None:
+        self.slots = SlotLedger()
         self._timelines: dict[ResourceId, Timeline] = {}
         self._bookings: dict[BatchId, _Booking] = {}
         self._expiries: list[tuple[Nanoseconds, BatchId]] = []
@@ -213,17 +218,18 @@ class Book:
         return booking.uses[-1].position if booking and booking.uses else None
 
     def snapshot(self) -> list[Reservation]:
-        """Returns every reservation, by batch and time."""
-        return [
+        """Returns every reservation, by batch and time; then the slots, by session."""
+        timed = [
             record
             for batch in sorted(self._bookings)
             for use in self._bookings[batch].uses
             for record in self._records(use)
         ]
+        return timed + self.slots.snapshot()
 
     def take_changes(self) -> list[ReservationChange]:
         """Returns what changed since the last call, one line per reservation, in order."""
-        return self._journal.take(self._records)
+        return self._journal.take(self._records) + self.slots.take_changes()
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
         """Enters what another scheduler had booked, on this one's clock.
@@ -231,9 +237,14 @@ class Book:
         What overlaps (a journal may end in the middle of a cascade) is put into the next free
         slot; batches that are here already are skipped.
         """
+        timed: list[Reservation] = []
+        counted: list[Reservation] = []
+        for record in reservations:
+            (counted if record.slots else timed).append(record)
+        self.slots.restore(counted)
         known = set(self._bookings)
         ready: dict[BatchId, Nanoseconds] = {}
-        for records in grouped_by_use(reservations):
+        for records in grouped_by_use(timed):
             batch, position, start, end = records[0].use
             if batch in known or start >= end:
                 continue

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from services.domain.ids import BatchId, Nanoseconds, ResourceId
+from services.domain.ids import BatchId, Nanoseconds, ResourceId, SessionId
+
+NO_SESSION = SessionId(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +16,10 @@ class Reservation:
 
     (batch, position, resource) identifies it. The two links of a transfer are two reservations of
     the same interval; their position is that of the receiving hop.
+
+    Of a counted resource (`slots` is not 0) a session has so many slots instead: (session,
+    resource) identifies that, and there is no batch (0) and no hop (0). Batches and sessions are
+    numbered apart, so that equal numbers mean nothing. It ends when it expires, or before.
     """
 
     batch: BatchId
@@ -25,6 +31,10 @@ class Reservation:
     """Released by `expire` unless the batch is heard of before."""
     done: bool = False
     """True once corrected: this is what really happened, and it never moves again."""
+    slots: int = 0
+    """Block slots of a cache; 0 for what is booked by time."""
+    session: SessionId = NO_SESSION
+    """Who has the slots."""
 
     @property
     def use(self) -> tuple[BatchId, int, Nanoseconds, Nanoseconds]:

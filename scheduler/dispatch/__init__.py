@@ -9,9 +9,19 @@
     ledger      all of that state, and the few things that may be done to it
     lifecycle   what each event does
     pooled      the dispatcher: events in, decisions, commands out
+
+`chained` serves server chains, `combined` has both over one book.
 """
 
+from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
+from scheduler.dispatch.combined import CombinedDispatcher
 from scheduler.dispatch.config import PooledConfig
 from scheduler.dispatch.pooled import PooledDispatcher
 
-__all__ = ["PooledConfig", "PooledDispatcher"]
+__all__ = [
+    "ChainedConfig",
+    "ChainedDispatcher",
+    "CombinedDispatcher",
+    "PooledConfig",
+    "PooledDispatcher",
+]

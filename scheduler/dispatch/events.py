@@ -113,11 +113,20 @@ class SessionsClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionsHeld:
+    """An agent said hello: it holds these sessions and no others. Comes before `AgentJoined`."""
+
+    agent: AgentId
+    sessions: tuple[AdoptedSession, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SessionFailed:
     """An agent or a link failed a session; the request goes on elsewhere if that may help."""
 
     session: SessionId
     agent: AgentId | None
+    """Who is to blame: it failed, or could not be reached; None: the gateway found no way in."""
     reason: str
     message: str
     retryable: bool
@@ -151,7 +160,7 @@ class Tick:
 
 Event = (
     RequestArrived | RequestCancelled | RequestCompleted | StageReported | BatchFailed
-    | SessionRequested | SessionsClosed | SessionFailed
+    | SessionRequested | SessionsClosed | SessionsHeld | SessionFailed
     | AgentJoined | AgentLost | PlanActivated | Tick
 )  # fmt: skip
 

@@ -37,6 +37,7 @@ class PooledDispatcher:
 
     Args:
         config: Limits and waiting times.
+        book: Where time is booked; one of its own if None.
         first_batch: Id of the first batch; the scheduler puts its epoch into the upper bits.
         stopwatch: Has every decision timed (choose pipeline and batch size, probe, reserve); see
             `take_decision_times`.
@@ -46,13 +47,14 @@ class PooledDispatcher:
         self,
         config: PooledConfig | None = None,
         *,
+        book: Book | None = None,
         first_batch: int = 1,
         stopwatch: Callable[[], Nanoseconds] | None = None,
     ) -> None:
         self._config = config or PooledConfig()
         self._stopwatch = stopwatch
         self._decision_ns: list[Nanoseconds] = []
-        self._book = Book()
+        self._book = book if book is not None else Book()
         self._life = Lifecycle(self._config, self._book)
         self._next_batch = first_batch
 

@@ -9,16 +9,16 @@ from scheduler.book import Reservation, ReservationChange
 from scheduler.dispatch.events import DispatchBatch
 from scheduler.state.journal import Fields, Journal
 from scheduler.state.keys import Table, book_table
-from services.domain.ids import BatchId, Nanoseconds, ResourceId
+from services.domain.ids import BatchId, Nanoseconds, ResourceId, SessionId
 
 
 def write_reservations(journal: Journal, changes: Iterable[ReservationChange]) -> None:
     """Puts the book's own journal into ours."""
     # Most reservations are made, corrected and released between two flushes: only the last counts.
-    latest: dict[tuple[ResourceId, BatchId, int], ReservationChange] = {}
+    latest: dict[tuple[ResourceId, str], ReservationChange] = {}
     for change in changes:
         r = change.reservation
-        latest[r.resource, r.batch, r.position] = change
+        latest[r.resource, _name_of(r)] = change
     for resource in {key[0] for key in latest}:
         journal.put(Table.RESOURCES, resource, "1")
     for change in latest.values():
@@ -69,23 +69,28 @@ def batch_record(batch: DispatchBatch) -> str:
 
 
 def _name_of(reservation: Reservation) -> str:
-    return f"{reservation.batch}:{reservation.position}"
+    """Returns the owner within its resource: a cache has sessions, everything else batches."""
+    r = reservation
+    return f"{r.session if r.slots else r.batch}:{r.position}"
 
 
 def _value_of(reservation: Reservation) -> str:
     r = reservation
-    return f"{r.start_ns} {r.end_ns} {r.expires_ns} {int(r.done)}"
+    value = f"{r.start_ns} {r.end_ns} {r.expires_ns} {int(r.done)}"
+    return f"{value} {r.slots}" if r.slots else value
 
 
 def _reservation_of(
     resource: ResourceId, name: str, value: str, shift_ns: Nanoseconds
 ) -> Reservation | None:
     try:
-        batch, position = (int(part) for part in name.split(":"))
-        start, end, expires, done = (int(part) for part in value.split())
+        owner, position = (int(part) for part in name.split(":"))
+        start, end, expires, done, *counted = (int(part) for part in value.split())
+        slots = counted[0] if counted else 0
     except ValueError:
         return None  # written by another version; a reservation less is corrected by reports
     return Reservation(
-        BatchId(batch), position, resource,
+        BatchId(0 if slots else owner), position, resource,
         start + shift_ns, end + shift_ns, expires + shift_ns, bool(done),
+        slots, SessionId(owner if slots else 0),
     )  # fmt: skip

@@ -1,0 +1,167 @@
+"""What choosing a chain costs: join-the-fastest-free-chain over 100 and 1,000 chains.
+
+Three agents to a chain, up to eight sessions on each, service times spread tenfold. A decision is:
+take the head of the queue, choose its chain, check and book the slots on its three agents, order
+the session. `handle` is all an arrival costs: admission, queue, decision, command. Sessions run in
+virtual time and end as they do in service: each agent says so, then the gateway. CPU time of the
+thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import statistics
+import time
+
+from benchmarks.figures import Figure, at_least, at_most, table
+from scheduler.dispatch.chained import ChainedDispatcher
+from scheduler.dispatch.chained import dispatcher as compiled_part
+from scheduler.dispatch.events import (
+    AgentJoined,
+    Command,
+    Event,
+    PlanActivated,
+    RequestCompleted,
+    SessionRequested,
+    SessionsClosed,
+    StartSession,
+)
+from services.domain.ids import (
+    AgentId,
+    GatewayId,
+    ModelKey,
+    PartitionKey,
+    PlanId,
+    RequestId,
+    ServerId,
+)
+from services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Plan
+
+LIMIT_P50_US = 5.0
+LIMIT_GROWTH = 2.0
+MODEL = ModelKey("bench", "1")
+HOPS = 3
+BLOCKS = 10
+BUDGET_NS = 600 * 10**9
+
+
+def cluster(chains: int, seed: int = 1) -> tuple[list[Agent], Plan]:
+    """Returns agents and a plan with so many chains over them."""
+    draw = random.Random(seed)
+    agents, found = [], []
+    for k in range(chains):
+        hops = []
+        for position in range(HOPS):
+            name = AgentId(f"a{k:05}.{position}")
+            agents.append(Agent(name, "bench", ServerId(name), 1, 1))
+            first, last = position * BLOCKS, (position + 1) * BLOCKS
+            hops.append(ChainHop(name, PartitionKey(MODEL, first, last), first, last))
+        service = round(10**9 * draw.uniform(1, 10))
+        found.append(Chain(f"c{k}", tuple(hops), draw.randint(1, 8), service))
+    model = ModelPlan(MODEL, 10**9, (), chains=tuple(found))
+    return agents, Plan(PlanId("bench"), (model,))
+
+
+class Run:
+    """A dispatcher in virtual time, and how long decisions and `handle` took in real time."""
+
+    def __init__(self, chains: int, load: float, seed: int = 7) -> None:
+        self.random = random.Random(seed)
+        self.dispatcher = ChainedDispatcher(stopwatch=time.thread_time_ns)
+        agents, plan = cluster(chains)
+        for agent in agents:
+            self.dispatcher.handle(AgentJoined(agent), 0)
+        self.dispatcher.handle(PlanActivated(plan), 0)
+        self.chains = {chain.chain_id: chain for chain in plan.models[0].chains}
+        rate = sum(chain.capacity / chain.service_ns for chain in self.chains.values())
+        self.gap = 1 / (rate * load)
+        self.events: list[tuple[int, int, Event]] = []
+        self.count = 0
+        self.arrival_us: list[float] = []
+        self.end_us: list[float] = []
+
+    def later(self, moment: int, event: Event) -> None:
+        """Has an event happen at a moment of virtual time."""
+        self.count += 1
+        heapq.heappush(self.events, (moment, self.count, event))
+
+    def carry_out(self, command: Command, now: int) -> None:
+        """Runs a session as the agents would."""
+        if isinstance(command, StartSession):
+            mean = self.chains[command.chain_id].service_ns
+            end = now + round(mean * self.random.expovariate(1))
+            for hop in reversed(command.hops):
+                self.later(end, SessionsClosed(hop.agent, (command.session,)))
+            self.later(end, RequestCompleted(command.request))
+
+    def go(self, arrivals: int, warm_up: int) -> None:
+        """Lets requests arrive and all end; figures start after `warm_up` arrivals."""
+        moment = 0.0
+        for number in range(arrivals):
+            moment += self.random.expovariate(1 / self.gap)
+            request = RequestId(GatewayId("g"), number)
+            deadline = round(moment) + BUDGET_NS
+            self.later(round(moment), SessionRequested(request, MODEL, 100, 100, deadline))
+        seen = 0
+        clock = time.thread_time_ns
+        while self.events:
+            now, _, event = heapq.heappop(self.events)
+            before = clock()
+            commands = self.dispatcher.handle(event, now)
+            took = (clock() - before) / 1000
+            self.dispatcher.next_wakeup()
+            if isinstance(event, SessionRequested):
+                seen += 1
+                if seen == warm_up:
+                    self.dispatcher.take_decision_times()
+                if seen > warm_up:
+                    self.arrival_us.append(took)
+            elif isinstance(event, SessionsClosed) and seen > warm_up:
+                self.end_us.append(took)
+            for command in commands:
+                self.carry_out(command, now)
+            if self.count % 100 == 0:
+                self.dispatcher.take_changes()
+
+    def decision_us(self) -> tuple[float, float]:
+        """Returns p50 and p99 of all decisions, less what reading the clock takes."""
+        clock = time.thread_time_ns
+        overhead = statistics.median(-clock() + clock() for _ in range(2000))
+        times = [(taken - overhead) / 1000 for taken in self.dispatcher.take_decision_times()]
+        return statistics.median(times), statistics.quantiles(times, n=100)[98]
+
+
+def run(quick: bool) -> list[Figure]:
+    """Returns one entry per figure; `ok` tells whether it is within its limit."""
+    steady = 3000 if quick else 12_000
+    compiled = not compiled_part.__file__.endswith(".py")
+    results = [at_least("compiled modules in use", float(compiled), "", 1)]
+    for label, load in (("50 % busy", 0.5), ("95 % busy", 0.95), ("20 % overload", 1.2)):
+        medians = []
+        for chains in (100, 1000):
+            trial = Run(chains, load)
+            warm_up = 8 * chains
+            trial.go(warm_up + steady, warm_up)
+            p50, p99 = trial.decision_us()
+            medians.append(p50)
+        results += [
+            at_most(f"decision p50, 1,000 chains, {label}", p50, "us", LIMIT_P50_US),
+            at_most(f"decision p99, 1,000 chains, {label}", p99, "us"),
+            at_most(
+                f"decision p50, 1,000 / 100 chains, {label}",
+                medians[1] / medians[0], "x", LIMIT_GROWTH,
+            ),
+            at_most(f"handle an arrival p50, {label}", statistics.median(trial.arrival_us), "us"),
+            at_most(f"handle an end p50, {label}", statistics.median(trial.end_us), "us"),
+        ]  # fmt: skip
+    return results
+
+
+def main() -> None:
+    """Prints the table."""
+    print(table(run(quick=False)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Sessions this dispatcher did not start, and agents and gateways that come back.
+
+After a fail-over there are three witnesses of what goes on: the stored book, agents that say which
+sessions they hold, and gateways that say which session answers a request. They come in any order. A
+session is held until all three had their time; what nobody claims is closed, what an agent does not
+hold is started again.
+"""
+
+from __future__ import annotations
+
+from scheduler.dispatch.chained.ledger import ChainLedger
+from scheduler.dispatch.chained.tracking import Session, Ticket
+from scheduler.dispatch.events import AdoptedSession, SessionRequested
+from services.domain.ids import AgentId, Nanoseconds, SessionId
+
+
+class ChainAdoption(ChainLedger):
+    """What is done with sessions that are found."""
+
+    def restored(self) -> None:
+        """Takes note of what was entered into the book from outside."""
+        for session_id in self.slots.sessions():
+            if session_id not in self.sessions:
+                self.sessions[session_id] = Session(session_id, None, None)
+                self.unclaimed[session_id] = None
+
+    def doubt(self, ticket: Ticket, grace_ns: Nanoseconds) -> None:
+        """Gives a session up after a while, unless something speaks for it."""
+        ticket.doubt = self.now + grace_ns
+        self.timers.set(ticket, min(ticket.timer, ticket.doubt), len(self.tickets))
+
+    def adopt(self, ticket: Ticket, adopted: AdoptedSession) -> None:
+        """Goes on with a session that answers a request; starts anew if it cannot be."""
+        session = self._claimable(adopted)
+        if session is None:
+            self.again(ticket)
+            return
+        self.unclaimed.pop(adopted.session, None)
+        session.ticket, ticket.session = ticket, session
+        self.counters["adopted_sessions"] += 1
+        if adopted.hops:
+            session.hops = adopted.hops
+            session.route = self.desk(ticket.model).route_of(adopted.hops)
+            session.route.running += 1
+        expires = ticket.deadline + self.config.deadline_grace_ns
+        self.slots.confirm(adopted.session, expires)
+        holders = set(self.slots.agents(adopted.session))
+        for hop in adopted.hops:
+            if hop.agent in holders:
+                continue
+            if hop.agent in self.agents:  # it is here, and did not say that it has the session
+                self.again(ticket)
+                return
+            cache = self.slots.cache(hop.agent, hop.partition)
+            self.slots.correct(adopted.session, cache, hop.blocks, self.now, expires)
+        if any(hop.agent not in self.agents for hop in adopted.hops):
+            self.doubt(ticket, self.config.claim_grace_ns)
+
+    def resubmitted(self, ticket: Ticket, event: SessionRequested) -> None:
+        """A gateway came back: a session it does not name it never heard of."""
+        session = ticket.session
+        if session is None:
+            return
+        named = event.in_flight.session if event.in_flight is not None else None
+        if named != session.session_id:
+            self.again(ticket)
+
+    def refused(self, adopted: AdoptedSession) -> None:
+        """The request of a session was refused: closes what there is of it."""
+        session = self.sessions.get(adopted.session)
+        if session is not None and session.ticket is None and not session.closing:
+            self.close(session)
+
+    def found(self, agent: AgentId, held: AdoptedSession) -> None:
+        """An agent holds a session: books that, and closes it if its request is over."""
+        hops = [hop for hop in held.hops if hop.agent == agent]
+        session = self.sessions.get(held.session)
+        if session is None:
+            if not hops:
+                self.tell_to_close(agent, held.session)
+                return
+            session = self.sessions[held.session] = Session(held.session, None, None)
+            if not self._is_ours(held.session):
+                self.unclaimed[held.session] = self.now + self.config.claim_grace_ns
+        expires = self.now + self.config.claim_grace_ns
+        for hop in hops:
+            cache = self.slots.cache(agent, hop.partition)
+            self.slots.correct(held.session, cache, hop.blocks, self.now, expires)
+        if session.ticket is None and held.session not in self.unclaimed:
+            session.attempts = 0
+            self.close(session)
+
+    def lost(self, agent: AgentId, sessions: list[SessionId]) -> None:
+        """An agent holds nothing of these sessions: their requests are started again."""
+        for session_id in sessions:
+            session = self.sessions[session_id]
+            self.let_go(session_id, agent)
+            if session.ticket is not None:
+                self.restart(session.ticket)
+
+    def end_claims(self) -> None:
+        """Closes the sessions nobody claimed in time."""
+        for session_id, until in list(self.unclaimed.items()):
+            if until is None:
+                self.unclaimed[session_id] = self.now + self.config.claim_grace_ns
+            elif until <= self.now:
+                self.counters["unclaimed_sessions"] += 1
+                self.close(self.sessions[session_id])
+
+    def next_claim_end(self) -> Nanoseconds | None:
+        """When `end_claims` has something to do."""
+        return min((until or 0 for until in self.unclaimed.values()), default=None)
+
+    def _is_ours(self, session: SessionId) -> bool:
+        return session >= self.first_session
+
+    def _claimable(self, adopted: AdoptedSession) -> Session | None:
+        session = self.sessions.get(adopted.session)
+        if session is not None:
+            return None if session.closing or session.ticket is not None else session
+        if self._is_ours(adopted.session) or not adopted.hops:
+            return None
+        session = self.sessions[adopted.session] = Session(adopted.session, None, None)
+        return session

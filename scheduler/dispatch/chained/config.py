@@ -1,0 +1,41 @@
+"""Limits and waiting times of a chained dispatcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.domain.ids import (
+    NANOSECONDS_PER_MILLISECOND,
+    NANOSECONDS_PER_SECOND,
+    Nanoseconds,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainedConfig:
+    """Everything that can be set."""
+
+    max_queued: int = 4096
+    """Requests that may wait per model; more are answered OVERLOADED."""
+    max_requests: int = 65_536
+    """Requests that may be open at once."""
+    max_restarts: int = 6
+    """How often a request may lose its session and be started again."""
+    deadline_grace_ns: Nanoseconds = 250 * NANOSECONDS_PER_MILLISECOND
+    """A session that goes on is closed this long after its deadline."""
+    delivery_grace_ns: Nanoseconds = 3 * NANOSECONDS_PER_SECOND
+    """A session is lost if an agent said unasked that it is over, and the gateway still waits."""
+    claim_grace_ns: Nanoseconds = 5 * NANOSECONDS_PER_SECOND
+    """A session found on agents or in the stored book is closed if no gateway claims it by then;
+    a session that a gateway claimed is lost if by then one of its agents has not come."""
+    close_patience_ns: Nanoseconds = NANOSECONDS_PER_SECOND
+    """An agent that has not said by then that a session is closed is told again."""
+    close_attempts: int = 10
+    """How often it is told; then its slots count as free."""
+    distrust_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
+    """Chains through an agent that failed a session are left alone for so long, and for twice as
+    long after every further failure in a row."""
+    longest_distrust_ns: Nanoseconds = 3 * NANOSECONDS_PER_SECOND
+    retry_after_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
+    """Least advice to rejected clients, and the advice where nothing better is known."""
+    longest_retry_after_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND

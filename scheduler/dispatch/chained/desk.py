@@ -1,0 +1,101 @@
+"""One model: the chains of its plan, who waits for them, and how fast they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduler.book.slots import SlotLedger
+from scheduler.dispatch.chained.lines import BoundQueues, CentralQueue, Line
+from scheduler.dispatch.chained.policy import Policy
+from scheduler.dispatch.chained.routes import Route, claims_of
+from services.domain.ids import AgentId, ModelKey, Nanoseconds
+from services.domain.plan import ChainHop, ModelPlan
+
+_SMOOTHING = 16
+"""A new gap between ends counts for one part in so many."""
+
+
+class Desk:
+    """Where the requests of one model are served.
+
+    Attributes:
+        model: Which.
+        served: False if no plan has it.
+        session_tokens: Most tokens of one session; 0 if unlimited.
+        line: Who waits.
+        usable: Chains whose agents are all there and trusted.
+    """
+
+    def __init__(self, model: ModelKey, policy: Policy, slots: SlotLedger) -> None:
+        self.model = model
+        self.served = False
+        self.session_tokens = 0
+        self.line: Line = CentralQueue(policy) if policy.central else BoundQueues(policy, slots)
+        self.usable = 0
+        self._slots = slots
+        self._routes: dict[tuple[ChainHop, ...], Route] = {}
+        self._gap_ns = 0.0
+        self._ended: Nanoseconds | None = None
+
+    def activate(self, plan: ModelPlan | None) -> None:
+        """Takes the chains of a plan, or none; those that stay keep their sessions.
+
+        Capacities of caches are the book's. `refresh` must follow.
+        """
+        self.served = plan is not None
+        chains = plan.chains if plan is not None else ()
+        self.session_tokens = plan.session_tokens if plan is not None else 0
+        before, self._routes = self._routes, {}
+        in_plan = {chain.hops for chain in chains}
+        for hops, old in before.items():
+            if old.running and hops not in in_plan:  # should it come back, they count
+                old.capacity = 0
+                self._routes[hops] = old
+        for index, chain in enumerate(chains):
+            claims = claims_of(chain.hops, self._slots)
+            route = self._routes.get(chain.hops) or before.get(chain.hops)
+            if route is None:
+                route = Route(chain.chain_id, chain.hops, claims, 0, chain.service_ns, index)
+            same = chain.hops in self._routes
+            route.capacity = chain.capacity + (route.capacity if same else 0)
+            route.chain_id, route.claims = chain.chain_id, claims
+            route.service_ns, route.index = chain.service_ns, index
+            self._routes[chain.hops] = route
+        rate = sum(each.capacity / max(1, each.service_ns) for each in self._routes.values())
+        self._gap_ns = 1 / rate if rate else 0.0
+        self._ended = None
+
+    def refresh(self, is_usable: Callable[[AgentId], bool]) -> None:
+        """Offers the policy the chains whose agents are all usable."""
+        routes = [
+            route
+            for route in self._routes.values()
+            if route.capacity > 0 and all(is_usable(hop.agent) for hop in route.hops)
+        ]
+        self.usable = len(routes)
+        self.line.rebuild(routes)
+
+    def route_of(self, hops: tuple[ChainHop, ...]) -> Route:
+        """Returns the chain with these hops, or a route beside the plan."""
+        route = self._routes.get(hops)
+        if route is None:
+            route = self._routes[hops] = Route("", hops, claims_of(hops, self._slots), 0, 0)
+        return route
+
+    @property
+    def is_over(self) -> bool:
+        """True if no plan has the model, and none of its sessions is known to go on."""
+        return not self.served and not any(each.running for each in self._routes.values())
+
+    def session_ended(self, now: Nanoseconds) -> None:
+        """Measures how often a session ends while others wait."""
+        if not self.line:
+            self._ended = None
+            return
+        if self._ended is not None:
+            self._gap_ns += (now - self._ended - self._gap_ns) / _SMOOTHING
+        self._ended = now
+
+    def drained_after_ns(self) -> Nanoseconds:
+        """Returns when those who wait now should have started; 0 if nothing is known."""
+        return round(len(self.line) * self._gap_ns)

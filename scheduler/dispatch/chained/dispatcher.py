@@ -1,0 +1,168 @@
+"""The dispatcher of server chains: folds events into queue, chains, sessions and cache slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from scheduler.book import Book, Reservation, ReservationChange
+from scheduler.dispatch.chained.config import ChainedConfig
+from scheduler.dispatch.chained.lifecycle import ChainLifecycle
+from scheduler.dispatch.chained.policies import policy_factory
+from scheduler.dispatch.chained.policy import PolicyFactory, RandomBelow
+from scheduler.dispatch.events import (
+    AgentJoined,
+    AgentLost,
+    Command,
+    Event,
+    PlanActivated,
+    RequestCancelled,
+    RequestCompleted,
+    SessionFailed,
+    SessionRequested,
+    SessionsClosed,
+    SessionsHeld,
+    Tick,
+)
+from services.domain.ids import ModelKey, Nanoseconds, RequestId
+
+
+class ChainedDispatcher:
+    """Implements `Dispatcher` for server chains.
+
+    Every `SessionRequested` ends in exactly one of: a `RequestCompleted` or `RequestCancelled`
+    event, or a `Reject` command, at the latest `deadline_grace_ns` after its deadline. Slots of a
+    session are free when each of its agents said `SessionsClosed`, or was lost.
+
+    Args:
+        config: Limits and waiting times.
+        book: Where slots are booked; one of its own if None.
+        policy: "jffc" (default), "jsq", "sa-jsq", "jiq", "sed", or what makes a policy per model.
+        first_session: Id of the first session; the scheduler puts its epoch into the upper bits.
+            Lower ids are those of schedulers before.
+        random_below: Settles the ties of JSQ and JIQ.
+        stopwatch: Has every decision timed (choose a chain, reserve); see `take_decision_times`.
+
+    Raises:
+        InvalidInput: If there is no such policy, or it needs `random_below`.
+    """
+
+    def __init__(
+        self,
+        config: ChainedConfig | None = None,
+        book: Book | None = None,
+        *,
+        policy: str | PolicyFactory = "jffc",
+        first_session: int = 1,
+        random_below: RandomBelow | None = None,
+        stopwatch: Callable[[], Nanoseconds] | None = None,
+    ) -> None:
+        self._book = book if book is not None else Book()
+        self._stopwatch = stopwatch
+        self._decision_ns: list[Nanoseconds] = []
+        slots = self._book.slots
+        make = policy_factory(policy, slots, random_below) if isinstance(policy, str) else policy
+        self._life = ChainLifecycle(config or ChainedConfig(), slots, make, first_session)
+
+    def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
+        """Folds one event into the state and returns what is to be done, in order.
+
+        Events of other kinds of plans are none of its business and ignored.
+        """
+        life = self._life
+        life.now = now
+        match event:
+            case SessionRequested():
+                life.requested(event)
+            case SessionsClosed():
+                life.sessions_closed(event)
+            case RequestCompleted():
+                life.completed(event)
+            case RequestCancelled():
+                life.cancelled(event)
+            case SessionFailed():
+                life.session_failed(event)
+            case SessionsHeld():
+                life.sessions_held(event)
+            case AgentJoined():
+                life.agent_joined(event)
+            case AgentLost():
+                life.agent_lost(event)
+            case PlanActivated():
+                life.plan_activated(event)
+            case Tick():
+                pass
+        life.on_time()
+        if life.dirty:
+            self._serve()
+        return life.take_commands()
+
+    def next_wakeup(self) -> Nanoseconds | None:
+        """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
+        return self._life.next_moment()
+
+    def has(self, request: RequestId) -> bool:
+        """True while a request is open here."""
+        return request in self._life.tickets
+
+    def queued(self, model: ModelKey) -> int:
+        """Returns how many requests for a model wait for a chain."""
+        desk = self._life.desks.get(model)
+        return len(desk.line) if desk is not None else 0
+
+    # Recovery and observation
+
+    def take_changes(self) -> list[ReservationChange]:
+        """Returns what changed in the book since the last call."""
+        return self._book.take_changes()
+
+    def restore(self, reservations: Iterable[Reservation]) -> None:
+        """Enters the bookings of the scheduler before this one, their times on this clock."""
+        self._book.restore(reservations)
+        self.restored()
+
+    def restored(self) -> None:
+        """Takes note of sessions that were entered into the book from outside."""
+        self._life.restored()
+
+    def snapshot(self) -> list[Reservation]:
+        """Returns every reservation."""
+        return self._book.snapshot()
+
+    def statistics(self) -> dict[str, int]:
+        """Returns counters since the start (names in the plural) and present gauges."""
+        life = self._life
+        caches = life.slots.caches()
+        return {
+            **life.counters,
+            "queued_requests": sum(len(desk.line) for desk in life.desks.values()),
+            "open_requests": len(life.tickets),
+            "sessions_in_flight": len(life.sessions),
+            "booked_sessions": len(life.slots),
+            "booked_slots": sum(cache.used for cache in caches),
+            "block_slots": sum(cache.capacity for cache in caches),
+            "usable_chains": sum(desk.usable for desk in life.desks.values()),
+        }
+
+    def take_decision_times(self) -> list[Nanoseconds]:
+        """Returns how long each decision since the last call took; empty without a stopwatch."""
+        times, self._decision_ns = self._decision_ns, []
+        return times
+
+    # Serving the queues
+
+    def _serve(self) -> None:
+        """Starts whoever waits and finds a free chain, one after the other."""
+        life = self._life
+        stopwatch = self._stopwatch
+        for model in life.dirty:
+            desk = life.desks.get(model)
+            while desk is not None and desk.line:
+                began = stopwatch() if stopwatch is not None else 0
+                turn = desk.line.next()
+                if turn is None:
+                    break
+                life.start(*turn)
+                life.counters["decisions"] += 1
+                if stopwatch is not None:
+                    self._decision_ns.append(stopwatch() - began)
+        life.dirty.clear()

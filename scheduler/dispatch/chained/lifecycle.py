@@ -1,0 +1,229 @@
+"""From request to answer: what each event does to requests, sessions and slots."""
+
+from __future__ import annotations
+
+from scheduler.dispatch.chained.admission import refusal
+from scheduler.dispatch.chained.adoption import ChainAdoption
+from scheduler.dispatch.chained.routes import set_capacities
+from scheduler.dispatch.chained.tracking import Session, Ticket
+from scheduler.dispatch.events import (
+    AgentJoined,
+    AgentLost,
+    PlanActivated,
+    RequestCancelled,
+    RequestCompleted,
+    SessionFailed,
+    SessionRequested,
+    SessionsClosed,
+    SessionsHeld,
+)
+from services.domain.ids import AgentId, Nanoseconds
+from services.errors import NoActivePlan, Unavailable
+
+
+class ChainLifecycle(ChainAdoption):
+    """One small method per event."""
+
+    # Requests
+
+    def requested(self, event: SessionRequested) -> None:
+        """Admits a request, or answers it at once."""
+        known = self.tickets.get(event.request)
+        if known is not None:
+            self.resubmitted(known, event)
+            return
+        self.counters["arrived_requests"] += 1
+        refused = refusal(self, event)
+        if refused is not None:
+            self.counters["rejected_requests"] += 1
+            self.commands.append(refused)
+            if event.in_flight is not None:
+                self.refused(event.in_flight)
+            return
+        self.sequence += 1
+        ticket = Ticket(event, self.sequence)
+        self.tickets[event.request] = ticket
+        self.timers.set(ticket, ticket.deadline, len(self.tickets))
+        if event.in_flight is None:
+            self.enqueue(ticket)
+        else:
+            self.adopt(ticket, event.in_flight)
+
+    def completed(self, event: RequestCompleted) -> None:
+        """The gateway has every token."""
+        ticket = self.tickets.get(event.request)
+        if ticket is None:
+            return
+        self.counters["completed_requests"] += 1
+        if ticket.session is not None:
+            self.distrust.worked(ticket.session.hops)
+        self.forget(ticket)
+
+    def cancelled(self, event: RequestCancelled) -> None:
+        """Nobody waits for it any more."""
+        ticket = self.tickets.get(event.request)
+        if ticket is not None:
+            self.counters["cancelled_requests"] += 1
+            self.forget(ticket)
+
+    def unstarted(self, ticket: Ticket) -> None:
+        """Its deadline is over and it still waits."""
+        desk = self.desk(ticket.model)
+        retry_after = self.config.retry_after_ns
+        if self.plan is None:
+            self.reject(
+                ticket, NoActivePlan.reason, "no plan is active", retry_after_ns=retry_after
+            )
+        elif not desk.usable:
+            message = "no chain has all its agents now"
+            self.reject(ticket, Unavailable.reason, message, retry_after_ns=retry_after)
+        else:
+            self.too_late(ticket, "queue")
+
+    # Sessions
+
+    def sessions_closed(self, event: SessionsClosed) -> None:
+        """Gives slots free; unasked, it is a session's end, and the gateway should say so soon."""
+        for session_id in event.sessions:
+            session = self.sessions.get(session_id)
+            if session is not None and session.ticket is not None and not session.left:
+                session.left = True
+                self.doubt(session.ticket, self.config.delivery_grace_ns)
+            self.let_go(session_id, event.agent)
+
+    def session_failed(self, event: SessionFailed) -> None:
+        """Starts the request again elsewhere, or answers it with the failure."""
+        session = self.sessions.get(event.session)
+        if session is None or session.closing:
+            return
+        self.counters["failed_sessions"] += 1
+        ticket = session.ticket
+        if ticket is None:
+            self.close(session)
+        elif not event.retryable:
+            self.reject(ticket, event.reason, event.message)
+        else:
+            self._distrust(session, event.agent)
+            self.restart(ticket)
+
+    def _distrust(self, session: Session, blamed: AgentId | None) -> None:
+        """Leaves the agent alone that is to blame; nobody named, the gateway found no way in."""
+        if blamed is None and session.hops:
+            blamed = session.hops[0].agent
+        if blamed is not None and self.distrust.failed(blamed, self.now):
+            self.refresh()
+
+    # Cluster
+
+    def agent_joined(self, event: AgentJoined) -> None:
+        """Chains through it may be used."""
+        self.agents.add(event.agent.agent_id)
+        self.present.add(event.agent.agent_id)
+        self.refresh()
+
+    def agent_lost(self, event: AgentLost) -> None:
+        """What it held is gone; the sessions go on elsewhere."""
+        agent = event.agent
+        self.agents.discard(agent)
+        self.present.discard(agent)
+        self.distrust.forget(agent)
+        self.lost(agent, self.slots.sessions_at(agent))
+        self.refresh()
+
+    def sessions_held(self, event: SessionsHeld) -> None:
+        """An agent said hello: it holds these sessions and no others."""
+        agent = event.agent
+        self.present.add(agent)
+        held = {each.session for each in event.sessions}
+        gone = [each for each in self.slots.sessions_at(agent) if each not in held]
+        self.lost(agent, gone)
+        for each in event.sessions:
+            self.found(agent, each)
+
+    def plan_activated(self, event: PlanActivated) -> None:
+        """Sessions go on where they are; who waits is served by the new chains."""
+        self.plan = event.plan
+        models = {model.model: model for model in event.plan.models}
+        for model in models:
+            self.desk(model)
+        for key, desk in self.desks.items():
+            desk.activate(models.get(key))
+        set_capacities(event.plan, self.slots)
+        self.refresh()
+        for key, desk in list(self.desks.items()):
+            if not desk.served:
+                for ticket in desk.line.tickets():
+                    self.unserved(ticket)
+            if desk.is_over:
+                del self.desks[key]
+
+    def refresh(self) -> None:
+        """Says anew which chains may be used."""
+        for model, desk in self.desks.items():
+            desk.refresh(self._is_usable)
+            self.dirty[model] = None
+
+    # Time
+
+    def on_time(self) -> None:
+        """Looks after everything whose time has come."""
+        for ticket in self.timers.due(self.now):
+            self._is_due(ticket)
+        if self.distrust.end(self.now):
+            self.refresh()
+        if self.unclaimed:
+            self.end_claims()
+        expiry = self.slots.next_expiry()
+        if expiry is not None and expiry <= self.now:
+            self._expire()
+
+    def next_moment(self) -> Nanoseconds | None:
+        """When `on_time` has something to do."""
+        moments = [
+            self.timers.next(), self.slots.next_expiry(), self.distrust.next(),
+            self.next_claim_end(),
+        ]  # fmt: skip
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    # Inside
+
+    def _expire(self) -> None:
+        """Insists on what was not closed in time; writes off what was never closed."""
+        for session_id in self.slots.overdue(self.now):
+            session = self.sessions[session_id]
+            if session.ticket is not None:
+                last = session.ticket.deadline + self.config.deadline_grace_ns
+                self.slots.confirm(session_id, last)
+            elif not session.closing:
+                self.counters["unclaimed_sessions"] += 1
+                self.close(session)
+            elif session.attempts < self.config.close_attempts:
+                self.order_close(session)
+        expired = self.slots.expire(self.now)
+        for session_id in expired:
+            self.counters["abandoned_sessions"] += 1
+            self.is_over(session_id)
+        if expired:
+            self.refresh()
+
+    def _is_due(self, ticket: Ticket) -> None:
+        last = ticket.deadline + self.config.deadline_grace_ns
+        session = ticket.session
+        if session is None:
+            self.unstarted(ticket)
+        elif self.now >= last:
+            self.too_late(ticket, "in flight")
+        elif ticket.doubt is not None and ticket.doubt <= self.now:
+            ticket.doubt = None
+            if session.left:
+                self.counters["undelivered_sessions"] += 1
+                self.restart(ticket)
+            elif any(hop.agent not in self.agents for hop in session.hops):
+                self.restart(ticket)
+            else:
+                self.timers.set(ticket, last, len(self.tickets))
+        else:
+            self.timers.set(ticket, min(last, ticket.doubt or last), len(self.tickets))
+
+    def _is_usable(self, agent: AgentId) -> bool:
+        return agent in self.agents and agent not in self.distrust

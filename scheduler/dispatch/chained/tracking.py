@@ -1,0 +1,106 @@
+"""What is known of every open request and every session, so that none is ever lost."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from scheduler.dispatch.events import SessionRequested
+from services.domain.ids import ModelKey, Nanoseconds, RequestId, SessionId
+from services.domain.plan import ChainHop
+
+if TYPE_CHECKING:
+    from scheduler.dispatch.chained.routes import Route
+
+_FEWEST_STALE = 64
+
+
+class Ticket:
+    """An admitted request, until it is answered.
+
+    Invariant: it waits (in the line of its model) or it has a session, never both.
+    """
+
+    __slots__ = (
+        "again", "deadline", "doubt", "event", "model", "priority", "request", "restarts", "route",
+        "sequence", "session", "timer", "turn",
+    )  # fmt: skip
+
+    def __init__(self, event: SessionRequested, sequence: int) -> None:
+        self.event = event
+        self.request: RequestId = event.request
+        self.model: ModelKey = event.model
+        self.deadline: Nanoseconds = event.deadline_ns
+        self.priority = event.priority
+        self.sequence = sequence
+        """Order of arrival."""
+        self.restarts = 0
+        """Sessions it has lost."""
+        self.again = False
+        """It had a session before, so it is ahead of those that have not."""
+        self.session: Session | None = None
+        self.route: Route | None = None
+        """Where it waits, if it is bound to a route."""
+        self.turn = 0
+        """Its entry in the central queue; 0 if it does not wait there."""
+        self.doubt: Nanoseconds | None = None
+        """When its session is lost, unless something is heard."""
+        self.timer: Nanoseconds = 0
+        """When it must be looked at although nothing happened."""
+
+
+class Session:
+    """A session that holds slots, whoever started it."""
+
+    __slots__ = ("attempts", "closing", "hops", "left", "route", "session_id", "ticket")
+
+    def __init__(self, session_id: SessionId, ticket: Ticket | None, route: Route | None) -> None:
+        self.session_id = session_id
+        self.ticket = ticket
+        """None if nobody waits for it, or nobody has claimed it yet."""
+        self.route = route
+        """Where it counts; None if it holds nothing any more, or its hops are not known."""
+        self.hops: tuple[ChainHop, ...] = route.hops if route is not None else ()
+        self.closing = False
+        """Its agents were told to close it."""
+        self.attempts = 0
+        """How often they were told."""
+        self.left = False
+        """An agent said unasked that it is over there."""
+
+
+class Timers:
+    """Moments at which tickets must be looked at."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Nanoseconds, int, Ticket]] = []
+        self._count = 0
+
+    def set(self, ticket: Ticket, moment: Nanoseconds, open_tickets: int) -> None:
+        """Has `due` return this ticket at `moment`, and not before."""
+        ticket.timer = moment
+        self._count += 1
+        heappush(self._heap, (moment, self._count, ticket))
+        # Requests end long before their deadlines: without a sweep their entries would pile up.
+        if len(self._heap) > 2 * open_tickets + _FEWEST_STALE:
+            self._heap = [entry for entry in self._heap if entry[2].timer == entry[0]]
+            heapify(self._heap)
+
+    def next(self) -> Nanoseconds | None:
+        """When `due` has something to return."""
+        heap = self._heap
+        while heap:
+            moment, _, ticket = heap[0]
+            if ticket.timer == moment:
+                return moment
+            heappop(heap)
+        return None
+
+    def due(self, now: Nanoseconds) -> list[Ticket]:
+        """Returns the tickets whose moment has come, and forgets these moments."""
+        found = []
+        while (moment := self.next()) is not None and moment <= now:
+            ticket = heappop(self._heap)[2]
+            ticket.timer = -1
+            found.append(ticket)
+        return found

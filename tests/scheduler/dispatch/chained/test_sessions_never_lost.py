@@ -1,0 +1,428 @@
+"""Whatever happens in whatever order: every request is answered once, no agent is ever overfull."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from scheduler.book import Reservation
+from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
+from scheduler.dispatch.events import (
+    AdoptedSession,
+    AgentJoined,
+    AgentLost,
+    CloseSessions,
+    Command,
+    Event,
+    PlanActivated,
+    Reject,
+    RequestCancelled,
+    RequestCompleted,
+    SessionFailed,
+    SessionRequested,
+    SessionsClosed,
+    SessionsHeld,
+    StartSession,
+    Tick,
+)
+from services.domain.ids import (
+    AgentId,
+    GatewayId,
+    ModelKey,
+    PartitionKey,
+    PlanId,
+    RequestId,
+    ResourceId,
+    ServerId,
+    SessionId,
+)
+from services.domain.plan import Agent, CacheCapacity, Chain, ChainHop, ModelPlan, Plan
+
+CATS, DOGS = MODELS = (ModelKey("cats", "1"), ModelKey("dogs", "1"))
+AGENTS = {AgentId(f"a{i}"): Agent(AgentId(f"a{i}"), "x", ServerId("s"), 1, 1) for i in range(5)}
+CONFIG = ChainedConfig(
+    max_queued=6,
+    max_requests=16,
+    max_restarts=3,
+    deadline_grace_ns=40,
+    delivery_grace_ns=60,
+    claim_grace_ns=90,
+    close_patience_ns=50,
+    close_attempts=10**6,  # agents here always answer in the end
+    distrust_ns=20,
+    longest_distrust_ns=80,
+    retry_after_ns=10,
+)
+
+
+def hop(agent: int, model: ModelKey, hosted: tuple[int, int], entry: int | None = None) -> ChainHop:
+    first = hosted[0] if entry is None else entry
+    return ChainHop(AgentId(f"a{agent}"), PartitionKey(model, *hosted), first, hosted[1])
+
+
+def served(model: ModelKey, *chains: Chain, fewer: int = 0) -> ModelPlan:
+    slots: dict[tuple[AgentId, PartitionKey], int] = defaultdict(int)
+    for chain in chains:
+        for each in chain.hops:
+            slots[each.agent, each.partition] += each.blocks * chain.capacity
+    caches = tuple(CacheCapacity(*key, max(0, count - fewer)) for key, count in slots.items())
+    return ModelPlan(model, 10**9, (), chains=chains, caches=caches, session_tokens=100)
+
+
+def plan(*models: ModelPlan) -> Plan:
+    return Plan(PlanId("p"), models)
+
+
+SPLIT = (
+    Chain("fast", (hop(0, CATS, (0, 3)), hop(1, CATS, (3, 6))), 2, 50),
+    Chain("whole", (hop(2, CATS, (0, 6)),), 1, 80),
+    Chain("middle", (hop(3, CATS, (0, 4)), hop(1, CATS, (3, 6), 4)), 2, 80),
+)
+OTHER = (
+    Chain("new", (hop(0, CATS, (0, 6)),), 1, 40),
+    Chain("kept", (hop(2, CATS, (0, 6)),), 2, 60),
+    Chain("longer", (hop(0, CATS, (0, 3)), hop(4, CATS, (3, 6))), 1, 90),
+)
+BARK = (Chain("bark", (hop(1, DOGS, (0, 2)), hop(4, DOGS, (2, 4))), 2, 30),)
+PLANS = (
+    plan(served(CATS, *SPLIT), served(DOGS, *BARK)),
+    plan(served(CATS, *OTHER)),
+    plan(served(CATS, *SPLIT, fewer=2), served(DOGS, *BARK)),
+    plan(served(DOGS, *BARK)),
+    plan(),
+)
+
+
+class Cluster(RuleBasedStateMachine):
+    policy = "jffc"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000
+        self.number = 0
+        self.epoch = 0
+        self.plan = PLANS[0]
+        self.alive: set[AgentId] = set(AGENTS)
+        self.open: dict[RequestId, SessionRequested] = {}
+        self.current: dict[RequestId, StartSession] = {}
+        """The session each open request was told of last."""
+        self.fresh: dict[RequestId, int] = {}
+        """Requests that never had a session, by arrival."""
+        self.held: dict[AgentId, dict[SessionId, ChainHop]] = {each: {} for each in AGENTS}
+        """What agents really hold."""
+        self.known: dict[SessionId, StartSession] = {}
+        self.closing: dict[AgentId, set[SessionId]] = {each: set() for each in AGENTS}
+        self.journal: dict[tuple[SessionId, ResourceId], Reservation] = {}
+        self.start([])
+
+    # ---- the scheduler ----
+
+    def start(self, before: list[Reservation], later: Iterable[Event] = ()) -> None:
+        self.epoch += 1
+        self.dispatcher = ChainedDispatcher(
+            CONFIG, policy=self.policy, first_session=self.epoch << 40,
+            random_below=random.Random(self.epoch).randrange,
+        )  # fmt: skip
+        self.journal = {(r.session, r.resource): r for r in before}
+        self.dispatcher.restore(before)
+        for event in later:
+            self.tell(event)
+
+    def tell(self, event: Event) -> None:
+        for command in self.dispatcher.handle(event, self.now):
+            self.obey(command)
+
+    def obey(self, command: Command) -> None:
+        if isinstance(command, Reject):
+            self.answered(command.request)  # raises if it was answered before
+        elif isinstance(command, StartSession):
+            self.opens(command)
+        else:
+            assert isinstance(command, CloseSessions)
+            self.closing[command.agent] |= set(command.sessions)
+
+    def opens(self, command: StartSession) -> None:
+        event = self.open[command.request]
+        chains = {chain.chain_id: chain for m in self.plan.models for chain in m.chains}
+        assert command.hops == chains[command.chain_id].hops
+        assert command.session not in self.known
+        assert self.now < event.deadline_ns
+        limits = {(c.agent, c.partition): c.block_slots for m in self.plan.models for c in m.caches}
+        for each in command.hops:
+            assert each.agent in self.alive
+            there = [
+                other.blocks
+                for other in self.held[each.agent].values()
+                if other.partition == each.partition
+            ]
+            assert sum(there) + each.blocks <= limits[each.agent, each.partition]
+            self.held[each.agent][command.session] = each
+        if self.policy == "jffc" and command.request in self.fresh:
+            mine = (-event.priority, self.fresh[command.request])
+            for other, arrived in self.fresh.items():
+                if self.open[other].model == event.model:
+                    assert mine <= (-self.open[other].priority, arrived)
+        self.fresh.pop(command.request, None)
+        self.known[command.session] = self.current[command.request] = command
+
+    def answered(self, request: RequestId) -> None:
+        del self.open[request]
+        self.current.pop(request, None)
+        self.fresh.pop(request, None)
+
+    # ---- requests ----
+
+    @rule(
+        model=st.sampled_from([CATS, CATS, DOGS]),
+        budget=st.integers(0, 700),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        tokens=st.sampled_from([1, 1, 1, 1, 101]),
+    )
+    def arrive(self, model: ModelKey, budget: int, priority: int, tokens: int) -> None:
+        self.number += 1
+        request = RequestId(GatewayId("g"), self.number)
+        event = SessionRequested(request, model, 1, tokens, self.now + budget, priority)
+        self.open[request] = event
+        self.fresh[request] = self.number
+        self.tell(event)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.open)))
+        self.answered(request)
+        self.tell(RequestCancelled(request))
+
+    # ---- sessions ----
+
+    def some_session(self, data: st.DataObject) -> StartSession:
+        return self.current[data.draw(st.sampled_from(sorted(self.current)))]
+
+    @precondition(lambda self: self.current)
+    @rule(data=st.data(), delivered=st.sampled_from([True, True, False]), seed=st.integers(0, 99))
+    def end(self, data: st.DataObject, delivered: bool, seed: int) -> None:
+        command = self.some_session(data)
+        steps: list[AgentId | None] = [each.agent for each in command.hops]
+        steps += [None] if delivered else []
+        random.Random(seed).shuffle(steps)
+        for agent in steps:
+            if agent is not None:
+                self.let_go(agent, command.session)
+            elif command.request in self.open:
+                self.answered(command.request)
+                self.tell(RequestCompleted(command.request))
+
+    def let_go(self, agent: AgentId, session: SessionId) -> None:
+        if agent in self.alive:
+            self.held[agent].pop(session, None)
+            self.closing[agent].discard(session)
+            self.tell(SessionsClosed(agent, (session,)))
+
+    @precondition(lambda self: any(self.closing.values()))
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        agent = data.draw(st.sampled_from(sorted(a for a, each in self.closing.items() if each)))
+        self.close_all(agent)
+
+    def close_all(self, agent: AgentId) -> None:
+        sessions, self.closing[agent] = sorted(self.closing[agent]), set()
+        if sessions and agent in self.alive:
+            for session in sessions:
+                self.held[agent].pop(session, None)
+            self.tell(SessionsClosed(agent, tuple(sessions)))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), retryable=st.sampled_from([True, True, False]), at=st.integers(-1, 1))
+    def fail(self, data: st.DataObject, retryable: bool, at: int) -> None:
+        command = self.known[data.draw(st.sampled_from(sorted(self.known)))]
+        agent = command.hops[at].agent if 0 <= at < len(command.hops) else None
+        if agent is not None and command.session in self.held[agent]:
+            self.let_go(agent, command.session)
+        self.tell(SessionFailed(command.session, agent, "INTERNAL", "no", retryable))
+
+    # ---- the cluster ----
+
+    def adopted(self, sessions: Iterable[SessionId]) -> tuple[AdoptedSession, ...]:
+        return tuple(AdoptedSession(each, self.known[each].hops) for each in sorted(sessions))
+
+    @rule(agent=st.sampled_from(sorted(AGENTS)))
+    def lose_or_join(self, agent: AgentId) -> None:
+        if agent in self.alive:
+            self.alive.remove(agent)
+            self.held[agent].clear()
+            self.tell(AgentLost(agent))
+            self.closing[agent].clear()
+        else:
+            self.alive.add(agent)
+            self.tell(SessionsHeld(agent, ()))
+            self.tell(AgentJoined(AGENTS[agent]))
+
+    @rule(agent=st.sampled_from(sorted(AGENTS)), forgets=st.integers(0, 2))
+    def stream_breaks(self, agent: AgentId, forgets: int) -> None:
+        if agent not in self.alive:
+            return
+        for session in sorted(self.held[agent])[:forgets]:
+            del self.held[agent][session]
+        self.alive.remove(agent)
+        self.tell(AgentLost(agent))
+        self.alive.add(agent)
+        self.closing[agent].clear()  # orders of the broken stream are lost
+        self.tell(SessionsHeld(agent, self.adopted(self.held[agent])))
+        self.tell(AgentJoined(AGENTS[agent]))
+
+    @rule(which=st.sampled_from([0, 0, 1, 2, 3, 4]))
+    def activate(self, which: int) -> None:
+        self.plan = PLANS[which]
+        self.tell(PlanActivated(self.plan))
+
+    @rule(step=st.integers(0, 60))
+    def time_passes(self, step: int) -> None:
+        self.now += step
+        self.tell(Tick())
+
+    @rule()
+    def wake_up(self) -> None:
+        moment = self.dispatcher.next_wakeup()
+        if moment is not None:
+            self.now = max(self.now, moment)
+            self.tell(Tick())
+
+    # ---- fail-over ----
+
+    def resubmissions(self, known: bool) -> list[Event]:
+        events: list[Event] = []
+        for request, event in self.open.items():
+            session = self.current.get(request) if known else None
+            adopted = AdoptedSession(session.session, session.hops) if session else None
+            events.append(
+                SessionRequested(
+                    request, event.model, event.prompt_tokens, event.max_tokens,
+                    event.deadline_ns, event.priority, adopted,
+                )
+            )  # fmt: skip
+        return events
+
+    def resubmit(self, events: list[Event], *, anew: bool = False) -> None:
+        for at, event in enumerate(events):
+            assert isinstance(event, SessionRequested)
+            if event.request in self.open:  # not answered while others were resubmitted
+                if anew and event.in_flight is None:
+                    self.fresh[event.request] = at
+                self.tell(event)
+
+    @rule(known=st.booleans())
+    def gateway_comes_back(self, known: bool) -> None:
+        if not known:
+            self.current.clear()
+        self.resubmit(self.resubmissions(known))
+
+    @rule(
+        known=st.booleans(), restored=st.booleans(), gateways_first=st.booleans(),
+        forgetful=st.none() | st.sampled_from(sorted(AGENTS)),
+    )  # fmt: skip
+    def scheduler_changes(
+        self, known: bool, restored: bool, gateways_first: bool, forgetful: AgentId | None
+    ) -> None:
+        events = self.resubmissions(known)
+        if not known:
+            self.current.clear()
+        snapshot = self.dispatcher.snapshot() if restored else []
+        for each in self.closing.values():
+            each.clear()
+        if forgetful is not None:  # restarted at the same moment
+            self.held[forgetful].clear()
+        self.fresh.clear()
+        self.start(snapshot, [PlanActivated(self.plan)])
+        if gateways_first:
+            self.resubmit(events, anew=True)
+        for agent in sorted(self.alive):
+            self.tell(SessionsHeld(agent, self.adopted(self.held[agent])))
+            self.tell(AgentJoined(AGENTS[agent]))
+        if not gateways_first:
+            self.resubmit(events, anew=True)
+
+    # ---- what always holds ----
+
+    @rule()
+    def write_behind(self) -> None:
+        for change in self.dispatcher.take_changes():
+            record = change.reservation
+            if change.op == "put":
+                self.journal[record.session, record.resource] = record
+            else:
+                del self.journal[record.session, record.resource]
+        assert self.journal == {(r.session, r.resource): r for r in self.dispatcher.snapshot()}
+        assert not self.dispatcher.take_changes()
+
+    @invariant()
+    def whatever_an_agent_holds_is_booked(self) -> None:
+        booked = {(r.session, r.resource): r.slots for r in self.dispatcher.snapshot()}
+        for agent in self.alive:
+            for session, each in self.held[agent].items():
+                assert booked[session, ResourceId(f"cache/{agent}/{each.partition}")] == each.blocks
+
+    @invariant()
+    def what_is_open_here_is_open_there(self) -> None:
+        figures = self.dispatcher.statistics()
+        assert figures["open_requests"] == len(self.open)
+        assert figures["queued_requests"] <= len(self.open)
+        if self.open or figures["booked_sessions"]:
+            assert self.dispatcher.next_wakeup() is not None
+
+    @invariant()
+    def a_request_waits_or_has_a_session(self) -> None:
+        life = self.dispatcher._life
+        waiting = {t.request for desk in life.desks.values() for t in desk.line.tickets()}
+        running = {t.request for t in life.tickets.values() if t.session is not None}
+        assert not waiting & running
+        assert waiting | running == set(self.open)
+        assert set(life.slots.sessions()) <= set(life.sessions)
+        for desk in life.desks.values():
+            for route in desk._routes.values():
+                on_it = [s for s in life.sessions.values() if s.route is route]
+                assert route.running == len(on_it)
+
+    def teardown(self) -> None:
+        for _ in range(2000):
+            for agent in AGENTS:
+                self.close_all(agent)
+            moment = self.dispatcher.next_wakeup()
+            if moment is None:
+                break
+            self.now = max(self.now, moment)
+            self.tell(Tick())
+        assert not self.open
+        assert self.dispatcher.next_wakeup() is None
+        assert self.dispatcher.snapshot() == []
+        assert not any(self.held[agent] for agent in self.alive)
+        figures = self.dispatcher.statistics()
+        gauges = ("queued_requests", "open_requests", "sessions_in_flight", "booked_slots")
+        assert [figures[name] for name in gauges] == [0, 0, 0, 0]
+
+
+class ClusterWithShortestQueues(Cluster):
+    policy = "jsq"
+
+
+class ClusterWithIdleQueues(Cluster):
+    policy = "jiq"
+
+
+class ClusterWithExpectedDelays(Cluster):
+    policy = "sed"
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestClusterWithShortestQueues = ClusterWithShortestQueues.TestCase
+TestClusterWithIdleQueues = ClusterWithIdleQueues.TestCase
+TestClusterWithExpectedDelays = ClusterWithExpectedDelays.TestCase
+_SHORTER = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestClusterWithShortestQueues.settings = _SHORTER
+TestClusterWithIdleQueues.settings = _SHORTER
+TestClusterWithExpectedDelays.settings = _SHORTER
