@@ -6,6 +6,9 @@
         result = client.infer("efficientnet-lite0", {"input": image}, slo_ms=200)
         print(result["logits"].argmax(), client.trace(result.id).total_ns)
 
+        for piece in client.chat("smollm2-135m", "Why is the sky blue?", stream=True):
+            print(piece.text, end="")
+
 `AsyncClient` has the same methods as coroutines. Every error is a `CatenaryError`; the whole tree
 is on one page, `catenary.errors`. Tensors are NumPy arrays; `catenary.tensors` says how they
 travel. The command `catenary` is this package on the command line.
@@ -39,13 +42,21 @@ from catenary.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from catenary.generation import (
+    GeneratedText,
+    GenerationOptions,
+    GenerationResult,
+    TokenHop,
+    TokenTiming,
+    Usage,
+)
 from catenary.retry import RetryPolicy
+from catenary.text_streams import AsyncTextStream, TextStream
 from catenary.types import (
     ActivePlan,
     AgentInfo,
     ClusterStatus,
     DeploymentInfo,
-    GeneratedText,
     InferRequest,
     InferResult,
     ModelDowntime,
@@ -63,6 +74,7 @@ __all__ = [
     "ActivePlan",
     "AgentInfo",
     "AsyncClient",
+    "AsyncTextStream",
     "CatenaryError",
     "Client",
     "ClientError",
@@ -70,6 +82,8 @@ __all__ = [
     "DeadlineExceededError",
     "DeploymentInfo",
     "GeneratedText",
+    "GenerationOptions",
+    "GenerationResult",
     "InferRequest",
     "InferResult",
     "InternalError",
@@ -97,10 +111,14 @@ __all__ = [
     "SloUnattainableError",
     "StaleEpochError",
     "TensorInfo",
+    "TextStream",
     "TlsConfig",
+    "TokenHop",
+    "TokenTiming",
     "Trace",
     "TraceSpan",
     "UnauthenticatedError",
     "UnavailableError",
+    "Usage",
     "render_waterfall",
 ]

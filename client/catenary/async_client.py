@@ -23,8 +23,10 @@ from catenary.calls import Call, Service
 from catenary.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
 from catenary.errors import CatenaryError, UnavailableError
 from catenary.failures import error_of_call
+from catenary.generating import GeneratesTextAsync
 from catenary.retry import RetryPolicy
 from catenary.tensors import Array
+from catenary.text_streams import AsyncTextStream, TextCall
 
 Reply = TypeVar("Reply")
 
@@ -33,7 +35,7 @@ Reply = TypeVar("Reply")
 _WRITE_FAILED = "Internal error from Core"
 
 
-class AsyncClient:
+class AsyncClient(GeneratesTextAsync):
     """`Client` for asyncio: talks to one gateway; close it, or use it in an `async with` statement.
 
     Args:
@@ -204,16 +206,6 @@ class AsyncClient:
         """Takes an agent out of service; returns whether it is empty now (admin port)."""
         return await self._run(calls.drain(agent_id, timeout_s))
 
-    async def generate(
-        self, model: str, text: str, *, max_tokens: int = 256, timeout_s: float | None = None
-    ) -> AsyncGenerator[types.GeneratedText, None]:
-        """Yields the answer to one user message piece by piece."""
-        request = calls.generate(model, text, max_tokens)
-        replies = self._stream(self._stub("generation").Generate, request, timeout_s)
-        async with contextlib.aclosing(replies):
-            async for reply in replies:
-                yield messages.generated_text(reply)
-
     async def close(self) -> None:
         """Closes the connections; calls in flight are cancelled."""
         self._closed = True
@@ -258,6 +250,12 @@ class AsyncClient:
             raise attempts.out_of_patience() from None
         except grpc.aio.AioRpcError as error:
             raise error_of_call(error) from error
+
+    def _text_stream(self, call: TextCall) -> AsyncTextStream:
+        def send(request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
+            return self._stream(self._stub(call.service).Generate, request, timeout_s)
+
+        return AsyncTextStream(call, self._connection, send)
 
     async def _stream(
         self, method: Any, request: Any, timeout_s: float | None

@@ -46,7 +46,8 @@ class Call(Generic[Reply]):
     @property
     def request_id(self) -> str:
         """The id the request travels under, where it has one."""
-        return self.request.id if isinstance(self.request, oip.ModelInferRequest) else ""
+        known = isinstance(self.request, oip.ModelInferRequest | generation_pb2.GenerateRequest)
+        return self.request.id if known else ""
 
     def spend(self, elapsed_s: float) -> None:
         """Lowers the SLO before a retry by the time already gone: both attempts share it."""
@@ -163,14 +164,6 @@ def drain(agent_id: str, timeout_s: float | None) -> Call[bool]:
         timeout_s,
         repeatable=False,
     )
-
-
-def generate(model: str, text: str, max_tokens: int) -> generation_pb2.GenerateRequest:
-    """Returns the request for a streamed answer to one user message."""
-    request = generation_pb2.GenerateRequest(model=model)
-    request.messages.add(role="user", content=text)
-    request.sampling.max_tokens = max_tokens
-    return request
 
 
 def _plan_id(reply: Any) -> str:

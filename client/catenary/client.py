@@ -16,13 +16,15 @@ from catenary.calls import Call, Service
 from catenary.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
 from catenary.errors import CatenaryError
 from catenary.failures import error_of_call
+from catenary.generating import GeneratesText
 from catenary.retry import RetryPolicy
 from catenary.tensors import Array
+from catenary.text_streams import TextCall, TextStream
 
 Reply = TypeVar("Reply")
 
 
-class Client:
+class Client(GeneratesText):
     """Talks to one gateway; close it, or use it in a `with` statement.
 
     Args:
@@ -187,15 +189,6 @@ class Client:
         """Takes an agent out of service; returns whether it is empty now (admin port)."""
         return self._run(calls.drain(agent_id, timeout_s))
 
-    def generate(
-        self, model: str, text: str, *, max_tokens: int = 256, timeout_s: float | None = None
-    ) -> Iterator[types.GeneratedText]:
-        """Yields the answer to one user message piece by piece."""
-        request = calls.generate(model, text, max_tokens)
-        method = self._stub("generation").Generate
-        for reply in self._stream(method, request, timeout_s):
-            yield messages.generated_text(reply)
-
     def close(self) -> None:
         """Closes the connections; calls in flight are cancelled."""
         with self._lock:
@@ -244,6 +237,12 @@ class Client:
             # Also when interrupted: nobody waits for the answer any more.
             if future is not None and not future.done():
                 future.cancel()
+
+    def _text_stream(self, call: TextCall) -> TextStream:
+        def send(request: Any, timeout_s: float | None) -> Iterator[Any]:
+            return self._stream(self._stub(call.service).Generate, request, timeout_s)
+
+        return TextStream(call, self._connection, send)
 
     def _stream(self, method: Any, request: Any, timeout_s: float | None) -> Iterator[Any]:
         stream = method(request, timeout=timeout_s, metadata=self._connection.metadata)

@@ -14,7 +14,7 @@ import numpy as np
 from catenary import tensors, types
 from catenary.errors import CatenaryError, InvalidInputError, PayloadTooLargeError, ProtocolError
 from catenary.failures import error_of_reason
-from catenary_protos.catenary.v1 import admin_pb2, generation_pb2
+from catenary_protos.catenary.v1 import admin_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 
 # protobuf refuses messages of 2 GiB; the rest of a request is far below the margin left here.
@@ -163,17 +163,33 @@ def cluster_status(message: admin_pb2.GetStatusResponse) -> types.ClusterStatus:
         epoch=message.epoch,
         plan_id=message.plan_id,
         agents=tuple(_agent(agent) for agent in message.agents),
-        models=tuple(
-            types.DeploymentInfo(
-                m.name, m.version, m.ready, m.reason, m.pipelines, m.queued_requests
-            )
-            for m in message.models
-        ),
+        models=tuple(_deployment(model) for model in message.models),
         gateways=tuple(message.gateways),
         queued_requests=message.queued_requests,
         batches_in_flight=message.batches_in_flight,
         live_reservations=message.live_reservations,
         redis_connected=message.redis_connected,
+        sessions_in_flight=message.sessions_in_flight,
+    )
+
+
+def _deployment(message: admin_pb2.ModelStatus) -> types.DeploymentInfo:
+    return types.DeploymentInfo(
+        name=message.name,
+        version=message.version,
+        ready=message.ready,
+        reason=message.reason,
+        pipelines=message.pipelines,
+        queued_requests=message.queued_requests,
+        sessions=message.sessions,
+        chains=tuple(_chain(chain) for chain in message.chains),
+    )
+
+
+def _chain(message: admin_pb2.ChainStatus) -> types.ChainInfo:
+    hops = tuple((hop.agent_id, hop.first_block, hop.last_block) for hop in message.hops)
+    return types.ChainInfo(
+        message.chain_id, hops, message.capacity, message.sessions, message.service_ns
     )
 
 
@@ -238,16 +254,6 @@ def trace(message: admin_pb2.GetTraceResponse) -> types.Trace:
         message.total_ns,
         spans,
         message.trace_id,
-    )
-
-
-def generated_text(message: generation_pb2.GenerateResponse) -> types.GeneratedText:
-    """Returns one piece of a generated answer."""
-    return types.GeneratedText(
-        message.text,
-        message.finish_reason,
-        message.usage.prompt_tokens,
-        message.usage.completion_tokens,
     )
 
 

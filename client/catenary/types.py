@@ -118,6 +118,25 @@ class AgentInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainInfo:
+    """One chain of agents that generates text.
+
+    Attributes:
+        chain_id: Its name within the plan.
+        hops: Agent, first block and end of the blocks it processes, in order.
+        capacity: Sessions at a time.
+        sessions: Sessions it has now.
+        service_ns: Expected time of a session of mean size.
+    """
+
+    chain_id: str
+    hops: tuple[tuple[str, int, int], ...]
+    capacity: int
+    sessions: int
+    service_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentInfo:
     """One deployed model as the scheduler sees it."""
 
@@ -127,6 +146,8 @@ class DeploymentInfo:
     reason: str
     pipelines: int
     queued_requests: int
+    sessions: int = 0
+    chains: tuple[ChainInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +164,7 @@ class ClusterStatus:
     batches_in_flight: int
     live_reservations: int
     redis_connected: bool
+    sessions_in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,18 +254,8 @@ class Trace:
     trace_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedText:
-    """A piece of a generated answer; the last one has a finish reason."""
-
-    text: str
-    finish_reason: str = ""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
 def as_json(value: Any) -> Any:
-    """Returns a dataclass of this module, or a list of them, as plain JSON values."""
+    """Returns a dataclass of this package, or a list of them, as plain JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     return [as_json(item) for item in value] if isinstance(value, list | tuple) else value

@@ -22,13 +22,14 @@ import catenary
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    common_pb2,
     generation_pb2,
     generation_pb2_grpc,
 )
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from services import error_tables
-from services.errors import CatenaryError, ModelNotFound
+from services.errors import CatenaryError, ModelNotFound, PartitionLost
 
 STATUS = admin_pb2.GetStatusResponse(
     scheduler_id="scheduler-0",
@@ -46,8 +47,23 @@ STATUS = admin_pb2.GetStatusResponse(
             utilisation_ratio=0.5,
         )
     ],
-    models=[admin_pb2.ModelStatus(name="net", version="1", ready=True, pipelines=1)],
-)
+    models=[
+        admin_pb2.ModelStatus(name="net", version="1", ready=True, pipelines=1),
+        admin_pb2.ModelStatus(
+            name="llm", version="1", ready=True, sessions=3,
+            chains=[
+                admin_pb2.ChainStatus(
+                    chain_id="llm:1/0", capacity=4, sessions=3, service_ns=2_500_000_000,
+                    hops=[
+                        admin_pb2.ChainHopStatus(agent_id="agent-0", last_block=4),
+                        admin_pb2.ChainHopStatus(agent_id="agent-1", first_block=4, last_block=9),
+                    ],
+                )
+            ],
+        ),
+    ],
+    sessions_in_flight=3,
+)  # fmt: skip
 
 TRACE = admin_pb2.GetTraceResponse(
     model="net:1",
@@ -229,11 +245,47 @@ class Admin(admin_pb2_grpc.AdminServicer):
 
 
 class Generation(generation_pb2_grpc.GenerationServicer):
+    """Says what it was told, in capitals and word by word; one token a word."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
     def Generate(self, request, context):
-        for word in request.messages[0].content.split():
-            yield generation_pb2.GenerateResponse(text=word.upper() + " ")
-        usage = generation_pb2.Usage(prompt_tokens=2, completion_tokens=2)
-        yield generation_pb2.GenerateResponse(finish_reason="stop", usage=usage)
+        self.server.orders.append(request)
+        remaining = context.time_remaining()
+        self.server.deadlines.append(None if remaining is None or remaining > 1e6 else remaining)
+        context.add_callback(self.server.cancelled.set)
+        self.server.saw(context)
+        said = request.messages[-1].content if request.messages else request.prompt
+        words = said.split()[: request.sampling.max_tokens or None]
+        for index, word in enumerate(words):
+            if word == "fail":
+                status = error_tables.rpc_status(PartitionLost("agent-1 is gone"))
+                context.abort_with_status(rpc_status.to_status(status))
+            reply = generation_pb2.GenerateResponse(
+                id=request.id, text=word.upper() + " ", token_ids=[index]
+            )
+            if request.timings:
+                reply.timings.append(timing_of(index))
+            yield reply
+            if word == "wait":
+                self.server.waiting.set()
+                self.server.cancelled.wait(20)
+        if "cut" not in words:
+            usage = generation_pb2.Usage(prompt_tokens=2, completion_tokens=len(words))
+            yield generation_pb2.GenerateResponse(id=request.id, finish_reason="stop", usage=usage)
+
+
+def timing_of(index: int) -> generation_pb2.TokenTiming:
+    """A token on its way through two agents."""
+    hops = [
+        common_pb2.HopTiming(
+            agent_id=f"agent-{hop}", first_block=4 * hop, last_block=4 * hop + 4,
+            transfer_ns=100_000, wait_ns=200_000, compute_ns=5_000_000 + hop, send_ns=50_000,
+        )
+        for hop in range(2)
+    ]  # fmt: skip
+    return generation_pb2.TokenTiming(token_id=index, since_previous_ns=12_500_000, hops=hops)
 
 
 def serve(
@@ -246,7 +298,7 @@ def serve(
     oip_grpc.add_GRPCInferenceServiceServicer_to_server(Inference(server), running)
     admin_pb2_grpc.add_AdminServicer_to_server(Admin(server), running)
     if generation:
-        generation_pb2_grpc.add_GenerationServicer_to_server(Generation(), running)
+        generation_pb2_grpc.add_GenerationServicer_to_server(Generation(server), running)
     if credentials is None:
         port = running.add_insecure_port("127.0.0.1:0")
     else:
@@ -291,6 +343,37 @@ def secure_server(authority: trustme.CA, request: pytest.FixtureRequest) -> Iter
     running.stop(0).wait()
 
 
+class StreamAsAsync:
+    """A `TextStream` with the methods of an `AsyncTextStream`."""
+
+    def __init__(self, stream: catenary.TextStream) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self) -> catenary.GeneratedText:
+        piece = await asyncio.to_thread(next, self._stream, None)
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def result(self) -> catenary.GenerationResult:
+        return await asyncio.to_thread(self._stream.result)
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self._stream.close)
+
+    async def __aenter__(self) -> StreamAsAsync:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
 class BlockingAsAsync:
     """Runs the blocking client on threads, so that one test covers both clients."""
 
@@ -299,7 +382,15 @@ class BlockingAsAsync:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
-        if name in {"infer_stream", "generate"}:
+        if name in {"chat", "generate"}:
+
+            def ask(*args: Any, stream: bool = False, **settings: Any) -> Any:
+                if not stream:
+                    return asyncio.to_thread(method, *args, **settings)
+                return StreamAsAsync(method(*args, stream=True, **settings))
+
+            return ask
+        if name == "infer_stream":
 
             async def stream(*args: Any, **settings: Any):
                 replies = await asyncio.to_thread(lambda: list(method(*args, **settings)))

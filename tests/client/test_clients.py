@@ -231,18 +231,6 @@ async def test_a_closed_client_says_so(server, connect):
         await client.live()
 
 
-async def test_generation_streams_pieces(generating_server, connect):
-    client = connect.to(generating_server)
-    pieces = [piece async for piece in client.generate("lm", "hello there")]
-    assert "".join(piece.text for piece in pieces) == "HELLO THERE "
-    assert (pieces[-1].finish_reason, pieces[-1].completion_tokens) == ("stop", 2)
-
-
-async def test_generation_that_is_not_served_is_not_supported(server, connect):
-    with pytest.raises(errors.NotSupportedError):
-        [_ async for _ in connect.to(server).generate("lm", "hello")]
-
-
 def test_one_blocking_client_serves_several_threads(server):
     with catenary.Client(server.target, admin_target=server.target) as client:
 

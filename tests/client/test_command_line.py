@@ -56,7 +56,14 @@ def test_status_for_people_and_as_json(catenary):
     assert "scheduler-0" in page
     assert "agent-0" in page
     assert "net:1[0,4)" in page
-    assert json.loads(catenary("status", "--json").stdout)["agents"][0]["state"] == "ready"
+    assert "agent-0 [0,4), agent-1 [4,9)" in page
+    assert "3 sessions" in page
+    found = json.loads(catenary("status", "--json").stdout)
+    assert found["agents"][0]["state"] == "ready"
+    assert found["sessions_in_flight"] == 3
+    (chain,) = found["models"][1]["chains"]
+    assert (chain["capacity"], chain["sessions"], chain["service_ns"]) == (4, 3, 2_500_000_000)
+    assert chain["hops"] == [["agent-0", 0, 4], ["agent-1", 4, 9]]
 
 
 def test_models_are_listed_with_the_reason_they_are_not_ready(catenary):
@@ -189,20 +196,6 @@ def test_deploy_and_drain(catenary, server):
     busy = catenary("drain", "agent-9")
     assert busy.exit_code == 1
     assert "agent-9" in busy.stderr
-
-
-def test_chat_says_that_generation_is_not_served_yet(catenary):
-    found = catenary("chat", "lm", "hello")
-    assert found.exit_code == 1
-    assert "generation is not served" in found.stderr
-    assert found.stderr.count("\n") == 1
-
-
-def test_chat_prints_the_answer(catenary, generating_server):
-    target = ("--target", generating_server.target)
-    assert catenary("chat", "lm", "hello there", *target).stdout == "HELLO THERE \n"
-    found = json.loads(catenary("chat", "lm", "hello", *target, "--json").stdout)
-    assert found == {"text": "HELLO ", "finish_reason": "stop"}
 
 
 def test_bench_prints_rate_percentiles_and_attainment(catenary, server):

@@ -1,4 +1,4 @@
-"""Commands that ask a model: infer, chat."""
+"""The command that asks a model for its outputs: infer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from catenary.client import Client
 from catenary.command_line.images import Normalisation, image_input, top_classes
 from catenary.command_line.kit import Options, command, console, fail, print_json, table
-from catenary.errors import InvalidInputError, NotSupportedError
+from catenary.errors import InvalidInputError
 from catenary.tensors import Array, datatype_of
 from catenary.types import InferRequest, InferResult
 
@@ -33,7 +33,6 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog="Example: catenary infer efficientnet-lite0 --image cat.jpg --labels labels.txt"
     )(infer)
-    app.command(epilog='Example: catenary chat smollm2-135m "Why is the sky blue?"')(chat)
 
 
 @command
@@ -82,30 +81,6 @@ def infer(  # noqa: PLR0913 - one parameter an option
         )
         console().print(table(("OUTPUT", "DATATYPE", "SHAPE", "VALUES"), rows))
     typer.echo(f"request {result.id}  {elapsed_ms:.1f} ms")
-
-
-@command
-def chat(
-    options: Options,
-    model: Annotated[str, typer.Argument(help="Name of a language model.")],
-    text: Annotated[str, typer.Argument(help="What to say to it.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
-) -> None:
-    """Ask a language model and print its answer as it comes."""
-    pieces = []
-    try:
-        with options.client() as client:
-            for piece in client.generate(model, text, max_tokens=max_tokens):
-                pieces.append(piece)
-                if not options.as_json:
-                    typer.echo(piece.text, nl=False)
-    except NotSupportedError:
-        fail(f"text generation is not served by {options.target} yet [NOT_SUPPORTED]")
-    if options.as_json:
-        last = pieces[-1].finish_reason if pieces else ""
-        print_json({"text": "".join(piece.text for piece in pieces), "finish_reason": last})
-    else:
-        typer.echo()
 
 
 def gather_inputs(

@@ -102,7 +102,7 @@ def _status_page(found: ClusterStatus) -> Group:
         f"scheduler {found.scheduler_id or '-'}  epoch {found.epoch}  plan {found.plan_id or '-'}\n"
         f"redis {redis}  gateways {', '.join(found.gateways) or '-'}\n"
         f"{found.queued_requests} requests queued, {found.batches_in_flight} batches in flight, "
-        f"{found.live_reservations} reservations\n"
+        f"{found.live_reservations} reservations, {found.sessions_in_flight} sessions\n"
     )
     agents = (
         (a.agent_id, a.device, a.device_class, a.state, a.utilisation_ratio * 100,
@@ -112,12 +112,21 @@ def _status_page(found: ClusterStatus) -> Group:
     deployed = (
         (m.name, m.version, m.ready, m.pipelines, m.queued_requests, m.reason) for m in found.models
     )
-    return Group(
+    pages: list[Text | Table] = [
         Text(summary),
         table(("AGENT", "DEVICE", "CLASS", "STATE", "BUSY %", "PARTITIONS"), agents),
         Text(),
         table(("MODEL", "VERSION", "READY", "PIPELINES", "QUEUED", "REASON"), deployed),
-    )
+    ]
+    chains = [
+        (c.chain_id, ", ".join(f"{agent} [{a},{b})" for agent, a, b in c.hops), c.sessions,
+         c.capacity, c.service_ns / 1e6)
+        for m in found.models
+        for c in m.chains
+    ]  # fmt: skip
+    if chains:
+        pages += [Text(), table(("CHAIN", "AGENTS", "SESSIONS", "CAPACITY", "MEAN MS"), chains)]
+    return Group(*pages)
 
 
 def _top_page(found: ClusterStatus) -> Group:

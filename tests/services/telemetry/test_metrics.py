@@ -19,10 +19,11 @@ def test_every_name_becomes_a_metric_of_good_form() -> None:
     families = {family.name: family for family in metrics.registry.collect()}
     assert len(families) == len(declared)
     for metric in declared:
-        name = f"catenary_{metric.name}"
+        name = f"{metric.prefix}_{metric.name}"
         family = families.get(name) or families[f"{name}_info"]
         assert family.documentation == metric.help
         assert re.fullmatch(r"[a-z_]+", metric.name)
+        assert metric.prefix in ("catenary", "gen_ai")
         assert metric.help.endswith(".")
         assert not metric.name.endswith("_total")  # the client library adds it to counters
     labels = {label for metric in declared for label in metric.labels}

@@ -1,0 +1,172 @@
+"""The command that talks to a language model: chat."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from typing import Annotated, Any, cast
+
+import typer
+
+from catenary.client import Client
+from catenary.command_line.kit import Options, command, console, fail, print_json, table
+from catenary.errors import CatenaryError, NotSupportedError
+from catenary.generation import GenerationOptions, GenerationResult, TokenHop, TokenTiming
+from catenary.types import as_json
+
+_MODEL = Annotated[str, typer.Argument(help="Name of a language model.")]
+_TEXT = Annotated[str, typer.Argument(help="What to say to it; left out with --interactive.")]
+_SYSTEM = Annotated[str, typer.Option(help="What it is told before the conversation.")]
+_KEPT = "\n\t"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command(
+        epilog='Example: catenary chat smollm2-135m "Why is the sky blue?" --max-tokens 60'
+    )(chat)
+
+
+@command
+def chat(  # noqa: PLR0913 - one parameter an option
+    options: Options,
+    model: _MODEL,
+    text: _TEXT = "",
+    *,
+    system: _SYSTEM = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.0,
+    top_p: Annotated[float | None, typer.Option(help="Share of probability kept.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Likeliest tokens kept.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Ends before it; repeatable.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="gRPC deadline in seconds.")] = None,
+    timings: Annotated[
+        bool, typer.Option("--timings", help="Show where the time of each token went.")
+    ] = False,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Go on with a conversation; ends at EOF.")
+    ] = False,
+) -> None:
+    """Ask a language model and print its answer as it comes."""
+    if not text and not interactive:
+        fail("say something, or use --interactive", 2)
+    given: dict[str, Any] = {
+        "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,
+        "seed": seed, "stop": stop or None, "timeout_s": timeout, "timings": timings or None,
+    }  # fmt: skip
+    asked = cast("GenerationOptions", {k: v for k, v in given.items() if v is not None})
+    messages = [{"role": "system", "content": system}] if system else []
+    try:
+        with options.client() as client:
+            if text:
+                _say(client, options, model, (messages, text), asked)
+            while interactive and (text := _next_line()):
+                try:
+                    _say(client, options, model, (messages, text), asked)
+                except KeyboardInterrupt:  # enough of this answer, not of the conversation
+                    messages.pop()
+                    typer.echo()
+    except NotSupportedError as error:
+        if error.details:
+            raise
+        fail(f"text generation is not served by {options.target} [NOT_SUPPORTED]")
+
+
+def _say(
+    client: Client,
+    options: Options,
+    model: str,
+    said: tuple[list[dict[str, str]], str],
+    asked: GenerationOptions,
+) -> None:
+    """Prints one answer; adds question and answer to the conversation."""
+    messages, text = said
+    messages.append({"role": "user", "content": text})
+    with client.chat(model, messages, stream=True, **asked) as answer:
+        try:
+            for piece in answer:
+                if not options.as_json:
+                    typer.echo(printable(piece.text), nl=False)
+        except CatenaryError:
+            if not options.as_json and answer.so_far.text:
+                typer.echo()  # what is wrong begins on a line of its own
+            raise
+        result = answer.so_far
+    messages.append({"role": "assistant", "content": result.text})
+    if options.as_json:
+        print_json(facts(result))
+        return
+    typer.echo()
+    if result.timings:
+        typer.echo("milliseconds of each token; per agent: before + computing + sending")
+        console().print(timing_table(result.timings))
+    if asked.get("timings"):
+        typer.echo(_summary(result))
+
+
+def _next_line() -> str:
+    try:
+        while True:
+            line = input("> ").strip()
+            if line:
+                return line
+    except EOFError:
+        typer.echo()
+        return ""
+
+
+def printable(text: str) -> str:
+    """Returns the text without control characters: what a model says must not move the cursor."""
+    return "".join(c for c in text if c in _KEPT or unicodedata.category(c) != "Cc")
+
+
+def facts(result: GenerationResult) -> dict[str, Any]:
+    """Returns an answer as plain JSON values; timings only where there are some."""
+    found: dict[str, Any] = as_json(result)
+    if not result.timings:
+        del found["timings"]
+    return found
+
+
+def timing_table(timings: Iterable[TokenTiming]) -> Any:
+    """Returns a table with a row per token and a column per hop, in milliseconds.
+
+    A hop shows what it took to get there (transfer and wait), to compute and to send on.
+    """
+    rows = list(timings)
+    hops: list[tuple[str, int, int]] = []
+    for timing in rows:
+        hops += [key for hop in timing.hops if (key := _key(hop)) not in hops]
+    columns = ["TOKEN", "ID", "ms", *(f"{agent} [{a},{b})" for agent, a, b in hops)]
+    cells = []
+    for index, timing in enumerate(rows):
+        at = {_key(hop): hop for hop in timing.hops}
+        cells.append(
+            [
+                index,
+                timing.token_id,
+                timing.since_previous_ns / 1e6,
+                *(_cell(at[key]) if key in at else "-" for key in hops),
+            ]
+        )
+    return table(columns, cells)
+
+
+def _key(hop: TokenHop) -> tuple[str, int, int]:
+    return hop.agent_id, hop.first_block, hop.last_block
+
+
+def _cell(hop: TokenHop) -> str:
+    before = (hop.transfer_ns + hop.wait_ns) / 1e6
+    return f"{before:.1f} + {hop.compute_ns / 1e6:.1f} + {hop.send_ns / 1e6:.1f}"
+
+
+def _summary(result: GenerationResult) -> str:
+    tokens = result.usage.completion_tokens
+    rest_s = result.total_s - result.first_token_s
+    rate = f", then {(tokens - 1) / rest_s:.1f} tokens/s" if tokens > 1 and rest_s > 0 else ""
+    return (
+        f"{result.usage.prompt_tokens} + {tokens} tokens, {result.finish_reason}; "
+        f"first after {result.first_token_s * 1e3:.0f} ms{rate}"
+    )

@@ -1,0 +1,181 @@
+"""The methods of both clients that ask language models."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Literal, Unpack, overload
+
+from catenary.generation import (
+    GenerationOptions,
+    GenerationResult,
+    Messages,
+    Prompt,
+    chat_call,
+    prompt_call,
+)
+from catenary.text_streams import AsyncTextStream, TextCall, TextStream
+
+
+class GeneratesText:
+    """The methods of `Client` for language models; `GenerationOptions` says what they take."""
+
+    @overload
+    def chat(
+        self,
+        model: str,
+        messages: Messages,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[GenerationOptions],
+    ) -> GenerationResult: ...
+    @overload
+    def chat(
+        self,
+        model: str,
+        messages: Messages,
+        *,
+        stream: Literal[True],
+        **options: Unpack[GenerationOptions],
+    ) -> TextStream: ...
+    def chat(
+        self,
+        model: str,
+        messages: Messages,
+        *,
+        stream: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> GenerationResult | TextStream:
+        """Returns the answer to a conversation, or a stream of its pieces.
+
+        Args:
+            model: "name" or "name:version".
+            messages: One user message as text, or `{"role": ..., "content": ...}` for each.
+            stream: True for a `TextStream` to iterate over; False waits for the whole answer.
+            **options: See `GenerationOptions`, e.g. `max_tokens=64, temperature=0.7`.
+        """
+        answer = self._text_stream(chat_call(model, messages, options))
+        return answer if stream else answer.result()
+
+    @overload
+    def generate(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[GenerationOptions],
+    ) -> GenerationResult: ...
+    @overload
+    def generate(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        stream: Literal[True],
+        **options: Unpack[GenerationOptions],
+    ) -> TextStream: ...
+    def generate(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        stream: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> GenerationResult | TextStream:
+        """Returns the continuation of a prompt, or a stream of its pieces; see `chat`.
+
+        Args:
+            model: "name" or "name:version".
+            prompt: Text as it is, without a chat template, or token ids.
+            stream: True for a `TextStream` to iterate over; False waits for the whole answer.
+            **options: See `GenerationOptions`.
+        """
+        answer = self._text_stream(prompt_call(model, prompt, options))
+        return answer if stream else answer.result()
+
+    def _text_stream(self, call: TextCall) -> TextStream:
+        raise NotImplementedError
+
+
+class GeneratesTextAsync:
+    """The methods of `AsyncClient` for language models, as those of `Client`.
+
+    With `stream=True` they return the stream at once, otherwise a coroutine to await.
+    """
+
+    @overload
+    def chat(
+        self,
+        model: str,
+        messages: Messages,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[GenerationOptions],
+    ) -> Coroutine[Any, Any, GenerationResult]: ...
+    @overload
+    def chat(
+        self,
+        model: str,
+        messages: Messages,
+        *,
+        stream: Literal[True],
+        **options: Unpack[GenerationOptions],
+    ) -> AsyncTextStream: ...
+    def chat(
+        self,
+        model: str,
+        messages: Messages,
+        *,
+        stream: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> Coroutine[Any, Any, GenerationResult] | AsyncTextStream:
+        """Returns the answer to a conversation, to await, or a stream of its pieces.
+
+        Args:
+            model: "name" or "name:version".
+            messages: One user message as text, or `{"role": ..., "content": ...}` for each.
+            stream: True for an `AsyncTextStream` to iterate over.
+            **options: See `GenerationOptions`, e.g. `max_tokens=64, temperature=0.7`.
+        """
+        answer = self._text_stream(chat_call(model, messages, options))
+        return answer if stream else answer.result()
+
+    @overload
+    def generate(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[GenerationOptions],
+    ) -> Coroutine[Any, Any, GenerationResult]: ...
+    @overload
+    def generate(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        stream: Literal[True],
+        **options: Unpack[GenerationOptions],
+    ) -> AsyncTextStream: ...
+    def generate(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        stream: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> Coroutine[Any, Any, GenerationResult] | AsyncTextStream:
+        """Returns the continuation of a prompt, to await, or a stream of its pieces; see `chat`.
+
+        Args:
+            model: "name" or "name:version".
+            prompt: Text as it is, without a chat template, or token ids.
+            stream: True for an `AsyncTextStream` to iterate over.
+            **options: See `GenerationOptions`.
+        """
+        answer = self._text_stream(prompt_call(model, prompt, options))
+        return answer if stream else answer.result()
+
+    def _text_stream(self, call: TextCall) -> AsyncTextStream:
+        raise NotImplementedError

@@ -1,0 +1,288 @@
+"""Text generation as data: what is asked, what comes back, and their messages (pure)."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from catenary.calls import Call
+from catenary.errors import InvalidInputError
+from catenary_protos.catenary.v1 import generation_pb2
+
+Messages = str | Sequence[Mapping[str, str]]
+"""One user message, or a conversation of `{"role": ..., "content": ...}`."""
+Prompt = str | Sequence[int]
+"""Text as it is, without a chat template, or token ids."""
+
+
+class GenerationOptions(TypedDict, total=False):
+    """How an answer is made; what is left out is left to the server.
+
+    Attributes:
+        max_tokens: Longest answer; as long as the model's context allows if left out.
+        min_tokens: No end of text before so many tokens.
+        temperature: 0, the default, always takes the most likely token.
+        top_p: Only the most likely tokens whose probabilities add up to this.
+        top_k: Only so many most likely tokens.
+        repetition_penalty: Above 1 makes tokens of prompt and answer less likely.
+        presence_penalty: Taken off the logit of every token in the answer.
+        frequency_penalty: The same, for each time it is in the answer.
+        stop: The answer ends before this text, or the first of these.
+        seed: Equal seeds give equal answers.
+        ignore_eos: An end-of-text token does not end the answer.
+        timings: Every piece says where the time of its tokens went.
+        slo_first_token_ms: When the first token should be there.
+        slo_token_ms: How long each further one may take.
+        timeout_s: When the whole answer must be there; travels as the gRPC deadline.
+        request_id: Echoed and known to `trace`; drawn if left out.
+    """
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    stop: str | Sequence[str]
+    seed: int
+    ignore_eos: bool
+    timings: bool
+    slo_first_token_ms: float
+    slo_token_ms: float
+    timeout_s: float
+    request_id: str
+
+
+_SAMPLING = (
+    "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "seed", "ignore_eos",
+)  # fmt: skip
+_KNOWN = frozenset(GenerationOptions.__annotations__)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHop:
+    """What one agent did for one token; durations in nanoseconds.
+
+    Attributes:
+        agent_id: The agent.
+        first_block: It ran blocks `[first_block, last_block)`.
+        last_block: See above.
+        transfer_ns: On the way to it; 0 where clocks cannot be compared.
+        wait_ns: Until it began to compute.
+        compute_ns: Computing, for all sessions of the step.
+        send_ns: Until the result was handed on.
+    """
+
+    agent_id: str
+    first_block: int
+    last_block: int
+    transfer_ns: int
+    wait_ns: int
+    compute_ns: int
+    send_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTiming:
+    """Where the time of one token went, hop by hop; `since_previous_ns` as the gateway saw it."""
+
+    token_id: int
+    since_previous_ns: int
+    hops: tuple[TokenHop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedText:
+    """A piece of an answer; the last one has a finish reason and the usage.
+
+    Attributes:
+        text: Whole characters; may be empty.
+        token_ids: The tokens that came with it.
+        finish_reason: "stop", "length" or "cancelled"; empty until the last piece.
+        usage: Tokens of the whole request, in the last piece.
+        timings: Of its tokens, if asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str = ""
+    usage: Usage | None = None
+    timings: tuple[TokenTiming, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A whole answer.
+
+    Attributes:
+        text: All of it.
+        token_ids: Its tokens.
+        finish_reason: "stop", "length" or "cancelled".
+        usage: Tokens of prompt and answer.
+        id: The request's id.
+        timings: Of its tokens, if asked for.
+        first_token_s: From the call to the first piece, as this side saw it.
+        total_s: From the call to the end.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    usage: Usage
+    id: str
+    timings: tuple[TokenTiming, ...]
+    first_token_s: float
+    total_s: float
+
+
+class Gathering:
+    """Puts the pieces of one answer together."""
+
+    def __init__(self, request_id: str) -> None:
+        """Begins when the call is made."""
+        self.id = request_id
+        self.pieces: list[GeneratedText] = []
+        self._started = self._first = self._last = time.monotonic()
+
+    def add(self, piece: GeneratedText) -> None:
+        """Takes the next piece."""
+        self._last = time.monotonic()
+        if not self.pieces:
+            self._first = self._last
+        self.pieces.append(piece)
+
+    @property
+    def result(self) -> GenerationResult:
+        """What there is so far."""
+        pieces = self.pieces
+        tokens = tuple(token for piece in pieces for token in piece.token_ids)
+        finish = pieces[-1] if pieces else GeneratedText("")
+        return GenerationResult(
+            text="".join(piece.text for piece in pieces),
+            token_ids=tokens,
+            finish_reason=finish.finish_reason,
+            usage=finish.usage or Usage(0, len(tokens)),
+            id=self.id,
+            timings=tuple(timing for piece in pieces for timing in piece.timings),
+            first_token_s=self._first - self._started,
+            total_s=self._last - self._started,
+        )
+
+
+def chat_call(model: str, messages: Messages, options: GenerationOptions) -> Call[GeneratedText]:
+    """Returns the call for an answer to a conversation.
+
+    Raises:
+        InvalidInputError: An argument cannot be sent; names it.
+    """
+    call = _call(model, options)
+    given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    for index, message in enumerate(given):
+        field = f"messages[{index}]"
+        if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+            raise InvalidInputError.at(field, "must have exactly role and content")
+        if not all(isinstance(text, str) for text in message.values()):
+            raise InvalidInputError.at(field, "role and content must be texts")
+        call.request.messages.add(role=message["role"], content=message["content"])
+    if not call.request.messages:
+        raise InvalidInputError.at("messages", "is empty")
+    return call
+
+
+def prompt_call(model: str, prompt: Prompt, options: GenerationOptions) -> Call[GeneratedText]:
+    """Returns the call for the continuation of a prompt.
+
+    Raises:
+        InvalidInputError: An argument cannot be sent; names it.
+    """
+    call = _call(model, options)
+    if len(prompt) == 0:
+        raise InvalidInputError.at("prompt", "is empty")
+    if isinstance(prompt, str):
+        call.request.prompt = prompt
+    else:
+        _set(call.request.token_ids.extend, "prompt", [int(token) for token in prompt])
+    return call
+
+
+def _call(model: str, options: GenerationOptions) -> Call[GeneratedText]:
+    unknown = sorted(options.keys() - _KNOWN)
+    if unknown:
+        raise TypeError(f"unknown option {unknown[0]!r}")
+    if not model:
+        raise InvalidInputError.at("model", "is empty")
+    request = generation_pb2.GenerateRequest(
+        model=model,
+        id=options.get("request_id") or uuid.uuid4().hex,
+        timings=options.get("timings", False),
+    )
+    for name in _SAMPLING:
+        if name in options:
+            value = options[name]  # type: ignore[literal-required]
+            _set(lambda v, name=name: setattr(request.sampling, name, v), name, value)
+    stop = options.get("stop", ())
+    _set(request.sampling.stop.extend, "stop", [stop] if isinstance(stop, str) else stop)
+    for name, field in (
+        ("slo_first_token_ms", "time_to_first_token_slo_ns"),
+        ("slo_token_ms", "time_per_output_token_slo_ns"),
+    ):
+        if name in options:
+            milliseconds: float = options[name]  # type: ignore[literal-required]
+            if not 0 < milliseconds < 1e12:
+                raise InvalidInputError.at(name, "must be a positive number")
+            setattr(request, field, max(1, round(milliseconds * 1e6)))
+    timeout_s = options.get("timeout_s")
+    if timeout_s is not None and not timeout_s > 0:
+        raise InvalidInputError.at("timeout_s", "must be positive")
+    return Call("generation", "Generate", request, piece_of, timeout_s)
+
+
+def _set(put: Any, field: str, value: Any) -> None:
+    try:
+        put(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError.at(field, f"cannot be {value!r}: {error}") from error
+
+
+def piece_of(message: generation_pb2.GenerateResponse) -> GeneratedText:
+    """Returns one piece of an answer."""
+    usage = None
+    if message.HasField("usage"):
+        usage = Usage(message.usage.prompt_tokens, message.usage.completion_tokens)
+    return GeneratedText(
+        message.text,
+        tuple(message.token_ids),
+        message.finish_reason,
+        usage,
+        tuple(_timing(timing) for timing in message.timings),
+    )
+
+
+def _timing(message: generation_pb2.TokenTiming) -> TokenTiming:
+    hops = (
+        TokenHop(
+            hop.agent_id,
+            hop.first_block,
+            hop.last_block,
+            hop.transfer_ns,
+            hop.wait_ns,
+            hop.compute_ns,
+            hop.send_ns,
+        )
+        for hop in message.hops
+    )
+    return TokenTiming(message.token_id, message.since_previous_ns, tuple(hops))

@@ -1,0 +1,244 @@
+"""The ways to attend over the slot pool agree, also those that only CUDA devices use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+
+from gpu_agent.decoders import torch_attention
+from gpu_agent.decoders.base import CacheLayout, StepItem
+from gpu_agent.decoders.torch_attention import (
+    Kernel,
+    LayerCall,
+    StepPlan,
+    StepTensors,
+    attend,
+)
+from gpu_agent.decoders.torch_cache import CacheShape, SlotPool
+from gpu_agent.decoders.torch_executor import TorchDecoder
+from gpu_agent.decoders.torch_flash import difference, why_not_flash
+from gpu_agent.decoders.torch_graphs import StaticStep, bucket_of, graphable
+from gpu_agent.executors.device import Device
+from services.domain.ids import PartitionKey
+from tiny_decoders import (
+    LAYERS,
+    make_tiny_decoder,
+    prompts,
+    reference_model,
+    reference_tokens,
+)
+
+SHAPE = CacheShape(2, 16, torch.float32, torch.device("cpu"))
+HEADS = 6
+
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device: PyTorch sees none"
+)
+
+
+def flash_of_the_tensors(
+    call: LayerCall, query: torch.Tensor, scaling: float, window: int | None
+) -> torch.Tensor:
+    """What FlashAttention computes from exactly the tensors it is given, one query at a time."""
+    step, result = call.step, torch.empty_like(query)
+    group = query.shape[1] // step.pool.keys.shape[1]
+    for i in range(call.sessions):
+        first, last = step.query_starts[i : i + 2].tolist()
+        start, used = int(step.key_starts[call.layer, i]), int(step.used[i])
+        assert last - first <= step.most_new
+        assert used <= step.most_used
+        keys, values = (
+            rows[start : start + used].repeat_interleave(group, 1)
+            for rows in (step.pool.keys, step.pool.values)
+        )
+        for row in range(first, last):
+            end = used - (last - row) + 1
+            begin = 0 if window is None else max(0, end - window)
+            scores = torch.einsum("hd,thd->ht", query[row], keys[begin:end]) * scaling
+            result[row] = torch.einsum("ht,thd->hd", scores.softmax(-1), values[begin:end])
+    return result
+
+
+@pytest.fixture
+def emulated_flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_attention, "_flash", flash_of_the_tensors)
+
+
+@pytest.mark.usefixtures("emulated_flash")
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(
+    ("entries", "counts", "cached"),
+    [
+        ((0, 0, 0), (1, 1, 1), (3, 20, 0)),
+        ((0, 0, 1), (6, 1, 9), (0, 12, 4)),
+        ((0, 1, 2), (1, 4, 1), (7, 0, 19)),
+    ],
+)
+def test_the_kernels_agree_on_mixed_steps(
+    entries: tuple[int, ...], counts: tuple[int, ...], cached: tuple[int, ...], window: int | None
+) -> None:
+    layers = 3
+    outputs = {}
+    for kernel in Kernel:
+        torch.manual_seed(1)
+        pool = SlotPool(12, 32, layers, SHAPE)
+        pool.keys.fill_(float("nan"))  # nobody may look at rows that were never written
+        pool.values.fill_(float("nan"))
+        spare = pool.open(1)
+        caches = [pool.open(entry) for entry in entries]
+        pool.close(spare)
+        for cache, old in zip(caches, cached, strict=True):
+            for layer in range(cache.first_layer, layers):
+                extent = slice(cache.starts[layer], cache.starts[layer] + old)
+                pool.keys[extent] = torch.randn(old, 2, 16)
+                pool.values[extent] = torch.randn(old, 2, 16)
+        plan = StepPlan(caches, counts, cached)
+        step = StepTensors.of(plan, pool, kernel)
+        found = []
+        for layer in range(layers):
+            sessions = plan.active(layer)
+            rows = plan.bounds[sessions]
+            query = torch.randn(1, HEADS, rows, 16)
+            key, value = torch.randn(2, 1, 2, rows, 16).unbind(0)
+            call = LayerCall(step, layer, sessions)
+            output, _ = attend(
+                torch.nn.Identity(), query, key, value, None, 0.25, window, catenary=call
+            )
+            assert output.shape == (1, rows, HEADS, 16)
+            found.append(output)
+        outputs[kernel] = found
+    for kernel in (Kernel.FLASH, Kernel.PADDED):
+        for ours, plain in zip(outputs[kernel], outputs[Kernel.EACH], strict=True):
+            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("emulated_flash")
+@pytest.mark.parametrize(("first", "sessions"), [(0, 3), (2, 5), (0, 1)])
+def test_a_padded_static_step_computes_what_the_eager_one_does(
+    tmp_path: Path, first: int, sessions: int
+) -> None:
+    repository, model = make_tiny_decoder(tmp_path, "llama")
+    key = PartitionKey(model, first, LAYERS)
+    executor = TorchDecoder(repository, key, Device("cpu"), CacheLayout(40, 32, (first,)), 1)
+    rng = np.random.default_rng(0)
+
+    def inputs(count: int) -> np.ndarray:
+        if first == 0:
+            return rng.integers(3, 200, count)
+        return rng.standard_normal((count, 64)).astype(np.float32)
+
+    for s in range(sessions):
+        executor.open_session(s, first)
+        executor.step([StepItem(s, 0, inputs(s + 2), "nothing")])
+    rows = [inputs(1) for _ in range(sessions)]
+    caches = [executor._caches[s] for s in range(sessions)]
+    plan = StepPlan(caches, [1] * sessions, [s + 2 for s in range(sessions)])
+    assert graphable(plan)
+    size = bucket_of(sessions)
+    assert size is not None
+    with torch.inference_mode():
+        static = StaticStep(executor._model, executor._pool, size, 64)
+        static.fill(plan, torch.from_numpy(np.concatenate(rows)))
+        hidden, logits = static.run()
+    assert logits is not None
+    assert len(hidden) == size
+    expected = executor.step([StepItem(s, s + 2, row, "logits") for s, row in enumerate(rows)])
+    np.testing.assert_allclose(logits[:sessions].numpy(), np.stack(expected), rtol=1e-3, atol=1e-3)
+
+
+def test_only_pure_decode_steps_that_enter_first_are_graphed() -> None:
+    pool = SlotPool(400, 4, 2, SHAPE)
+
+    def plan(entries: list[int], counts: list[int]) -> StepPlan:
+        return StepPlan([pool.open(entry) for entry in entries], counts, [1] * len(counts))
+
+    assert graphable(plan([0, 0], [1, 1]))
+    assert not graphable(plan([0, 0], [1, 2]))
+    assert not graphable(plan([0, 1], [1, 1]))
+    assert not graphable(plan([0] * 65, [1] * 65))
+    assert [bucket_of(count) for count in (1, 3, 8, 33, 64, 65)] == [1, 4, 8, 64, 64, None]
+
+
+def test_a_cpu_has_a_reason_not_to_use_flash_attention() -> None:
+    reason = why_not_flash(SHAPE, HEADS)
+    assert reason is not None
+    assert "cpu" in reason
+
+
+@pytest.mark.usefixtures("emulated_flash")
+def test_the_probe_tells_a_right_kernel_from_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for counts in ((1, 7, 1), (1, 1, 1)):
+        assert difference(SHAPE, HEADS, counts) < 1e-5
+
+    def ignores_lengths(
+        call: LayerCall, query: torch.Tensor, scaling: float, window: int | None
+    ) -> torch.Tensor:
+        call.step.used.fill_(1)
+        return flash_of_the_tensors(call, query, scaling, window)
+
+    monkeypatch.setattr(torch_attention, "_flash", ignores_lengths)
+    assert difference(SHAPE, HEADS, (1, 1, 1)) > 0.1
+
+
+def test_the_padded_kernel_generates_what_transformers_does(tmp_path: Path) -> None:
+    repository, model = make_tiny_decoder(tmp_path, "mistral-window")
+    key = PartitionKey(model, 0, LAYERS)
+    executor = TorchDecoder(repository, key, Device("cpu"), CacheLayout(40, 64, (0,)), 1)
+    executor._kernel = Kernel.PADDED
+    texts = prompts(3, 20, seed=2)
+    reference = reference_model(repository, model)
+    expected = [reference_tokens(reference, text, 12) for text in texts]
+    assert _greedy(executor, texts, 12) == expected
+
+
+@needs_cuda
+@pytest.mark.parametrize("kernel", list(Kernel))
+def test_a_cuda_device_agrees_with_the_cpu(tmp_path: Path, kernel: Kernel) -> None:
+    repository, model = make_tiny_decoder(tmp_path, "llama")
+    layout, key = CacheLayout(64, 64, (0,)), PartitionKey(model, 0, LAYERS)
+    rows = {}
+    for device in (Device("cpu"), Device("cuda")):
+        executor = TorchDecoder(repository, key, device, layout, 1)
+        if device.kind == "cuda" and kernel is not Kernel.FLASH:
+            executor._kernel, executor._graphs = kernel, None
+        if device.kind == "cuda" and kernel is Kernel.FLASH:
+            assert executor._kernel is Kernel.FLASH, "FlashAttention was expected to work"
+        found = []
+        for s, text in enumerate(prompts(5, 20, seed=2)):
+            executor.open_session(s, 0)
+            found += executor.step([StepItem(s, 0, np.array(text), "logits")])
+        lengths = [executor._book.cached[s] for s in range(5)]
+        for turn in range(3):
+            step = [
+                StepItem(s, n + turn, np.array([9 + turn]), "logits") for s, n in enumerate(lengths)
+            ]
+            found += executor.step(step)
+        rows[device.kind] = np.stack([row for row in found if row is not None])
+        executor.close()
+    # bfloat16 keeps 8 bits: compare the shape of the logits, not their last digits.
+    for ours, exact in zip(rows["cuda"], rows["cpu"], strict=True):
+        assert np.corrcoef(ours, exact)[0, 1] > 0.99
+
+
+def _greedy(executor: TorchDecoder, texts: list[list[int]], count: int) -> list[list[int]]:
+    known = [list(text) for text in texts]
+    cached = [0] * len(texts)
+    for s in range(len(texts)):
+        executor.open_session(s, 0)
+    for _ in range(count):
+        items = [
+            StepItem(s, cached[s], np.array(tokens[cached[s] :]), "logits")
+            for s, tokens in enumerate(known)
+        ]
+        cached = [len(tokens) for tokens in known]
+        for s, logits in enumerate(executor.step(items)):
+            assert logits is not None
+            known[s].append(int(logits.argmax()))
+    return [k[len(t) :] for k, t in zip(known, texts, strict=True)]
