@@ -5,11 +5,12 @@ from __future__ import annotations
 from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Histogram
 
+from gateway.generation.record import SessionRecord
 from gateway.recent_requests import FinishedRequest, RecentRequests
 from gateway.waterfall import bars_of
 from services.telemetry import names
 from services.telemetry.metrics import Metrics
-from services.telemetry.tracing import Tracer
+from services.telemetry.tracing import AttributeValue, Tracer
 
 OK = "OK"
 _OVERLOADS = frozenset({"OVERLOADED", "SLO_UNATTAINABLE", "QUOTA_EXCEEDED", "UNAVAILABLE"})
@@ -27,6 +28,7 @@ class Bookkeeping:
         # Looking up labels costs more than counting; models and outcomes are few.
         self._counters: dict[tuple[str, str], Counter] = {}
         self._durations: dict[str, Histogram] = {}
+        self._intervals: dict[str, Histogram] = {}
 
     def finished(self, request: FinishedRequest, deadline_ns: int) -> None:
         """Takes one finished request into account."""
@@ -34,15 +36,26 @@ class Bookkeeping:
         self.recent.add(request)
         self._count(model, request.outcome)
         seconds = (request.finished_ns - request.arrival.monotonic_ns) / 1e9
+        if request.session is not None:
+            self._count_generation(request, request.session, seconds)
         durations = self._durations.get(model)
         if durations is None:
             durations = self._durations[model] = metrics.request_seconds.labels(model)
         durations.observe(seconds)
         if request.outcome != "CANCELLED":
             met = request.outcome == OK and request.finished_ns <= deadline_ns
+            if request.session is not None:
+                met = met and request.session.met_objectives(request.arrival.monotonic_ns)
             metrics.observe_slo(model, met)
         if request.arrival.trace.sampled and self.tracer.enabled:
             self._export(request)
+
+    def token_after(self, model: str, duration_ns: int) -> None:
+        """Counts the time from one token of a generation to the next."""
+        intervals = self._intervals.get(model)
+        if intervals is None:
+            intervals = self._intervals[model] = self.metrics.inter_token_seconds.labels(model)
+        intervals.observe(duration_ns / 1e9)
 
     def refused(self, model: str, reason: str) -> None:
         """Counts a request that was turned away at the door."""
@@ -57,19 +70,38 @@ class Bookkeeping:
         if outcome in _OVERLOADS:
             self.metrics.admission_rejected.labels(outcome).inc()
 
+    def _count_generation(
+        self, request: FinishedRequest, session: SessionRecord, seconds: float
+    ) -> None:
+        metrics, model = self.metrics, request.model
+        labels = (session.operation, names.PROVIDER, model)
+        error_type = "" if request.outcome == OK else request.outcome
+        metrics.generation_seconds.labels(*labels, error_type).observe(seconds)
+        metrics.prompt_tokens.labels(model).inc(session.prompt_tokens)
+        metrics.generation_tokens.labels(model).inc(session.completion_tokens)
+        if session.finish_reason:
+            metrics.generations.labels(model, session.finish_reason).inc()
+        if session.first_token_ns:
+            first_ns = session.first_token_ns - request.arrival.monotonic_ns
+            metrics.first_token_seconds.labels(*labels).observe(first_ns / 1e9)
+        if session.completion_tokens > 1:
+            each_s = session.time_per_output_token_ns / 1e9
+            metrics.token_seconds.labels(*labels).observe(each_s)
+
     def _export(self, request: FinishedRequest) -> None:
-        arrival = request.arrival
+        arrival, session = request.arrival, request.session
         to_unix_ns = arrival.unix_ns - arrival.monotonic_ns
         self.tracer.record(
             context=arrival.trace,
             parent_span_id=arrival.parent_span_id,
-            name=arrival.method,
+            name=arrival.method if session is None else f"{session.operation} {request.model}",
             start_unix_ns=arrival.unix_ns,
             end_unix_ns=request.finished_ns + to_unix_ns,
             attributes={
                 names.ATTRIBUTE_MODEL: request.model,
                 names.ATTRIBUTE_REQUEST_ID: request.id,
                 "rpc.method": arrival.method,
+                **({} if session is None else _attributes(request.model, session)),
             },
             error=None if request.outcome == OK else request.outcome,
             kind=SpanKind.SERVER,
@@ -89,3 +121,17 @@ class Bookkeeping:
                     names.ATTRIBUTE_ATTEMPT: bar.attempt,
                 },
             )
+
+
+def _attributes(model: str, session: SessionRecord) -> dict[str, AttributeValue]:
+    """Returns what OpenTelemetry's conventions for generative AI want in a span; never texts."""
+    return {
+        names.ATTRIBUTE_OPERATION: session.operation,
+        names.ATTRIBUTE_PROVIDER: names.PROVIDER,
+        names.ATTRIBUTE_REQUEST_MODEL: model,
+        names.ATTRIBUTE_RESPONSE_MODEL: model,
+        names.ATTRIBUTE_MAX_TOKENS: session.max_tokens,
+        names.ATTRIBUTE_INPUT_TOKENS: session.prompt_tokens,
+        names.ATTRIBUTE_OUTPUT_TOKENS: session.completion_tokens,
+        names.ATTRIBUTE_FINISH_REASONS: (session.finish_reason,) if session.finish_reason else (),
+    }

@@ -29,6 +29,10 @@ class Model:
     """True if dimension 0 of every tensor counts rows; otherwise a request is one row."""
     max_row_bytes: int = 0
     """Largest row of the inputs together; 0 if unknown."""
+    generates: bool = False
+    """True: it is asked for text (`gateway.generation`), not for inference."""
+    session_tokens: int = 0
+    """Most tokens of one session, prompt and answer together; 0 if it does not generate."""
     label: str = field(init=False)
     """The key as text, made once: metrics and traces ask for it at every request."""
     specs: dict[str, TensorSpec] = field(init=False, hash=False)
@@ -113,7 +117,7 @@ class Catalog:
             NoActivePlan: it is known by name only, because it cannot be deployed as it is.
         """
         model = self.find(name, version)
-        if not model.ready and not model.inputs:
+        if not model.ready and not model.inputs and not model.session_tokens:
             raise NoActivePlan(
                 f"model {model.key} is not ready: {model.not_ready_reason or 'no active plan'}",
                 details={"model": str(model.key)},
@@ -132,6 +136,8 @@ def _model_of(served: scheduler_pb2.ServedModel) -> Model:
         default_slo_ns=served.default_slo_ns,
         batched=served.batched,
         max_row_bytes=served.max_row_bytes,
+        generates=served.generates,
+        session_tokens=served.session_tokens,
     )
 
 

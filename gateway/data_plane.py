@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import Protocol
 
@@ -62,7 +63,8 @@ class DataPlane:
         self._attempts: dict[int, Attempt] = {}
         self._deadlines = Deadlines(self._expired, self._requests)
         self._deliveries: set[asyncio.Task[None]] = set()
-        self._next_number = 1
+        self.numbers = itertools.count(1)
+        """Request ids; whoever else submits to the scheduler takes from the same series."""
         self._idle = asyncio.Event()
         self._idle.set()
         self.results = ResultMerger(self._requests, self._attempts, self._complete, self._fail)
@@ -159,8 +161,7 @@ class DataPlane:
         if slo_ns is None:
             slo_ns = request.model.default_slo_ns or DEFAULT_SLO_NS
         deadline_ns = arrival.monotonic_ns + min(slo_ns, LONGEST_BUDGET_NS)
-        number = self._next_number
-        self._next_number += 1
+        number = next(self.numbers)
         future: asyncio.Future[tuple[Tensor, ...]] = asyncio.get_running_loop().create_future()
         pending = PendingRequest(number, request, arrival, deadline_ns, future)
         pending.submitted_ns = time.monotonic_ns()

@@ -49,7 +49,7 @@ async def deliver(
         raise RequestCancelled("no request of the batch is waiting any more")
     deadline_ns = min(request.deadline_ns for request in live)
     model = live[0].request.model
-    link = await hub.link_to(dispatch.route[0].agent_id, _left_s(deadline_ns))
+    link = await hub.link_to(dispatch.route[0].agent_id, left_s(deadline_ns))
     for run in _runs(dispatch.slices):
         await _push_run(attempt, dispatch, run, _Rows(model, requests, live[0]), deadline_ns, link)
     attempt.sent_ns = time.monotonic_ns()
@@ -119,7 +119,7 @@ async def _push_run(
             for at, spec in enumerate(specs)
         ]
     )
-    slot = await link.export(nbytes, _left_s(deadline_ns))
+    slot = await link.export(nbytes, left_s(deadline_ns))
     try:
         for at, tensor in enumerate(tensors):
             raw = encoded[at]
@@ -145,7 +145,7 @@ async def _push_run(
             plan_id=dispatch.plan_id,
             sent_monotonic_ns=attempt.push_ns,
         )
-        await link.push(slot, header.SerializeToString(), _left_s(deadline_ns))
+        await link.push(slot, header.SerializeToString(), left_s(deadline_ns))
     finally:
         slot.release()
 
@@ -198,11 +198,16 @@ def _runs(slices: Sequence[common_pb2.Slice]) -> list[list[common_pb2.Slice]]:
     return runs
 
 
-def _left_s(deadline_ns: int) -> float:
-    left_s = (deadline_ns - time.monotonic_ns()) / 1e9
-    if left_s <= 0:
+def left_s(deadline_ns: int) -> float:
+    """Returns the seconds left for one step of a delivery.
+
+    Raises:
+        DeadlineExceeded: none.
+    """
+    left = (deadline_ns - time.monotonic_ns()) / 1e9
+    if left <= 0:
         raise DeadlineExceeded("no time was left to send the rows", details={"stage": "send"})
-    return min(left_s, LONGEST_PUSH_S)
+    return min(left, LONGEST_PUSH_S)
 
 
 def slices_of(dispatch: scheduler_pb2.DispatchBatch) -> tuple[SentSlice, ...]:

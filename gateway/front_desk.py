@@ -12,9 +12,16 @@ from dataclasses import dataclass, field
 from gateway.admission import Admission, Lease
 from gateway.catalog import Catalog, Model
 from gateway.data_plane import DataPlane
+from gateway.generation.answer import Generation
+from gateway.generation.intake import request_of
+from gateway.generation.plane import SessionPlane
+from gateway.generation.request import GenerationTerms, Prompt
+from gateway.generation.text_codec import TextCodecs
 from gateway.inference import Arrival, InferenceRequest, InferenceResponse, Intake
 from gateway.readiness import Readiness
+from services.domain.sampling import SamplingParameters
 from services.error_tables import error_of_exception
+from services.errors import InvalidInput
 from services.security.keys import SCOPE_INFER, ApiKeys, Principal
 from services.telemetry.tracing import Tracer
 
@@ -40,6 +47,37 @@ class Visit:
 
 
 @dataclass(slots=True)
+class GeneratingVisit:
+    """An admitted request for text on its way to the session plane."""
+
+    model: Model
+    _sessions: SessionPlane
+    _codecs: TextCodecs
+    handed_over: bool = False
+    """True once the session plane counts it, whatever becomes of it."""
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling: SamplingParameters,
+        terms: GenerationTerms,
+        arrival: Arrival,
+    ) -> Generation:
+        """Returns the answer, to be read piece by piece.
+
+        Raises:
+            InvalidInput: prompt or parameters do not fit the model.
+            NoActivePlan: this gateway cannot read the model's tokenizer.
+            CatenaryError: the session plane does not take it.
+        """
+        codec = await self._codecs.of(self.model.key)
+        request = await request_of(self.model, codec, request_id, prompt, sampling, terms)
+        self.handed_over = True
+        return self._sessions.open(request, arrival)
+
+
+@dataclass(slots=True)
 class FrontDesk:
     """Checks keys, stamps arrivals, gives ids, admits; shared by every door of one gateway."""
 
@@ -50,6 +88,8 @@ class FrontDesk:
     keys: ApiKeys
     readiness: Readiness
     tracer: Tracer
+    sessions: SessionPlane
+    codecs: TextCodecs
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _start: str = field(default_factory=lambda: f"{random.getrandbits(32):08x}")
 
@@ -65,7 +105,7 @@ class FrontDesk:
 
     def intake(self, default_id: str | None = None) -> Intake:
         """Returns what a converter must know."""
-        made = default_id[:_LONGEST_ID] if default_id else self._new_id()
+        made = default_id[:_LONGEST_ID] if default_id else self.new_id()
         return Intake(self.admission.max_request_bytes, time.time_ns(), made)
 
     def identify(self, presented: str | None) -> Principal:
@@ -94,6 +134,12 @@ class FrontDesk:
             principal.require(f"{SCOPE_INFER}:{name}")
             model = self.catalog.find_deployed(name, version)
             label = model.label
+            if model.generates:
+                raise InvalidInput(
+                    "model_name",
+                    f"{name!r} generates text: ask it over catenary.v1.Generation or"
+                    " /v1/chat/completions",
+                )
             with self.admission.admit(nbytes) as lease:
                 visit = Visit(model, lease, self.plane)
                 yield visit
@@ -102,5 +148,49 @@ class FrontDesk:
                 self.plane.books.refused(label, error_of_exception(exc).reason)
             raise
 
-    def _new_id(self) -> str:
+    @contextmanager
+    def admitted(self, nbytes: int) -> Iterator[Lease]:
+        """Takes room for a body that says only inside which model it is for.
+
+        Raises:
+            Unavailable: this gateway is draining.
+            PayloadTooLarge: more bytes than one request may have.
+            Overloaded: too much is held already.
+        """
+        try:
+            lease = self.admission.admit(nbytes)
+        except Exception as exc:
+            self.plane.books.refused("", error_of_exception(exc).reason)
+            raise
+        with lease:
+            yield lease
+
+    @contextmanager
+    def generating_visit(self, principal: Principal, reference: str) -> Iterator[GeneratingVisit]:
+        """Lets an admitted request at a model that generates text, "name" or "name:version".
+
+        Raises:
+            PermissionDenied: before anything is said about the model.
+            ModelNotFound: no such model or version.
+            InvalidInput: it does not generate text.
+            NoActivePlan: it cannot be deployed.
+            Unavailable: no scheduler has said yet what is served.
+        """
+        name, _, version = reference.partition(":")
+        visit, label = None, ""
+        try:
+            principal.require(f"{SCOPE_INFER}:{name}")
+            model = self.catalog.find_deployed(name, version)
+            label = model.label
+            if not model.generates:
+                raise InvalidInput("model", f"{name!r} does not generate text")
+            visit = GeneratingVisit(model, self.sessions, self.codecs)
+            yield visit
+        except Exception as exc:
+            if visit is None or not visit.handed_over:
+                self.plane.books.refused(label, error_of_exception(exc).reason)
+            raise
+
+    def new_id(self) -> str:
+        """Returns an id for a request that brings none."""
         return f"{self.gateway_id}-{self._start}-{next(self._numbers)}"

@@ -1,34 +1,123 @@
-"""The Generation service, declared so that clients get an answer and not a puzzle."""
+"""The Generation service: text as a stream of responses."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import time
 from typing import Any
 
 import grpc.aio
 
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from gateway.front_desk import FrontDesk
-from gateway.grpc_calls import metadata_of
-from services.error_tables import abort, error_of_exception
-from services.errors import NotSupported
+from gateway.generation.answer import Generation
+from gateway.generation.request import (
+    ChatPrompt,
+    GenerationTerms,
+    Piece,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
+from gateway.grpc_calls import answered, metadata_of
+from gateway.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
+from services.errors import DeadlineExceeded, InvalidInput
+from services.sampling_messages import sampling_of_message
+
+GENERATE = "catenary.v1.Generation/Generate"
+READ_GRACE_S = 30.0
+"""A client may take so much longer than the deadline of its answer to read it."""
+_LONGEST_ID = 256
+_LONGEST_NS = int(LONGEST_SLO_MS * NANOSECONDS_PER_MILLISECOND)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Response = generation_pb2.GenerateResponse
 
 
 class GenerationService(generation_pb2_grpc.GenerationServicer):
-    """Says UNIMPLEMENTED: no model that generates text is served."""
+    """Checks the key, converts, reads the answer and converts back."""
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
 
-    async def Generate(  # noqa: N802 - named by the protocol
-        self,
-        request: generation_pb2.GenerateRequest,
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        """Refuses every call."""
-        try:
-            self._desk.identify(metadata_of(context).get("authorization"))
-            raise NotSupported("this cluster serves no model that generates text")
-        except Exception as exc:
-            await abort(context, error_of_exception(exc))
-        yield generation_pb2.GenerateResponse()  # makes this a stream; never reached
+    @answered
+    async def Generate(  # type: ignore[override]  # noqa: N802 - named by the protocol
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> None:
+        """One answer; ends with a response that has finish_reason set."""
+        desk, metadata = self._desk, metadata_of(context)
+        arrival = desk.arrive(GENERATE, metadata.get("traceparent"), context.time_remaining())
+        principal = desk.identify(metadata.get("authorization"))
+        with desk.admitted(request.ByteSize()):
+            prompt, sampling = prompt_of(request), sampling_of_message(request.sampling)
+            own_id = request.id[:_LONGEST_ID] or desk.new_id()
+            with desk.generating_visit(principal, request.model) as visit:
+                terms = terms_of(request)
+                opened = await visit.generate(own_id, prompt, sampling, terms, arrival)
+                with opened as generation:
+                    await _answer(generation, own_id, context)
+
+
+async def _answer(generation: Generation, own_id: str, context: Context) -> None:
+    left_s = max(0.0, (generation.deadline_ns - time.monotonic_ns()) / 1e9) + READ_GRACE_S
+    try:
+        # Also while the client does not read: it holds memory.
+        async with asyncio.timeout(left_s):
+            while (piece := await generation.next()) is not None:
+                await context.write(_response_of(piece, generation, own_id))
+    except TimeoutError:
+        raise DeadlineExceeded(
+            "the answer was not read in time", details={"stage": "answer"}
+        ) from None
+
+
+def prompt_of(request: generation_pb2.GenerateRequest) -> Prompt:
+    """Returns the one prompt of a request.
+
+    Raises:
+        InvalidInput: there is none, or more than one.
+    """
+    given: list[Prompt] = []
+    if request.prompt:
+        given.append(TextPrompt(request.prompt))
+    if request.token_ids:
+        given.append(TokenPrompt(request.token_ids))
+    if request.messages:
+        given.append(
+            ChatPrompt([{"role": each.role, "content": each.content} for each in request.messages])
+        )
+    if len(given) != 1:
+        raise InvalidInput("prompt", "exactly one of prompt, token_ids and messages must be given")
+    for at, message in enumerate(request.messages):
+        if not message.role:
+            raise InvalidInput(f"messages[{at}].role", "is empty")
+    return given[0]
+
+
+def terms_of(request: generation_pb2.GenerateRequest) -> GenerationTerms:
+    """Returns what is asked beside the text."""
+    return GenerationTerms(
+        deadline_ns=min(request.deadline_ns, _LONGEST_NS) or None,
+        time_to_first_token_ns=request.time_to_first_token_slo_ns or None,
+        time_per_output_token_ns=request.time_per_output_token_slo_ns or None,
+        timed=request.timings,
+    )
+
+
+def _response_of(piece: Piece, generation: Generation, own_id: str) -> Response:
+    response = Response(
+        id=own_id,
+        text=piece.text,
+        token_ids=piece.token_ids,
+        finish_reason=piece.finish_reason,
+        timings=[
+            generation_pb2.TokenTiming(
+                token_id=each.token_id, since_previous_ns=each.since_previous_ns, hops=each.hops
+            )
+            for each in piece.timings
+        ],
+    )
+    if piece.finish_reason:
+        response.usage.prompt_tokens = generation.prompt_tokens
+        response.usage.completion_tokens = generation.completion_tokens
+    return response

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.front_desk import FrontDesk
 from services.error_tables import (
@@ -15,10 +17,14 @@ from services.error_tables import (
     http_status,
     openai_body,
 )
-from services.errors import CatenaryError, PayloadTooLarge
+from services.errors import CatenaryError, DeadlineExceeded, InvalidInput, PayloadTooLarge
 
 DESK: web.AppKey[FrontDesk] = web.AppKey("desk", FrontDesk)
 OPENAI_PREFIX = "/v1/"
+REQUEST_ID = "X-Request-Id"
+BODY_TIMEOUT_S = 60.0
+"""A client that sends slower than this is cut off: it holds admitted bytes."""
+_LONGEST_ID = 256
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -40,10 +46,14 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 def error_response(request: web.Request, error: CatenaryError) -> web.Response:
     """Returns `error` as an answer to `request`."""
     openai = request.path.startswith(OPENAI_PREFIX)
+    headers = http_headers(error)
+    request_id = request_id_of(request) if openai else ""
+    if request_id:
+        headers[REQUEST_ID] = request_id
     response = web.json_response(
         openai_body(error) if openai else http_body(error),
         status=http_status(error),
-        headers=http_headers(error),
+        headers=headers,
     )
     if request.content.exception() is not None:
         # The rest of a broken body cannot be told from the next request; say so.
@@ -51,11 +61,47 @@ def error_response(request: web.Request, error: CatenaryError) -> web.Response:
     return response
 
 
-def json_response(document: object, *, status: int = 200) -> web.Response:
+def json_response(
+    document: object, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
     """Returns `document` as JSON."""
     return web.Response(
-        body=json.dumps(document).encode(), status=status, content_type="application/json"
+        body=json.dumps(document).encode(),
+        status=status,
+        headers=headers,
+        content_type="application/json",
     )
+
+
+def request_id_of(request: web.Request) -> str:
+    """Returns the id the caller gave, shortened if too long; empty if none that can be echoed."""
+    given = request.headers.get(REQUEST_ID, "")[:_LONGEST_ID]
+    return given if given.isprintable() else ""
+
+
+def announced_size(request: web.Request, largest: int) -> int:
+    """Returns how many bytes the body may turn out to have."""
+    compressed = request.headers.get("Content-Encoding", "identity") != "identity"
+    length = request.content_length
+    return largest if compressed or length is None else length
+
+
+async def body_of(request: web.Request) -> bytes:
+    """Returns the body, decompressed.
+
+    Raises:
+        DeadlineExceeded: it came too slowly.
+        InvalidInput: it is not compressed as announced.
+    """
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await request.read()
+    except TimeoutError:
+        raise DeadlineExceeded(
+            "the body did not arrive in time", details={"stage": "arrival"}
+        ) from None
+    except (web.RequestPayloadError, HttpProcessingError):
+        raise InvalidInput("body", "does not decompress as its Content-Encoding says") from None
 
 
 def bearer(request: web.Request) -> str | None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway import oip_json
-from gateway.http_calls import DESK, bearer, json_response
+from gateway.http_calls import (
+    DESK,
+    REQUEST_ID,
+    announced_size,
+    bearer,
+    body_of,
+    json_response,
+)
 from gateway.repository import EXTENSIONS, Repository, server_version
-from services.errors import DeadlineExceeded, InvalidInput
+from services.errors import InvalidInput
 
 JSON_SIZE = "Inference-Header-Content-Length"
-BODY_TIMEOUT_S = 60.0
-"""A client that sends slower than this is cut off: it holds admitted bytes."""
 
 REPOSITORY: web.AppKey[Repository] = web.AppKey("repository", Repository)
 _INFER_ROUTE = "/v2/models/{model}/infer"
@@ -26,6 +29,7 @@ def routes() -> list[web.RouteDef]:
     model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
     return [
         web.get("/healthz", _live),
+        web.get("/health", _live),  # the name load tools and vLLM use
         web.get("/readyz", _ready),
         web.get("/v2", _server_metadata),
         web.get("/v2/", _server_metadata),
@@ -95,38 +99,19 @@ async def _infer(request: web.Request) -> web.Response:
     principal = desk.identify(bearer(request))
     name, version = _named(request)
     # Before the body is read: what cannot be taken is not even received.
-    size = _announced_size(request, desk.admission.max_request_bytes)
+    size = announced_size(request, desk.admission.max_request_bytes)
     with desk.visit(principal, name, version, size) as visit:
-        body = await _body(request)
+        body = await body_of(request)
         visit.lease.shrink(len(body))
-        intake = desk.intake(request.headers.get("X-Request-Id"))
+        intake = desk.intake(request.headers.get(REQUEST_ID))
         wanted, form = oip_json.request_of(body, _json_size(request, body), visit.model, intake)
         response = await visit.infer(wanted, arrival)
         document, json_size = oip_json.response_of(response, form, wanted.outputs)
-    headers = {"X-Request-Id": response.id} if response.id.isprintable() else {}
+    headers = {REQUEST_ID: response.id} if response.id.isprintable() else {}
     if json_size is None:
         return web.Response(body=document, content_type="application/json", headers=headers)
     headers[JSON_SIZE] = str(json_size)
     return web.Response(body=document, content_type="application/octet-stream", headers=headers)
-
-
-async def _body(request: web.Request) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await request.read()
-    except TimeoutError:
-        raise DeadlineExceeded(
-            "the body did not arrive in time", details={"stage": "arrival"}
-        ) from None
-    except (web.RequestPayloadError, HttpProcessingError):
-        raise InvalidInput("body", "does not decompress as its Content-Encoding says") from None
-
-
-def _announced_size(request: web.Request, largest: int) -> int:
-    """Returns how many bytes the body may turn out to have."""
-    compressed = request.headers.get("Content-Encoding", "identity") != "identity"
-    length = request.content_length
-    return largest if compressed or length is None else length
 
 
 def _json_size(request: web.Request, body: bytes) -> int | None:

@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    frame_pb2,
     generation_pb2,
     generation_pb2_grpc,
 )
@@ -21,6 +22,8 @@ from gateway.bookkeeping import Bookkeeping
 from gateway.catalog import Catalog
 from gateway.data_plane import DataPlane
 from gateway.front_desk import FrontDesk
+from gateway.generation.plane import SessionPlane
+from gateway.generation.text_codec import TextCodecs
 from gateway.generation_grpc import GenerationService
 from gateway.http_door import HttpDoor
 from gateway.oip_grpc import InferenceService
@@ -66,15 +69,18 @@ class GatewayProcess:
         self._link = SchedulerLink(settings.scheduler_addresses, client_security)
         books = Bookkeeping(self.name, self._metrics, self._tracer)
         self._plane = DataPlane(self._catalog, self._link, self._hub, books)
+        self._sessions = SessionPlane(self.name, self._link, self._hub, books, self._plane.numbers)
+        self._plane.results.others[frame_pb2.FRAME_KIND_SESSION_TOKENS] = self._sessions.tokens
         self._admission = Admission(
             settings.max_in_flight_bytes,
             settings.max_in_flight_requests,
             settings.max_request_bytes,
         )
+        self._codecs = TextCodecs(settings.model_repository)
         scheduler_admin = SchedulerAdmin(self._link)
         self._desk = FrontDesk(
             self.name, self._catalog, self._plane, self._admission, self._keys, self._readiness,
-            self._tracer,
+            self._tracer, self._sessions, self._codecs,
         )  # fmt: skip
         self._repository = Repository(self._catalog, scheduler_admin)
         self._admin_service = AdminService(self._keys, scheduler_admin, books)
@@ -94,8 +100,7 @@ class GatewayProcess:
         """
         settings = self.settings
         await self._hub.start(self._plane.frame)
-        self._metrics.requests_in_flight.set_function(lambda: float(self._plane.unanswered))
-        self._metrics.in_flight_bytes.set_function(lambda: float(self._admission.bytes))
+        self._watch_load()
         if settings.metrics_port is not None:
             self.metrics_port, self._stop_metrics = start_metrics_server(
                 settings.metrics_host, settings.metrics_port, self._metrics.registry
@@ -105,7 +110,10 @@ class GatewayProcess:
         tls = ServerSecurity.from_settings(settings, mutual=False).ssl_context()
         self.http_port = await self._http.start(settings.host, settings.http_port, tls)
         self._readiness.watch = self._switch_health
-        listener = Listener(self.name, self._plane, self._catalog, self._readiness, self._hub)
+        planes = (self._plane, self._sessions)
+        listener = Listener(
+            self.name, planes, self._catalog, self._codecs, self._readiness, self._hub
+        )
         self._link_task = asyncio.create_task(self._link.run(listener))
         _log.info("doors_open", grpc=self.grpc_port, http=self.http_port, admin=self.admin_port)
 
@@ -131,14 +139,17 @@ class GatewayProcess:
         """Not ready, nothing new; returns when everything is answered or the time is up."""
         self._readiness.drain()
         self._admission.draining = True
-        if not await self._plane.idle(timeout_s):
-            _log.warning("drain_incomplete", unanswered=self._plane.unanswered)
+        idle = await asyncio.gather(self._plane.idle(timeout_s), self._sessions.idle(timeout_s))
+        if not all(idle):
+            _log.warning("drain_incomplete", unanswered=self._unanswered)
 
     async def stop(self) -> None:
         """Ends what is unanswered and closes everything."""
         self._readiness.drain()
         self._admission.draining = True
-        await self._plane.close(Unavailable("the gateway stopped", retry_after_ns=_RETRY_NS))
+        stopped = Unavailable("the gateway stopped", retry_after_ns=_RETRY_NS)
+        await self._plane.close(stopped)
+        await self._sessions.close(stopped)
         for health in self._health:
             await health.shutdown()
         await asyncio.gather(*(server.stop(_STOP_GRACE_S) for server in self._servers))
@@ -178,6 +189,17 @@ class GatewayProcess:
         self._servers.append(server)
         self.admin_port = bind(server, settings.host, settings.admin_port, security)
         await server.start()
+
+    @property
+    def _unanswered(self) -> int:
+        return self._plane.unanswered + self._sessions.unanswered
+
+    def _watch_load(self) -> None:
+        metrics, sessions = self._metrics, self._sessions
+        metrics.requests_in_flight.set_function(lambda: float(self._unanswered))
+        metrics.in_flight_bytes.set_function(lambda: float(self._admission.bytes))
+        metrics.sessions_running.set_function(lambda: float(sessions.running))
+        metrics.sessions_waiting.set_function(lambda: float(sessions.unanswered - sessions.running))
 
     def _switch_health(self, ready: bool) -> None:
         for health in self._health:

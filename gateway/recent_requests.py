@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.inference import Arrival
 from gateway.pending import Attempt, PendingRequest
+
+if TYPE_CHECKING:
+    from gateway.generation.record import SessionRecord
 
 CAPACITY = 4096
 
@@ -23,6 +27,8 @@ class FinishedRequest:
     submitted_ns: int
     finished_ns: int
     attempts: tuple[Attempt, ...]
+    session: SessionRecord | None = None
+    """Of a generation, which has no attempts."""
 
     @classmethod
     def of(cls, pending: PendingRequest, outcome: str, finished_ns: int) -> FinishedRequest:
@@ -59,4 +65,8 @@ class RecentRequests:
         """Returns the request with this id; the latest one for an empty id."""
         if not request_id:
             return next(reversed(self._by_id.values()), None)
-        return self._by_id.get(request_id)
+        found = self._by_id.get(request_id)
+        if found is None:
+            # What OpenAI's clients are told is the id behind a prefix.
+            found = self._by_id.get(request_id.partition("-")[2])
+        return found

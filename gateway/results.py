@@ -37,6 +37,8 @@ class ResultMerger:
         self._attempts = attempts
         self._complete = complete
         self._failed = failed
+        self.others: dict[int, Callable[[frame_pb2.FrameHeader], None]] = {}
+        """Who takes frames of other kinds: all of it is in the header."""
         self.dropped = 0
         """Frames nobody waits for, or that are malformed."""
 
@@ -56,6 +58,10 @@ class ResultMerger:
             header = frame_pb2.FrameHeader.FromString(frame.header)
         except DecodeError:
             raise InvalidInput("header", "not a frame header") from None
+        other = self.others.get(header.kind)
+        if other is not None:
+            other(header)
+            return
         attempt = self._attempts.get(header.batch_id)
         if attempt is None:
             # Late, or of a request that is gone: the usual end of a batch that was sent again.

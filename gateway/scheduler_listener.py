@@ -9,6 +9,8 @@ from typing import Protocol
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from gateway.catalog import Catalog
 from gateway.data_plane import DataPlane
+from gateway.generation.plane import SessionPlane
+from gateway.generation.text_codec import TextCodecs
 from gateway.readiness import Readiness
 from services.transport.interface import Address
 
@@ -27,20 +29,22 @@ class Hub(Protocol):
 
 
 class Listener:
-    """Routes orders to the data plane and tables to those who keep them."""
+    """Routes orders to the two planes and tables to those who keep them."""
 
     def __init__(
         self,
         gateway_id: str,
-        plane: DataPlane,
+        planes: tuple[DataPlane, SessionPlane],
         catalog: Catalog,
+        codecs: TextCodecs,
         readiness: Readiness,
         hub: Hub,
     ) -> None:
         self._gateway_id = gateway_id
         self._incarnation = random.SystemRandom().getrandbits(63)
-        self._plane = plane
+        self._plane, self._sessions = planes
         self._catalog = catalog
+        self._codecs = codecs
         self._readiness = readiness
         self._hub = hub
 
@@ -62,6 +66,7 @@ class Listener:
     def connected(self, epoch: int) -> None:
         """Says again what is unfinished."""
         self._plane.connected()
+        self._sessions.connected()
         self._readiness.connected()
 
     def disconnected(self) -> None:
@@ -74,9 +79,14 @@ class Listener:
             case "dispatch":
                 self._plane.dispatch(message.dispatch)
             case "reject":
+                # Of one series, a number belongs to one plane; the other knows nothing of it.
                 self._plane.reject(message.reject)
+                self._sessions.reject(message.reject)
+            case "start_session":
+                self._sessions.start(message.start_session)
             case "directory":
                 self._hub.update_directory(message.directory.peers)
             case "models":
                 self._catalog.update(message.models)
+                self._codecs.expect(m.key for m in self._catalog.models() if m.generates)
                 self._readiness.refresh()

@@ -35,6 +35,10 @@ class GatewaySettings(ProcessSettings):
         min_length=1,
         description="host:port of every scheduler; the leader among them is found by asking.",
     )
+    model_repository: Path = Field(
+        default=Path("models"),
+        description="Folder that holds models/<name>/<version>/: tokenizers and chat templates.",
+    )
     api_keys_file: Path | None = Field(
         default=None, description="File of hashed API keys; unset: everyone is let in."
     )

@@ -33,6 +33,9 @@ def bars_of(request: FinishedRequest, gateway_id: str) -> list[Bar]:
     arrived_ns = request.arrival.monotonic_ns
     submitted_ns = request.submitted_ns or request.finished_ns
     bars.append(Bar("gateway.receive", gateway_id, arrived_ns, submitted_ns))
+    if request.session is not None:
+        bars.extend(request.session.bars(submitted_ns, request.finished_ns, gateway_id))
+        return _until(request.finished_ns, bars)
     waiting_ns = submitted_ns
     if not request.attempts:
         bars.append(Bar("gateway.queue", gateway_id, submitted_ns, request.finished_ns))
@@ -47,7 +50,10 @@ def bars_of(request: FinishedRequest, gateway_id: str) -> list[Bar]:
             )
         bars.extend(_hops(attempt, gateway_id, number))
     # A batch shared with other requests may go on after this one was answered.
-    end_ns = request.finished_ns
+    return _until(request.finished_ns, bars)
+
+
+def _until(end_ns: int, bars: list[Bar]) -> list[Bar]:
     return [
         replace(bar, start_ns=min(bar.start_ns, end_ns), end_ns=min(bar.end_ns, end_ns))
         for bar in bars
@@ -83,7 +89,7 @@ def _hops(attempt: Attempt, gateway_id: str, number: int) -> Iterator[Bar]:
         return
     at_ns = attempt.push_ns or attempt.dispatched_ns
     for timing in attempt.timings:
-        for name, duration_ns in _phases(timing):
+        for name, duration_ns in phases_of(timing):
             # Clocks of several machines drift; a bar never reaches behind the result.
             end_ns = min(at_ns + duration_ns, max(at_ns, attempt.result_ns))
             yield Bar(name, timing.agent_id, at_ns, end_ns, attempt.batch_id, number)
@@ -94,7 +100,8 @@ def _hops(attempt: Attempt, gateway_id: str, number: int) -> Iterator[Bar]:
     )
 
 
-def _phases(timing: common_pb2.HopTiming) -> tuple[tuple[str, int], ...]:
+def phases_of(timing: common_pb2.HopTiming) -> tuple[tuple[str, int], ...]:
+    """Returns the stretches of one hop, in order: name and duration in nanoseconds."""
     return (
         ("agent.transfer", timing.transfer_ns),
         ("agent.wait", timing.wait_ns),

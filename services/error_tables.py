@@ -115,10 +115,14 @@ def openai_body(error: CatenaryError) -> dict[str, object]:
         "error": {
             "message": public_message(error),
             "type": _row(error).openai_type,
-            "param": error.details.get("field"),
-            "code": error.reason.lower(),
+            "param": error.details.get("field", _param(error)),
+            "code": error.details.get("code", error.reason.lower()),
         }
     }
+
+
+def _param(error: CatenaryError) -> str | None:
+    return "model" if isinstance(error, errors.ModelNotFound) else None
 
 
 def retry_after_ns(error: CatenaryError) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -17,6 +17,15 @@ LATENCY_BUCKETS = (
     10.0,
 )  # fmt: skip
 """Seconds. Fine around the deadlines vision models are served with."""
+
+GENERATION_BUCKETS = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
+)  # fmt: skip
+FIRST_TOKEN_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+"""Seconds; as OpenTelemetry's conventions for generative AI advise."""
 
 _MICRO_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 1e-1)
 _ROW_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -51,6 +60,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
         self._attainment: dict[str, _Attainment] = {}
+        self._chains: set[tuple[str, str]] = set()
         self._define_gateway()
         self._define_scheduler()
         self._define_agent()
@@ -63,11 +73,29 @@ class Metrics:
         self.slo_attainment = self._gauge(names.SLO_ATTAINMENT)
         self.slo_requests = self._counter(names.SLO_REQUESTS)
         self.redispatches = self._counter(names.REDISPATCHES)
+        self._define_generation()
+
+    def _define_generation(self) -> None:
+        self.generation_seconds = self._histogram(
+            names.GENERATIVE_AI_REQUEST_SECONDS, GENERATION_BUCKETS
+        )
+        self.first_token_seconds = self._histogram(
+            names.GENERATIVE_AI_FIRST_TOKEN_SECONDS, FIRST_TOKEN_BUCKETS
+        )
+        self.token_seconds = self._histogram(names.GENERATIVE_AI_TOKEN_SECONDS, TOKEN_BUCKETS)
+        self.inter_token_seconds = self._histogram(names.INTER_TOKEN_SECONDS, TOKEN_BUCKETS)
+        self.prompt_tokens = self._counter(names.PROMPT_TOKENS)
+        self.generation_tokens = self._counter(names.GENERATION_TOKENS)
+        self.generations = self._counter(names.GENERATIONS)
+        self.sessions_running = self._gauge(names.SESSIONS_RUNNING)
+        self.sessions_waiting = self._gauge(names.SESSIONS_WAITING)
 
     def _define_scheduler(self) -> None:
         self.admission_rejected = self._counter(names.ADMISSION_REJECTED)
         self.queued_requests = self._gauge(names.QUEUED_REQUESTS)
         self.batches_in_flight = self._gauge(names.BATCHES_IN_FLIGHT)
+        self.chain_capacity = self._gauge(names.CHAIN_CAPACITY)
+        self.chain_in_flight = self._gauge(names.CHAIN_IN_FLIGHT)
         self.batch_rows = self._histogram(names.BATCH_ROWS, _ROW_BUCKETS)
         self.dispatch_seconds = self._histogram(names.DISPATCH_SECONDS, _MICRO_BUCKETS)
         self.live_reservations = self._gauge(names.LIVE_RESERVATIONS)
@@ -95,6 +123,14 @@ class Metrics:
         self.orders_refused = self._counter(names.ORDERS_REFUSED)
         self.frames = self._counter(names.FRAMES)
         self.frame_bytes = self._counter(names.FRAME_BYTES)
+        self.generation_step_seconds = self._histogram(
+            names.GENERATION_STEP_SECONDS, LATENCY_BUCKETS
+        )
+        self.generation_rows = self._counter(names.GENERATION_ROWS)
+        self.generation_sessions = self._gauge(names.GENERATION_SESSIONS)
+        self.generation_sessions_ended = self._counter(names.GENERATION_SESSIONS_ENDED)
+        self.block_slots = self._gauge(names.BLOCK_SLOTS)
+        self.block_slots_used = self._gauge(names.BLOCK_SLOTS_USED)
 
     def observe_slo(self, model: str, met: bool) -> None:
         """Counts one request with a deadline and updates the share that met theirs."""
@@ -113,16 +149,23 @@ class Metrics:
         if plan_id:
             self.plan_active.labels(plan_id).set(1)
 
+    def keep_chains(self, chains: Set[tuple[str, str]]) -> None:
+        """Stops showing all chains but these, by model and number."""
+        for gone in self._chains - chains:
+            self.chain_capacity.remove(*gone)
+            self.chain_in_flight.remove(*gone)
+        self._chains = set(chains)
+
     def _counter(self, metric: MetricName) -> Counter:
-        name = f"{names.PREFIX}_{metric.name}"
+        name = f"{metric.prefix}_{metric.name}"
         return Counter(name, metric.help, metric.labels, registry=self.registry)
 
     def _gauge(self, metric: MetricName, suffix: str = "") -> Gauge:
-        name = f"{names.PREFIX}_{metric.name}{suffix}"
+        name = f"{metric.prefix}_{metric.name}{suffix}"
         return Gauge(name, metric.help, metric.labels, registry=self.registry)
 
     def _histogram(self, metric: MetricName, buckets: Sequence[float]) -> Histogram:
-        name = f"{names.PREFIX}_{metric.name}"
+        name = f"{metric.prefix}_{metric.name}"
         return Histogram(name, metric.help, metric.labels, buckets=buckets, registry=self.registry)
 
 

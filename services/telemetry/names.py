@@ -14,10 +14,11 @@ class MetricName(NamedTuple):
     name: str
     help: str
     labels: tuple[str, ...] = ()
+    prefix: str = "catenary"
 
 
-PREFIX = "catenary"
-"""Before every metric's name."""
+GENERATIVE_AI = "gen_ai"
+"""Prefix of what OpenTelemetry's conventions for generative AI name."""
 
 # Gateway.
 REQUESTS = MetricName(
@@ -39,12 +40,47 @@ REDISPATCHES = MetricName(
     "redispatches", "Batches sent again after a loss, by its reason.", ("reason",)
 )
 
+# Gateway, generation. Those with another prefix are OpenTelemetry's (semantic-conventions-genai).
+_GENERATIVE_AI_LABELS = (
+    "gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model",
+)  # fmt: skip
+GENERATIVE_AI_REQUEST_SECONDS = MetricName(
+    "server_request_duration_seconds", "From a generation's arrival to its last token.",
+    (*_GENERATIVE_AI_LABELS, "error_type"), GENERATIVE_AI,
+)  # fmt: skip
+GENERATIVE_AI_FIRST_TOKEN_SECONDS = MetricName(
+    "server_time_to_first_token_seconds", "From a generation's arrival to its first token.",
+    _GENERATIVE_AI_LABELS, GENERATIVE_AI,
+)  # fmt: skip
+GENERATIVE_AI_TOKEN_SECONDS = MetricName(
+    "server_time_per_output_token_seconds",
+    "From a generation's first token to its last, by the tokens behind the first.",
+    _GENERATIVE_AI_LABELS, GENERATIVE_AI,
+)  # fmt: skip
+INTER_TOKEN_SECONDS = MetricName(
+    "inter_token_latency_seconds", "From one token of a generation to the next.", ("model",)
+)
+PROMPT_TOKENS = MetricName("prompt_tokens", "Tokens of prompts answered.", ("model",))
+GENERATION_TOKENS = MetricName("generation_tokens", "Tokens generated.", ("model",))
+GENERATIONS = MetricName(
+    "generations", "Generations completed, by what ended them: stop or length.",
+    ("model", "finished_reason"),
+)  # fmt: skip
+SESSIONS_RUNNING = MetricName("sessions_running", "Generations that have a chain.")
+SESSIONS_WAITING = MetricName("sessions_waiting", "Generations that wait for a chain.")
+
 # Scheduler.
 ADMISSION_REJECTED = MetricName(
     "admission_rejected", "Requests refused instead of served, by reason.", ("reason",)
 )
 QUEUED_REQUESTS = MetricName("queued_requests", "Requests waiting for dispatch.", ("model",))
 BATCHES_IN_FLIGHT = MetricName("batches_in_flight", "Batches dispatched and not yet completed.")
+CHAIN_CAPACITY = MetricName(
+    "chain_capacity", "Sessions a chain of the plan in force takes at a time.", ("model", "chain")
+)
+CHAIN_IN_FLIGHT = MetricName(
+    "chain_in_flight", "Sessions on a chain of the plan in force.", ("model", "chain")
+)
 BATCH_ROWS = MetricName("batch_rows", "Rows of dispatched batches.", ("model",))
 DISPATCH_SECONDS = MetricName(
     "dispatch_decision_seconds", "Time the dispatcher took to handle one event."
@@ -92,6 +128,20 @@ FRAMES = MetricName("frames", "Frames moved between peers.", ("transport", "dire
 FRAME_BYTES = MetricName(
     "frame_bytes", "Tensor bytes moved between peers.", ("transport", "direction")
 )
+GENERATION_STEP_SECONDS = MetricName(
+    "generation_step_seconds", "Time of one iteration of text generation.", ("model",)
+)
+GENERATION_ROWS = MetricName(
+    "generation_rows", "Tokens that went through this agent, by phase: prefill or decode.",
+    ("model", "phase"),
+)  # fmt: skip
+GENERATION_SESSIONS = MetricName("generation_sessions", "Sessions that hold block slots.")
+GENERATION_SESSIONS_ENDED = MetricName(
+    "generation_sessions_ended", "Sessions that left this agent, by outcome: OK or a reason.",
+    ("model", "outcome"),
+)  # fmt: skip
+BLOCK_SLOTS = MetricName("block_slots", "Key-value cache slots, one session in one block each.")
+BLOCK_SLOTS_USED = MetricName("block_slots_used", "Block slots that sessions hold.")
 
 # Spans of one request, outermost first.
 SPAN_SCHEDULE = "scheduler.dispatch"
@@ -104,6 +154,12 @@ SPAN_COMPUTE = "compute"
 """Inside a hop: on the device."""
 SPAN_SEND = "send"
 """Inside a hop: until the result was handed to the transport."""
+SPAN_SESSION = "session"
+"""One session's stay at an agent of its ring."""
+SPAN_PREFILL = "prefill"
+"""Inside a session: from its first step to the end of the one that made its first token."""
+SPAN_DECODE = "decode"
+"""Inside a session: from there to its end."""
 
 # Attributes of spans. Those not of our own are OpenTelemetry's.
 ATTRIBUTE_MODEL = "catenary.model"
@@ -115,4 +171,19 @@ ATTRIBUTE_ATTEMPT = "catenary.attempt"
 ATTRIBUTE_AGENT_ID = "catenary.agent.id"
 ATTRIBUTE_BLOCKS = "catenary.blocks"
 ATTRIBUTE_POSITION = "catenary.position"
+ATTRIBUTE_SESSION_ID = "catenary.session.id"
+ATTRIBUTE_CHAIN_ID = "catenary.chain.id"
+ATTRIBUTE_SESSION_TOKENS = "catenary.session.tokens"
+ATTRIBUTE_SESSION_STEPS = "catenary.session.steps"
+ATTRIBUTE_COMPUTE_SECONDS = "catenary.compute.seconds"
 ATTRIBUTE_ERROR_TYPE = "error.type"
+ATTRIBUTE_OPERATION = "gen_ai.operation.name"
+ATTRIBUTE_PROVIDER = "gen_ai.provider.name"
+ATTRIBUTE_REQUEST_MODEL = "gen_ai.request.model"
+ATTRIBUTE_RESPONSE_MODEL = "gen_ai.response.model"
+ATTRIBUTE_MAX_TOKENS = "gen_ai.request.max_tokens"
+ATTRIBUTE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+ATTRIBUTE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+ATTRIBUTE_FINISH_REASONS = "gen_ai.response.finish_reasons"
+PROVIDER = "catenary"
+"""What `gen_ai.provider.name` says here."""

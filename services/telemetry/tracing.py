@@ -23,7 +23,7 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from services.telemetry import names
 
-AttributeValue = str | bool | int | float
+AttributeValue = str | bool | int | float | tuple[str, ...]
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _FLAGS_AT = 54

@@ -268,8 +268,8 @@ async def test_unknown_paths_and_openai_errors(small: Stage) -> None:
             assert (await answer.json()) == {"object": "list", "data": []}
         for method, path, status in [
             ("GET", "/v1/models/gpt", 404),
-            ("POST", "/v1/chat/completions", 501),
-            ("POST", "/v1/completions", 501),
+            ("POST", "/v1/chat/completions", 400),
+            ("POST", "/v1/completions", 400),
             ("GET", "/v1/what", 404),
         ]:
             async with session.request(method, path, json={}) as answer:

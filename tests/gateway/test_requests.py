@@ -444,12 +444,12 @@ async def test_ids_are_echoed_or_made(running: Stage) -> None:
             assert (await answer.json())["id"].startswith("gateway-t-")
 
 
-async def test_generation_answers_unimplemented(running: Stage) -> None:
+async def test_a_model_that_does_not_generate_is_not_asked_for_text(running: Stage) -> None:
     async with channel_to(running.grpc) as channel:
-        call = generation_pb2_grpc.GenerationStub(channel).Generate(
-            generation_pb2.GenerateRequest(model="m")
-        )
-        assert (await refused(call.read())).code() == CODE.UNIMPLEMENTED
+        generate = generation_pb2_grpc.GenerationStub(channel).Generate
+        for model, code in (("toy", CODE.INVALID_ARGUMENT), ("nobody", CODE.NOT_FOUND)):
+            call = generate(generation_pb2.GenerateRequest(model=model, prompt="hi"))
+            assert (await refused(call.read())).code() == code
 
 
 async def test_taken_port_stops_the_start_and_nothing_is_left_behind(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
         self.standby = False
         self.peers: list[common_pb2.Peer] = []
         self.script: Callable[[scheduler_pb2.SubmitRequest], list[Down]] = self.one_batch
+        self.session_script: Callable[[scheduler_pb2.SubmitSession], list[Down]] = lambda _: []
         self.gateway = GATEWAY
         self.heard: asyncio.Queue[scheduler_pb2.GatewayMessage] = asyncio.Queue()
         self.sessions = 0
@@ -161,6 +162,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
                     self.heard.put_nowait(message)
                     if kind == "submit":
                         self.send(*self.script(message.submit))
+                    elif kind == "submit_session":
+                        self.send(*self.session_script(message.submit_session))
         finally:
             writer.cancel()
 

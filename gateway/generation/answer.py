@@ -1,0 +1,55 @@
+"""What a door holds of a generation while it reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+from gateway.generation.request import Piece
+from gateway.generation.session import PendingSession
+
+
+class Generation:
+    """One answer as its door sees it; leaving it early gives the answer up.
+
+    Used as a context manager around the loop that reads it.
+    """
+
+    def __init__(self, session: PendingSession, give_up: Callable[[PendingSession], None]) -> None:
+        self._session = session
+        self._give_up = give_up
+
+    async def next(self) -> Piece | None:
+        """Returns what is ready, waiting for something; None after the last piece.
+
+        Raises:
+            CatenaryError: whatever kept the answer from being completed, at the latest at its
+                deadline, and behind everything that came before.
+        """
+        return await self._session.read()
+
+    @property
+    def deadline_ns(self) -> int:
+        """When the whole answer must be there, on the monotonic clock."""
+        return self._session.deadline_ns
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self._session.request.prompt)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far, an end-of-text token included."""
+        return len(self._session.generated)
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._give_up(self._session)

@@ -1,0 +1,84 @@
+"""Tokens back to text, as they come: whole characters only, nothing of a stop text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class AnswerText:
+    """The text of one answer.
+
+    Text that may turn out to be the beginning of a stop text is held back until it is clear. All
+    that was handed out, put together, is what the tokenizer makes of all tokens at once, up to the
+    stop text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int = 0) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._min_tokens = min_tokens
+        self._longest_beginning = max(map(len, self._stop), default=1) - 1
+        self._ids: list[int] = []
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._decoded: list[str] = []
+        self._held = ""
+        self.stopped = False
+        """True once a stop text was found."""
+
+    def push(self, token_id: int) -> str:
+        """Returns the text that is certain with one more token; often none."""
+        self._ids.append(token_id)
+        fresh = self._decode(token_id)
+        if not fresh:
+            return ""
+        self._decoded.append(fresh)
+        if not self._stop or len(self._ids) <= self._min_tokens:
+            # As in vLLM, stop texts count behind the least number of tokens only.
+            return fresh
+        return self._until_stop(fresh)
+
+    def end(self) -> str:
+        """Returns the rest, after the last token."""
+        if self.stopped:
+            return ""
+        fresh = self._missing()
+        certain = self._until_stop(fresh) if self._stop else fresh
+        rest, self._held = self._held, ""
+        return certain if self.stopped else certain + rest
+
+    def _until_stop(self, fresh: str) -> str:
+        text = self._held + fresh
+        found = [at for at in map(text.find, self._stop) if at >= 0]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)]
+        keep = next(
+            (
+                size
+                for size in range(min(self._longest_beginning, len(text)), 0, -1)
+                if any(stop.startswith(text[-size:]) for stop in self._stop)
+            ),
+            0,
+        )
+        certain, self._held = text[: len(text) - keep], text[len(text) - keep :]
+        return certain
+
+    def _decode(self, token_id: int) -> str:
+        try:
+            return self._stream.step(self._tokenizer, token_id) or ""
+        except Exception:
+            # The library gives up where a decoder takes back what it said. What is certain then is
+            # what the whole has beyond; a new stream goes on behind it.
+            self._stream = DecodeStream(skip_special_tokens=True)
+            missing = self._missing()
+            return "" if missing.endswith("\ufffd") else missing
+
+    def _missing(self) -> str:
+        """Returns what the text of all tokens has beyond what was decoded one by one."""
+        whole: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        decoded = "".join(self._decoded)
+        return whole[len(decoded) :] if whole.startswith(decoded) else ""

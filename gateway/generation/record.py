@@ -1,0 +1,115 @@
+"""What is kept of a generation after its end: token counts and times, no text, no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from catenary_protos.catenary.v1 import common_pb2
+from gateway.generation.request import GenerationTerms
+from gateway.generation.session import PendingSession, Start
+from gateway.recent_requests import FinishedRequest
+from gateway.waterfall import Bar, phases_of
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """The facts of one generation that a request of any kind does not have."""
+
+    operation: str
+    prompt_tokens: int
+    completion_tokens: int
+    max_tokens: int
+    finish_reason: str
+    """Empty if it failed."""
+    first_token_ns: int
+    """On the monotonic clock, as the next; 0: there was none."""
+    last_token_ns: int
+    terms: GenerationTerms
+    starts: tuple[Start, ...]
+
+    @property
+    def time_per_output_token_ns(self) -> int:
+        """From the first token to the last, by the tokens behind the first; 0 for one token."""
+        behind = self.completion_tokens - 1
+        return (self.last_token_ns - self.first_token_ns) // behind if behind > 0 else 0
+
+    def met_objectives(self, arrived_ns: int) -> bool:
+        """True if the objectives the caller named, if any, were met."""
+        first, each = self.terms.time_to_first_token_ns, self.terms.time_per_output_token_ns
+        in_time = first is None or 0 < self.first_token_ns - arrived_ns <= first
+        return in_time and (each is None or self.time_per_output_token_ns <= each)
+
+    def bars(self, submitted_ns: int, finished_ns: int, gateway_id: str) -> list[Bar]:
+        """Returns where the time went: queue, first token hop by hop, then all the others'.
+
+        Agents report durations only, so the bars of hops lie one behind the other; behind the
+        first token a bar is the sum over all later tokens.
+        """
+        bars: list[Bar] = []
+        waiting_ns = submitted_ns
+        for number, start in enumerate(self.starts, 1):
+            queue = Bar("gateway.queue", gateway_id, waiting_ns, start.started_ns, 0, number)
+            bars.append(queue)
+            bars.extend(_bars_of(start, gateway_id, number))
+            waiting_ns = max(start.started_ns, start.sent_ns, start.last_token_ns)
+        if not self.starts:
+            bars.append(Bar("gateway.queue", gateway_id, waiting_ns, finished_ns))
+        return bars
+
+
+def finished_session(session: PendingSession, outcome: str, finished_ns: int) -> FinishedRequest:
+    """Returns what is kept of `session`."""
+    request = session.request
+    record = SessionRecord(
+        operation=request.operation,
+        prompt_tokens=len(request.prompt),
+        completion_tokens=len(session.generated),
+        max_tokens=request.sampling.max_tokens,
+        finish_reason=session.finish_reason,
+        first_token_ns=session.first_token_ns,
+        last_token_ns=session.last_token_ns,
+        terms=request.terms,
+        starts=tuple(session.starts),
+    )
+    return FinishedRequest(
+        request.id,
+        request.model.label,
+        outcome,
+        session.arrival,
+        session.submitted_ns,
+        finished_ns,
+        (),
+        record,
+    )
+
+
+def _bars_of(start: Start, gateway_id: str, number: int) -> Iterator[Bar]:
+    def bar(name: str, begin_ns: int, end_ns: int) -> Bar:
+        return Bar(name, gateway_id, begin_ns, end_ns, start.session_id, number)
+
+    if start.sent_ns:
+        yield bar("gateway.send", start.started_ns, start.sent_ns)
+    if not start.first_token_ns:
+        return
+    yield bar("gateway.first_token", start.push_ns, start.first_token_ns)
+    yield from _hops(start, start.first_hops, (start.push_ns, start.first_token_ns), number)
+    if start.last_token_ns > start.first_token_ns:
+        span = (start.first_token_ns, start.last_token_ns)
+        yield bar("gateway.next_tokens", *span)
+        yield from _hops(start, tuple(start.later_hops.values()), span, number)
+
+
+def _hops(
+    start: Start,
+    timings: Sequence[common_pb2.HopTiming],
+    span: tuple[int, int],
+    number: int,
+) -> Iterator[Bar]:
+    at_ns, latest_ns = span
+    for timing in timings:
+        for name, duration_ns in phases_of(timing):
+            # Clocks of several machines drift; a bar never reaches behind the token.
+            end_ns = min(at_ns + duration_ns, max(at_ns, latest_ns))
+            yield Bar(name, timing.agent_id, at_ns, end_ns, start.session_id, number)
+            at_ns = end_ns

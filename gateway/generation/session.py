@@ -1,0 +1,199 @@
+"""One unanswered generation: its tokens so far, where they are made, and the door that reads."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
+from gateway.generation.answer_text import AnswerText
+from gateway.generation.request import GenerationRequest, Piece, StepTiming
+from gateway.inference import Arrival
+from services.errors import CatenaryError
+from services.sampling_messages import message_of_sampling
+
+
+@dataclass(slots=True, eq=False)
+class Start:
+    """One start of a session on a chain. Times are of the monotonic clock; 0: not yet."""
+
+    session_id: int
+    order: scheduler_pb2.StartSession
+    started_ns: int
+    history_tokens: int
+    """Generated before, so that they are part of this start's prompt."""
+    push_ns: int = 0
+    sent_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    failed: str = ""
+    """Reason it brings no more, as far as this gateway knows."""
+    first_hops: Sequence[common_pb2.HopTiming] = ()
+    later_hops: dict[tuple[str, int, int], common_pb2.HopTiming] = field(default_factory=dict)
+    """Sums over the tokens behind the first, by agent and blocks."""
+
+    def add_hops(self, timings: Sequence[common_pb2.HopTiming]) -> None:
+        """Takes the hops of one more token into account."""
+        if not self.first_hops:
+            self.first_hops = tuple(timings)
+            return
+        for hop in timings:
+            key = (hop.agent_id, hop.first_block, hop.last_block)
+            total = self.later_hops.setdefault(
+                key, common_pb2.HopTiming(agent_id=key[0], first_block=key[1], last_block=key[2])
+            )
+            total.transfer_ns += hop.transfer_ns
+            total.wait_ns += hop.wait_ns
+            total.compute_ns += hop.compute_ns
+            total.send_ns += hop.send_ns
+
+
+class PendingSession:
+    """Keeps the token history of one generation, and what its door has not read yet.
+
+    Invariants: `generated` only grows, by the token of the next position; `current` is the one
+    start whose tokens count, None while there is none; nothing changes after `ended`.
+    """
+
+    __slots__ = (
+        "_awake", "_read", "_ready", "_timings", "arrival", "current", "deadline_ns", "ended",
+        "error", "finish_reason", "first_token_ns", "generated", "last_token_ns", "number",
+        "request", "starts", "submitted_ns", "text",
+    )  # fmt: skip
+
+    def __init__(
+        self, number: int, request: GenerationRequest, arrival: Arrival, deadline_ns: int
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.arrival = arrival
+        self.deadline_ns = deadline_ns
+        self.submitted_ns = 0
+        self.generated: array[int] = array("I")
+        self.starts: list[Start] = []
+        self.current: Start | None = None
+        self.text = AnswerText(
+            request.codec.tokenizer, request.sampling.stop, request.sampling.min_tokens
+        )
+        self.first_token_ns = 0
+        self.last_token_ns = 0
+        self.finish_reason = ""
+        self.error: CatenaryError | None = None
+        self.ended = False
+        self._ready: list[str] = []
+        self._read = 0
+        self._timings: list[StepTiming] = []
+        self._awake = asyncio.Event()
+
+    @property
+    def next_position(self) -> int:
+        """Index of the next token in the whole sequence."""
+        return len(self.request.prompt) + len(self.generated)
+
+    @property
+    def timed(self) -> bool:
+        """True if agents are to say where the time of each token goes."""
+        return self.request.terms.timed or self.arrival.trace.sampled
+
+    def submission(self, now_ns: int) -> scheduler_pb2.SubmitSession:
+        """Returns what the scheduler is to know, with the session that goes on if there is one."""
+        request, trace = self.request, self.arrival.trace
+        message = scheduler_pb2.SubmitSession(
+            request_id=self.number,
+            model=request.model.key.name,
+            model_version=request.model.key.version,
+            prompt_tokens=len(request.prompt),
+            max_tokens=request.sampling.max_tokens,
+            budget_ns=max(0, self.deadline_ns - now_ns),
+            priority=request.terms.priority,
+            traceparent=trace.traceparent if trace.sampled else "",
+        )
+        if self.current is not None:
+            message.session_id = self.current.session_id
+            message.route.extend(self.current.order.route)
+        return message
+
+    def opening(self, gateway_id: str, now_ns: int) -> frame_pb2.SessionOpening:
+        """Returns all the agents must know, with the tokens generated so far."""
+        assert self.current is not None
+        request, trace = self.request, self.arrival.trace
+        sampling = message_of_sampling(request.sampling)
+        # Watched here; nobody else needs the texts.
+        del sampling.stop[:]
+        opening = frame_pb2.SessionOpening(
+            gateway_id=gateway_id,
+            request_id=self.number,
+            route=self.current.order.route,
+            prompt_tokens=len(request.prompt),
+            sampling=sampling,
+            budget_ns=self.deadline_ns - now_ns,
+            traceparent=trace.traceparent if trace.sampled else "",
+            timed=self.timed,
+        )
+        opening.token_ids.extend(request.prompt)
+        opening.token_ids.extend(self.generated)
+        return opening
+
+    def take(self, token: frame_pb2.SessionToken, now_ns: int) -> None:
+        """Appends the token of the next position; sets `finish_reason` if it is the last."""
+        assert self.current is not None
+        previous_ns = self.last_token_ns or self.arrival.monotonic_ns
+        self.first_token_ns = self.first_token_ns or now_ns
+        self.last_token_ns = now_ns
+        self.current.first_token_ns = self.current.first_token_ns or now_ns
+        self.current.last_token_ns = now_ns
+        self.generated.append(token.token_id)
+        if token.timings:
+            self.current.add_hops(token.timings)
+        if self.request.terms.timed:
+            timing = StepTiming(token.token_id, now_ns - previous_ns, tuple(token.timings))
+            self._timings.append(timing)
+        reason = token.finish_reason
+        if not reason and len(self.generated) >= self.request.sampling.max_tokens:
+            # The last agent says so itself; what one forgets must not grow without limit here.
+            reason = "length"
+        # An end-of-text token is no text, whatever the tokenizer thinks of it.
+        text = self.text.push(token.token_id) if reason != "stop" else ""
+        if reason and not self.text.stopped:
+            text += self.text.end()
+        if text:
+            self._ready.append(text)
+        self.finish_reason = "stop" if self.text.stopped else reason
+        self._awake.set()
+
+    def end(self, error: CatenaryError | None) -> None:
+        """Lets the door read what there is, and then the end."""
+        self.ended = True
+        self.error = error
+        self.current = None
+        self._awake.set()
+
+    async def read(self) -> Piece | None:
+        """Returns everything since the last call, waiting for something; None after the end.
+
+        Raises:
+            CatenaryError: it ended with this, and all that came before was read.
+        """
+        while True:
+            if self._read < len(self.generated):
+                return self._piece()
+            if self.ended:
+                if self.error is not None:
+                    raise self.error
+                return None
+            self._awake.clear()
+            await self._awake.wait()
+
+    def _piece(self) -> Piece:
+        piece = Piece(
+            "".join(self._ready),
+            tuple(self.generated[self._read :]),
+            self.finish_reason,
+            tuple(self._timings),
+        )
+        self._read = len(self.generated)
+        self._ready.clear()
+        self._timings.clear()
+        return piece

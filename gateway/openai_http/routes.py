@@ -1,0 +1,134 @@
+"""The routes below `/v1`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from gateway.catalog import Model
+from gateway.front_desk import FrontDesk
+from gateway.generation.answer import Generation
+from gateway.generation.request import GenerationTerms
+from gateway.http_calls import (
+    DESK,
+    REQUEST_ID,
+    announced_size,
+    bearer,
+    body_of,
+    json_response,
+    request_id_of,
+)
+from gateway.openai_http.answers import Writer, model_document, usage_of
+from gateway.openai_http.fields import Fields
+from gateway.openai_http.stream import stream_answer
+from gateway.openai_http.wanted import Wanted, chat_of, completion_of, document_of
+from gateway.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
+from gateway.repository import server_version
+from services.errors import InvalidInput, ModelNotFound
+
+_SHOWN = 100
+
+
+def routes() -> list[web.RouteDef]:
+    """Returns the routes below `/v1`, and the version as vLLM tells it."""
+    return [
+        web.get("/v1/models", _models),
+        web.get("/v1/models/{model}", _model),
+        web.post("/v1/chat/completions", _chat),
+        web.post("/v1/completions", _completion),
+        web.get("/version", _version),
+    ]
+
+
+async def _version(request: web.Request) -> web.Response:
+    request.app[DESK].identify(bearer(request))
+    return json_response({"version": server_version()})
+
+
+async def _models(request: web.Request) -> web.Response:
+    desk = request.app[DESK]
+    desk.identify(bearer(request))
+    listed = [model_document(model, name) for name, model in _generating(desk).items()]
+    return json_response({"object": "list", "data": listed})
+
+
+async def _model(request: web.Request) -> web.Response:
+    desk = request.app[DESK]
+    desk.identify(bearer(request))
+    reference = request.match_info["model"]
+    name, _, version = reference.partition(":")
+    model = desk.catalog.find(name, version)
+    if not model.generates:
+        shown = reference[:_SHOWN]
+        raise ModelNotFound(f"no model {shown!r} that generates text", details={"model": shown})
+    return json_response(model_document(model, reference))
+
+
+def _generating(desk: FrontDesk) -> dict[str, Model]:
+    """Returns the models that generate text, the newest version of each, by name."""
+    names = dict.fromkeys(model.key.name for model in desk.catalog.models() if model.generates)
+    return {name: desk.catalog.find(name, "") for name in names}
+
+
+async def _chat(request: web.Request) -> web.StreamResponse:
+    return await _complete(request, chat_of, chat=True)
+
+
+async def _completion(request: web.Request) -> web.StreamResponse:
+    return await _complete(request, completion_of, chat=False)
+
+
+async def _complete(
+    request: web.Request, read: Callable[[Fields], Wanted], *, chat: bool
+) -> web.StreamResponse:
+    desk = request.app[DESK]
+    arrival = desk.arrive(request.path, request.headers.get("traceparent"))
+    principal = desk.identify(bearer(request))
+    # Before the body is read: what cannot be taken is not even received.
+    with desk.admitted(announced_size(request, desk.admission.max_request_bytes)) as lease:
+        body = await body_of(request)
+        lease.shrink(len(body))
+        wanted = read(document_of(body))
+        terms = _terms(request, wanted)
+        own_id = request_id_of(request) or desk.new_id()
+        with desk.generating_visit(principal, wanted.model) as visit:
+            opened = await visit.generate(own_id, wanted.prompt, wanted.sampling, terms, arrival)
+            writer = Writer(f"{'chatcmpl' if chat else 'cmpl'}-{own_id}", wanted.model, chat)
+            headers = {REQUEST_ID: own_id}
+            with opened as generation:
+                if wanted.stream:
+                    return await stream_answer(request, wanted, writer, generation, headers)
+                document = await _whole(writer, generation)
+            return json_response(document, headers=headers)
+
+
+async def _whole(writer: Writer, generation: Generation) -> dict[str, object]:
+    parts: list[str] = []
+    finish_reason = ""
+    while (piece := await generation.next()) is not None:
+        parts.append(piece.text)
+        finish_reason = piece.finish_reason
+    return writer.whole("".join(parts), finish_reason, usage_of(generation))
+
+
+def _terms(request: web.Request, wanted: Wanted) -> GenerationTerms:
+    return GenerationTerms(
+        deadline_ns=_duration_ns(request, "x-deadline-ms"),
+        time_to_first_token_ns=_duration_ns(request, "x-slo-ttft-ms"),
+        time_per_output_token_ns=_duration_ns(request, "x-slo-tpot-ms"),
+        priority=wanted.priority,
+    )
+
+
+def _duration_ns(request: web.Request, header: str) -> int | None:
+    text = request.headers.get(header)
+    if text is None:
+        return None
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        raise InvalidInput(header, "must be a number of milliseconds") from None
+    if not 0 < milliseconds < float("inf"):
+        raise InvalidInput(header, "must be greater than 0")
+    return max(1, int(min(milliseconds, LONGEST_SLO_MS) * NANOSECONDS_PER_MILLISECOND))

@@ -1,0 +1,190 @@
+"""The session plane under every order of starts, tokens, losses, failures and reconnections."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from array import array
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
+from gateway.bookkeeping import Bookkeeping
+from gateway.catalog import Catalog
+from gateway.generation.plane import SessionPlane
+from gateway.generation.request import TEXT_COMPLETION, GenerationRequest, GenerationTerms
+from gateway.generation.text_codec import TextCodec
+from gateway.inference import Arrival
+from generation_harness import generating
+from services.domain.sampling import SamplingParameters
+from services.errors import PartitionLost, RequestCancelled
+from services.telemetry.metrics import Metrics
+from services.telemetry.tracing import TraceContext, Tracer
+from tiny_tokenizer import tiny_tokenizer, tokens_of
+
+ANSWER = "The quick brown fox — jumps."
+PROMPT = tokens_of("Go: ")
+TRUTH = PROMPT + tokens_of(ANSWER)
+CODEC = TextCodec(tiny_tokenizer(), None)
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["start", "token", "token", "token", "again", "skip", "fail", "reconnect"]),
+        st.integers(0, 3),
+    ),
+    max_size=60,
+)
+
+
+class Slot:
+    view = memoryview(bytearray())
+
+    def release(self) -> None:
+        pass
+
+
+@dataclass
+class Wires:
+    """The hub, its one link, and the outbox: whatever was said, in order."""
+
+    reachable: bool = True
+    openings: list[tuple[int, frame_pb2.SessionOpening]] = field(default_factory=list)
+    messages: list[scheduler_pb2.GatewayMessage] = field(default_factory=list)
+
+    async def link_to(self, peer_id: str, timeout_s: float) -> Wires:
+        if peer_id == "gone":
+            raise PartitionLost("gone is in no directory")
+        return self
+
+    async def export(self, nbytes: int, timeout_s: float) -> Slot:
+        return Slot()
+
+    async def push(self, slot: Slot, header: bytes, timeout_s: float) -> None:
+        frame = frame_pb2.FrameHeader.FromString(header)
+        (rows,) = frame.session_rows
+        self.openings.append((rows.session_id, rows.opening))
+
+    def send(self, message: scheduler_pb2.GatewayMessage) -> None:
+        self.messages.append(message)
+
+    send_soon = send
+
+    def said(self, kind: str) -> int:
+        return sum(message.WhichOneof("kind") == kind for message in self.messages)
+
+
+class World:
+    """One generation, and the agents that were given it; each knows the truth by position only."""
+
+    def __init__(self) -> None:
+        self.wires = Wires()
+        books = Bookkeeping("g", Metrics(), Tracer("t", "t"))
+        self.plane = SessionPlane("g", self.wires, self.wires, books, itertools.count(7))
+        catalog = Catalog()
+        catalog.update(scheduler_pb2.ModelTable(models=[generating()]))
+        sampling = SamplingParameters(max_tokens=200).resolved(len(PROMPT), 512, 1)
+        request = GenerationRequest(
+            catalog.find("tiny", ""), "id", TEXT_COMPLETION, array("I", PROMPT), sampling,
+            CODEC, GenerationTerms(),
+        )  # fmt: skip
+        now = time.monotonic_ns()
+        arrival = Arrival("m", now, time.time_ns(), TraceContext(1, 1, False), None)
+        self.generation = self.plane.open(request, arrival)
+        self.sessions = 0
+        self.positions: dict[int, int] = {}
+        self.ended = False
+
+    async def start(self, agent: str) -> None:
+        self.sessions += 1
+        order = scheduler_pb2.StartSession(
+            epoch=1, session_id=self.sessions, request_id=7,
+            route=[common_pb2.Hop(agent_id=agent)],
+        )  # fmt: skip
+        self.plane.start(order)
+        for _ in range(4):
+            await asyncio.sleep(0)
+        for session_id, opening in self.wires.openings:
+            if session_id not in self.positions:
+                ids = list(opening.token_ids)
+                assert ids == TRUTH[: len(ids)], "an opening holds what the client has, exactly"
+                self.positions[session_id] = len(ids)
+
+    def token(self, session_id: int, position: int) -> None:
+        if position >= len(TRUTH):
+            return
+        last = position == len(TRUTH) - 1
+        token = frame_pb2.SessionToken(
+            session_id=session_id, position=position, token_id=TRUTH[position],
+            finish_reason="length" if last else "",
+        )  # fmt: skip
+        self.plane.tokens(frame_pb2.FrameHeader(session_tokens=[token]))
+
+    async def happen(self, event: str, which: int) -> None:
+        if event == "start":
+            await self.start("gone" if which == 3 else "agent")
+        elif event == "reconnect":
+            self.plane.connected()
+        elif self.positions:
+            known = sorted(self.positions)
+            session_id = known[-1 - which % len(known)]
+            at = self.positions[session_id]
+            if event == "token":
+                self.token(session_id, at)
+                self.positions[session_id] += 1
+            elif event == "again":
+                self.token(session_id, max(len(PROMPT), at - 1 - which))
+            elif event == "skip":
+                self.token(session_id, at + 1 + which)
+            else:
+                failure = common_pb2.Failure(reason="PARTITION_LOST", retryable=True)
+                token = frame_pb2.SessionToken(session_id=session_id, position=at, failure=failure)
+                self.plane.tokens(frame_pb2.FrameHeader(session_tokens=[token]))
+
+    def check(self) -> None:
+        plane = self.plane
+        current = [s for s in plane._requests.values() if s.current is not None]
+        assert len(plane._sessions) == len(current)
+        assert set(plane._deliveries) <= set(range(1, self.sessions + 1))
+
+
+@given(EVENTS, st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_the_client_gets_every_token_once_and_in_order(
+    events: list[tuple[str, int]], cancel: bool
+) -> None:
+    async def run() -> None:
+        world = World()
+        got = ""
+
+        async def read() -> None:
+            nonlocal got
+            with world.generation as generation:
+                while (piece := await generation.next()) is not None:
+                    got += piece.text
+                    assert ANSWER.startswith(got)
+
+        reader = asyncio.create_task(read())
+        for event, which in events:
+            await world.happen(event, which)
+            await asyncio.sleep(0)
+            world.check()
+        if cancel:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+        elif not reader.done():
+            # However it went, one more start brings it to its end.
+            await world.start("agent")
+            for position in range(world.positions[world.sessions], len(TRUTH)):
+                world.token(world.sessions, position)
+            await reader
+        if not cancel:
+            assert got == ANSWER
+        await world.plane.close(RequestCancelled("over"))
+        assert not world.plane._requests
+        assert not world.plane._sessions
+        assert not world.plane._deliveries
+        assert world.wires.said("finished") + world.wires.said("cancel") == 1
+
+    asyncio.run(run())

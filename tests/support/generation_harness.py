@@ -1,0 +1,224 @@
+"""A real gateway between a scripted scheduler of sessions and scripted agents that generate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
+from gateway.process import GatewayProcess
+from gateway.settings import GatewaySettings
+from gateway_harness import GATEWAY, Down, ScriptedScheduler, echo
+from services.transport.hub import TransportHub
+from services.transport.interface import ReceivedFrame
+from services.transport.settings import TransportSettings
+from tiny_tokenizer import END, text_model, tokens_of
+
+SESSION_TOKENS = 512
+
+
+def generating(name: str = "tiny", **facts: object) -> scheduler_pb2.ServedModel:
+    """A served model that generates text."""
+    known: dict[str, object] = {
+        "version": "1", "ready": True, "platform": "decoder", "generates": True,
+        "session_tokens": SESSION_TOKENS, "default_slo_ns": 30 * 10**9,
+    }  # fmt: skip
+    return scheduler_pb2.ServedModel(name=name, **(known | facts))
+
+
+@dataclass
+class Session:
+    """A session as an agent was given it."""
+
+    agent: TextAgent
+    session_id: int
+    opening: frame_pb2.SessionOpening
+    position: int
+    """Of the next token."""
+
+    async def say(self, text: str = "", *, finish: str = "") -> None:
+        """Sends the tokens of a text, in one frame each; `finish` with the last of them."""
+        tokens = tokens_of(text) + ([END] if finish == "stop" else [])
+        for at, token in enumerate(tokens):
+            await self.send(token, finish if at == len(tokens) - 1 else "")
+
+    async def send(self, token_id: int, finish: str = "", **facts: object) -> None:
+        """Sends the next token."""
+        token = frame_pb2.SessionToken(
+            session_id=self.session_id, position=self.position, token_id=token_id,
+            finish_reason=finish, **facts,
+        )  # fmt: skip
+        if self.opening.timed:
+            token.timings.add(agent_id=self.agent.agent_id, last_block=30, wait_ns=1000,
+                              compute_ns=2000)  # fmt: skip
+        await self.agent.push(self.opening.gateway_id, [token])
+        self.position += 1
+
+    async def fail(self, reason: str = "PARTITION_LOST") -> None:
+        """Says instead of a token that it cannot go on."""
+        failure = common_pb2.Failure(reason=reason, message="gone", retryable=True)
+        token = frame_pb2.SessionToken(
+            session_id=self.session_id, position=self.position, failure=failure
+        )
+        await self.agent.push(self.opening.gateway_id, [token])
+
+
+@dataclass
+class TextAgent:
+    """Says of every session it is given what `script` does with it."""
+
+    agent_id: str
+    hub: TransportHub
+    script: Callable[[Session], object] | None = None
+    opened: asyncio.Queue[Session] = field(default_factory=asyncio.Queue)
+    frames: list[frame_pb2.FrameHeader] = field(default_factory=list)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def peer(self) -> common_pb2.Peer:
+        addresses = [
+            common_pb2.TransportAddress(transport=a.transport, address=a.address, host_id=a.host_id)
+            for a in self.hub.addresses
+        ]
+        return common_pb2.Peer(peer_id=self.agent_id, incarnation=1, addresses=addresses)
+
+    def receive(self, frame: ReceivedFrame) -> None:
+        header = frame_pb2.FrameHeader.FromString(frame.header)
+        frame.release()
+        self.frames.append(header)
+        for rows in header.session_rows:
+            opening = rows.opening
+            session = Session(self, rows.session_id, opening, len(opening.token_ids))
+            self.opened.put_nowait(session)
+            if self.script is not None:
+                task = asyncio.create_task(self.script(session))
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
+
+    async def push(self, gateway: str, tokens: Iterable[frame_pb2.SessionToken]) -> None:
+        header = frame_pb2.FrameHeader(
+            kind=frame_pb2.FRAME_KIND_SESSION_TOKENS, session_tokens=tokens
+        )
+        link = await self.hub.link_to(gateway, 5.0)
+        await link.push(await link.export(0, 5.0), header.SerializeToString(), 5.0)
+
+    async def session(self) -> Session:
+        """The next session it was given."""
+        async with asyncio.timeout(5):
+            return await self.opened.get()
+
+
+class SessionScheduler(ScriptedScheduler):
+    """Starts every session on `agent`, unless `session_script` is replaced."""
+
+    def __init__(self, models: Iterable[scheduler_pb2.ServedModel]) -> None:
+        super().__init__(list(models))
+        self.agent = "agent-0"
+        self.starts = 0
+        self.session_script = self.one_start
+
+    def one_start(self, submit: scheduler_pb2.SubmitSession) -> list[Down]:
+        return [] if submit.session_id else [self.start_session(submit.request_id)]
+
+    def start_session(self, request_id: int, agent: str = "") -> Down:
+        self.starts += 1
+        hop = common_pb2.Hop(agent_id=agent or self.agent, model="tiny", last_block=30)
+        return Down(
+            start_session=scheduler_pb2.StartSession(
+                epoch=self.epoch, session_id=self.epoch << 40 | self.starts,
+                request_id=request_id, plan_id="p", route=[hop],
+            )
+        )  # fmt: skip
+
+
+@dataclass
+class TextStage:
+    """A gateway that serves text and its scripted peers."""
+
+    gateway: GatewayProcess
+    scheduler: SessionScheduler
+    agents: list[TextAgent]
+
+    @property
+    def agent(self) -> TextAgent:
+        return self.agents[0]
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self.gateway.grpc_port}"
+
+    @property
+    def http(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.http_port}"
+
+    @property
+    def admin(self) -> str:
+        return f"127.0.0.1:{self.gateway.admin_port}"
+
+    def leftovers(self) -> dict[str, int]:
+        """What the gateway still holds; all zero when nothing is unanswered."""
+        sessions, admission = self.gateway._sessions, self.gateway._admission
+        return {
+            "requests": len(sessions._requests),
+            "sessions": len(sessions._sessions),
+            "deliveries": len(sessions._deliveries),
+            "bytes": admission.bytes,
+            "admitted": admission.requests,
+        }
+
+    async def is_empty(self) -> None:
+        """Waits until nothing is held; fails if something stays."""
+        async with asyncio.timeout(5):
+            while any(self.leftovers().values()):
+                await asyncio.sleep(0.005)
+
+
+async def answering(session: Session) -> None:
+    """Says "Hello!" and ends."""
+    await session.say("Hello!", finish="stop")
+
+
+@asynccontextmanager
+async def text_stage(
+    tmp_path: Path, *, agents: int = 1, exporter=None, models=(), **settings: object
+) -> AsyncIterator[TextStage]:
+    """Starts everything; nothing may be left over at the end."""
+    text_model(tmp_path / "models")
+    served = list(models) or [generating(), echo("toy", ("FP32", -1, 4))]
+    scheduler = SessionScheduler(served)
+    await scheduler.start()
+    hubs = [
+        TransportHub(f"agent-{n}", TransportSettings(runtime_dir=tmp_path / "run"))
+        for n in range(agents)
+    ]
+    team = [TextAgent(f"agent-{n}", hub) for n, hub in enumerate(hubs)]
+    for agent in team:
+        await agent.hub.start(agent.receive)
+        scheduler.peers.append(agent.peer)
+    known = {
+        "gateway_id": GATEWAY, "grpc_port": 0, "http_port": 0, "admin_port": 0, "insecure": True,
+        "scheduler_addresses": [f"127.0.0.1:{scheduler.port}"], "runtime_dir": tmp_path / "run",
+        "model_repository": tmp_path / "models",
+    }  # fmt: skip
+    gateway = GatewayProcess(GatewaySettings(**(known | settings)), exporter=exporter)
+    try:
+        await gateway.start()
+        hello = await scheduler.hear("hello")
+        for hub in hubs:
+            hub.update_directory([hello.peer])
+        async with asyncio.timeout(5):
+            while not gateway._catalog.known:
+                await asyncio.sleep(0.005)
+        stage = TextStage(gateway, scheduler, team)
+        yield stage
+        await stage.is_empty()
+    finally:
+        await gateway.stop()
+        for agent in team:
+            for task in list(agent.tasks):
+                task.cancel()
+            await agent.hub.close()
+        await scheduler.stop()
