@@ -6,6 +6,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 export CATENARY_DATA ?= ../shared/data
 STAMP := $(VENV)/.installed
 NATIVE := $(VENV)/.native
+TOOLS := .venv-tools/.installed
 
 .PHONY: help setup native proto proto-check lint type unit test test-system bench sim docs up demo clean
 
@@ -50,8 +51,15 @@ unit: $(NATIVE) ## the default test suite without lint
 
 test: lint type unit ## everything CI runs
 
-test-system: $(NATIVE) ## real processes, killed and restarted; takes longer
+test-system: $(NATIVE) $(TOOLS) ## real processes, killed and restarted; takes longer
 	$(BIN)/pytest -m system --timeout 600
+
+# Load generators bring dozens of packages; they see those of the main environment, never the reverse.
+$(TOOLS): $(STAMP) requirements/load-tools.txt
+	$(PYTHON) -m venv .venv-tools
+	realpath $(VENV)/lib/python*/site-packages > "$$(ls -d .venv-tools/lib/python*/site-packages)/main.pth"
+	.venv-tools/bin/pip --disable-pip-version-check -q install -r requirements/load-tools.txt
+	touch $(TOOLS)
 
 bench: $(NATIVE) ## prints every measured figure beside its limit (QUICK=1 for the short form)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
@@ -61,6 +69,7 @@ SIM_OUT ?= $(if $(QUICK),build/results,docs/results)
 
 sim: $(NATIVE) ## runs every scenario, live ones too; writes docs/results (QUICK=1: build/results)
 	$(BIN)/catenaryd simulate pools scenarios/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
+	$(BIN)/catenaryd simulate chains scenarios/chains/*.yaml --out $(SIM_OUT) $(if $(QUICK),--quick)
 
 docs: $(STAMP) ## checks that the documents point at what exists
 	$(BIN)/pytest tests/docs
@@ -73,4 +82,4 @@ demo: $(NATIVE) ## a whole local cluster serves real photographs, explains where
 
 clean: ## removes what can be made again
 	$(PYTHON) build_native.py --remove
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist
+	rm -rf $(VENV) .venv-tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist

@@ -136,6 +136,41 @@ def pools(
     _print(result)
 
 
+@simulate_group.command("chains")
+@click.argument("scenarios", nargs=-1, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--schema", is_flag=True, help="Print the JSON schema of scenario files.")
+@click.option("--quick", is_flag=True, help="The short form of each scenario.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for plots, facts and the tables in server-chains.md.",
+)  # fmt: skip
+@click.option(
+    "--workers", type=click.IntRange(0), default=0,
+    help="Simulations at a time; 0: one per CPU.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def chains(
+    scenarios: tuple[Path, ...],
+    schema: bool,
+    quick: bool,
+    out: Path | None,
+    workers: int,
+    as_json: bool,
+) -> None:
+    """Serves sessions over composed server chains, by scenario files; - reads standard input.
+
+    Example: catenaryd simulate chains scenarios/chains/table-1.yaml --quick --json
+    """
+    from catenaryd.scenarios.chains import command
+
+    if schema:
+        command.print_schema()
+        return
+    if not scenarios:
+        raise click.UsageError("give scenario files, or --schema")
+    command.run_command(scenarios, quick=quick, workers=workers, out=out, as_json=as_json)
+
+
 def _plan(dataset: Dataset, problem: PoolingProblem, instance: str, planner: str) -> PooledPlan:
     from catenaryd.scenarios import planners
 

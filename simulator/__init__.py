@@ -9,6 +9,7 @@ simulated, so that a policy can be tried at 100 GPUs, or 100,000, on a laptop.
     load_factor   the largest load that keeps the SLOs
     result        what was found
     core          the hot loop: event heap, devices, links
+    chains        the same for generation over server chains: loop, clusters, workloads, baselines
 """
 
 from simulator.arrivals import Gamma, OnOff, Poisson, parse_arrivals

@@ -40,7 +40,10 @@ def draw(figure: Figure, folder: Path) -> Path:
         axis.set_axisbelow(True)
     for axis in flat[len(figure.panels) :]:
         axis.set_visible(False)
-    flat[0].legend(fontsize=7)
+    for panel, axis in zip(figure.panels, flat, strict=False):
+        # One legend is enough for panels with the same curves.
+        if panel is figure.panels[0] or list(panel.series) != list(figure.panels[0].series):
+            axis.legend(fontsize=7)
     canvas.tight_layout()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{figure.name}.png"
@@ -57,6 +60,10 @@ def _bars(axis: Any, panel: Bars) -> None:
         places = [index + offset for index, value in enumerate(values) if value is not None]
         heights = [value for value in values if value is not None]
         axis.bar(places, heights, width, label=label, color=_COLOURS[number % len(_COLOURS)])
+    if panel.log_y:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("")
     axis.set_xticks(range(len(panel.groups)), panel.groups, fontsize=7)
     axis.set_ylabel(panel.y_label, fontsize=8)
 

@@ -33,6 +33,7 @@ class Bars:
     y_label: str
     groups: tuple[str, ...]
     series: Mapping[str, tuple[float | None, ...]]
+    log_y: bool = False
 
 
 @dataclass(frozen=True, slots=True)

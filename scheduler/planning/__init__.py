@@ -5,7 +5,14 @@ even_split   a placement made from nothing but block times and the agents presen
 complete     placement + measured times -> Plan, or `PlanInfeasible` naming the constraint
 """
 
-from scheduler.planning.complete import complete_plan
+from scheduler.planning.chain_placement import (
+    ChainPlacement,
+    HopPlacement,
+    HostPlacement,
+    hosts_for,
+    without_agents,
+)
+from scheduler.planning.complete import ServiceTime, complete_plan
 from scheduler.planning.even_split import DeployedModel, balanced_ranges, even_split
 from scheduler.planning.placement import (
     ModelPlacement,
@@ -18,15 +25,21 @@ from scheduler.planning.placement import (
 )
 
 __all__ = [
+    "ChainPlacement",
     "DeployedModel",
+    "HopPlacement",
+    "HostPlacement",
     "ModelPlacement",
     "PipelinePlacement",
     "Placement",
     "PlacementDefaults",
+    "ServiceTime",
     "StagePlacement",
     "balanced_ranges",
     "complete_plan",
     "even_split",
+    "hosts_for",
     "parse_placement",
     "placement_document",
+    "without_agents",
 ]

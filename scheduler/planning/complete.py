@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from scheduler.planning.chain_placement import ChainPlacement, HopPlacement, HostPlacement
 from scheduler.planning.placement import (
     ModelPlacement,
     PipelinePlacement,
     Placement,
     StagePlacement,
 )
-from services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey, PlanId
+from services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+    PlanId,
+)
 from services.domain.model import BlockTable
-from services.domain.plan import ModelPlan, Pipeline, Plan, Stage
+from services.domain.plan import (
+    CacheCapacity,
+    Chain,
+    ChainHop,
+    ModelPlan,
+    Pipeline,
+    Plan,
+    Stage,
+)
 from services.errors import PlanInfeasible
 
 ComputeTimes = Mapping[tuple[AgentId, PartitionKey], Sequence[Nanoseconds]]
 """Measured compute time of a partition on an agent; index 0 is batch 1."""
+ServiceTime = Callable[[ModelKey, Sequence[ChainHop]], Nanoseconds]
+"""Expected time of one session on a path through a model."""
+
+
+def unknown_time(model: ModelKey, hops: Sequence[ChainHop]) -> Nanoseconds:
+    """A `ServiceTime` where nothing is known: more agents take longer."""
+    return NANOSECONDS_PER_SECOND * len(hops)
 
 
 def complete_plan(
@@ -24,26 +47,81 @@ def complete_plan(
     tables: Mapping[ModelKey, BlockTable],
     compute_ns: ComputeTimes,
     plan_id: PlanId,
+    service_ns: ServiceTime = unknown_time,
 ) -> Plan:
     """Returns the plan of a placement.
 
     A stage's times are the longest measured in its pool. A batch size whose compute alone takes
     longer than the SLO, or that was not measured everywhere, is lowered to the largest that fits.
     Transfers are not counted here: links are known to the book, which turns away what is too late.
+    Chains have no deadline to meet; `service_ns` only says which of them is the faster.
 
     Raises:
         PlanInfeasible: If blocks do not cover the model, a time was not measured, or not even one
             row meets the SLO; the message names the model and the constraint.
     """
-    return Plan(plan_id, tuple(_model(model, tables, compute_ns) for model in placement.models))
+    models = []
+    for model in placement.models:
+        table = tables.get(model.model)
+        if table is None:
+            raise PlanInfeasible(f"{model.model}: no block table")
+        if model.chains:
+            models.append(_generating(model, table.blocks, service_ns))
+        else:
+            models.append(_model(model, table, compute_ns))
+    return Plan(plan_id, tuple(models))
 
 
-def _model(
-    model: ModelPlacement, tables: Mapping[ModelKey, BlockTable], compute_ns: ComputeTimes
-) -> ModelPlan:
-    table = tables.get(model.model)
-    if table is None:
-        raise PlanInfeasible(f"{model.model}: no block table")
+def _generating(model: ModelPlacement, blocks: int, service_ns: ServiceTime) -> ModelPlan:
+    room = {host.host: host.block_slots for host in model.hosts}
+    chains = tuple(
+        _chain(model, number, blocks, room, service_ns) for number in range(len(model.chains))
+    )
+    caches = tuple(_cache(model.model, host) for host in model.hosts)
+    return ModelPlan(
+        model.model, model.slo_ns, (), chains=chains, caches=caches,
+        session_tokens=model.session_tokens,
+    )  # fmt: skip
+
+
+def _chain(
+    model: ModelPlacement,
+    number: int,
+    blocks: int,
+    room: Mapping[tuple[AgentId, int, int], int],
+    service_ns: ServiceTime,
+) -> Chain:
+    placed: ChainPlacement = model.chains[number]
+    expected = 0
+    for hop in placed.hops:
+        if hop.entry != expected or not hop.first_block <= hop.entry < hop.last_block:
+            raise PlanInfeasible(
+                f"{model.model}: chain {number} enters {hop.agent} at block {hop.entry}, not at "
+                f"{expected}"
+            )
+        if room.get(hop.host, 0) < hop.blocks:
+            raise PlanInfeasible(
+                f"{model.model}: chain {number} needs {hop.blocks} block slots on {hop.agent}"
+            )
+        expected = hop.last_block
+    if expected != blocks:
+        raise PlanInfeasible(f"{model.model}: chain {number} ends at {expected} of {blocks} blocks")
+    hops = tuple(_hop(model.model, hop) for hop in placed.hops)
+    expected_ns = service_ns(model.model, hops)
+    return Chain(f"{model.model}/{number}", hops, placed.capacity, expected_ns)
+
+
+def _hop(model: ModelKey, hop: HopPlacement) -> ChainHop:
+    key = PartitionKey(model, hop.first_block, hop.last_block)
+    return ChainHop(hop.agent, key, hop.entry, hop.last_block)
+
+
+def _cache(model: ModelKey, host: HostPlacement) -> CacheCapacity:
+    key = PartitionKey(model, host.first_block, host.last_block)
+    return CacheCapacity(host.agent, key, host.block_slots)
+
+
+def _model(model: ModelPlacement, table: BlockTable, compute_ns: ComputeTimes) -> ModelPlan:
     if not model.pipelines:
         raise PlanInfeasible(f"{model.model}: no pipeline")
     pipelines = tuple(

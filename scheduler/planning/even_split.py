@@ -16,6 +16,7 @@ from scheduler.planning.placement import (
     Placement,
     StagePlacement,
 )
+from services.domain.decoder import DecoderTable
 from services.domain.ids import AgentId, ModelKey, Nanoseconds
 from services.domain.model import BlockTable
 from services.domain.plan import Agent
@@ -35,7 +36,12 @@ class DeployedModel:
     max_batch: int
     float16_boundaries: bool
     partitions: int | None = None
-    """Length of its pipeline; None for min(agents, blocks, 3)."""
+    """Length of its pipeline; None for min(agents, blocks, 3). Of a model that generates text: of
+    every chain; None leaves it to the planner."""
+    decoder: DecoderTable | None = None
+    """Set for a model that generates text."""
+    session_tokens: int = 0
+    """Of such a model: most tokens of one session."""
 
 
 def even_split(models: Sequence[DeployedModel], agents: Sequence[Agent]) -> Placement:

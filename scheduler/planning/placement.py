@@ -12,14 +12,30 @@ As a document (YAML or JSON)::
             partitions:
               - {blocks: [0, 4], agents: [agent-0]}
               - {blocks: [4, 10], agents: [agent-1, agent-2]}
+
+A model that generates text has chains instead of pipelines, see `chain_placement`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scheduler.planning.chain_placement import (
+    ChainPlacement,
+    HostPlacement,
+    chain_documents,
+    chains_of_document,
+    host_documents,
+)
+from scheduler.planning.document_fields import (
+    blocks_of,
+    fields_of,
+    integer_of,
+    items_of,
+    slo_of,
+    text_of,
+)
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, AgentId, ModelKey, Nanoseconds
 from services.errors import InvalidInput
 
@@ -43,12 +59,22 @@ class PipelinePlacement:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlacement:
-    """Pipelines of one model."""
+    """Pipelines of one model, or its chains."""
 
     model: ModelKey
     slo_ns: Nanoseconds
     float16_boundaries: bool
     pipelines: tuple[PipelinePlacement, ...]
+    chains: tuple[ChainPlacement, ...] = ()
+    hosts: tuple[HostPlacement, ...] = ()
+    """Of every agent on a chain."""
+    session_tokens: int = 0
+    """Most tokens of one session; 0 for a model without chains."""
+
+    @property
+    def is_served(self) -> bool:
+        """True if it has a pipeline or a chain."""
+        return bool(self.pipelines or self.chains)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +91,7 @@ class PlacementDefaults:
     version: str = "1"
     slo_ns: Nanoseconds = 1_000 * NANOSECONDS_PER_MILLISECOND
     float16_boundaries: bool = True
+    session_tokens: int = 2048
     by_name: Mapping[str, PlacementDefaults] = field(default_factory=dict)
 
     def of(self, name: str) -> PlacementDefaults:
@@ -81,10 +108,10 @@ def parse_placement(
         InvalidInput: If something is missing, unknown or of the wrong kind; `field` names it, e.g.
             "models[0].pipelines[0].batch".
     """
-    root = _fields(document, "", required=("models",), optional=())
+    root = fields_of(document, "", required=("models",), optional=())
     defaults = defaults or PlacementDefaults()
     models = tuple(
-        _model(entry, f"models[{i}]", defaults) for i, entry in _items(root["models"], "models")
+        _model(entry, f"models[{i}]", defaults) for i, entry in items_of(root["models"], "models")
     )
     seen: set[ModelKey] = set()
     for i, model in enumerate(models):
@@ -96,30 +123,32 @@ def parse_placement(
 
 def placement_document(placement: Placement) -> dict[str, object]:
     """Returns the document `parse_placement` reads back as an equal placement."""
-    return {
-        "models": [
-            {
-                "name": model.model.name,
-                "version": model.model.version,
-                "slo_ms": _milliseconds(model.slo_ns),
-                "float16_boundaries": model.float16_boundaries,
-                "pipelines": [
-                    {
-                        "batch": pipeline.batch_size,
-                        "partitions": [
-                            {
-                                "blocks": [stage.first_block, stage.last_block],
-                                "agents": list(stage.agents),
-                            }
-                            for stage in pipeline.stages
-                        ],
-                    }
-                    for pipeline in model.pipelines
-                ],
-            }
-            for model in placement.models
-        ]
+    return {"models": [_model_document(model) for model in placement.models]}
+
+
+def _model_document(model: ModelPlacement) -> dict[str, object]:
+    document: dict[str, object] = {
+        "name": model.model.name,
+        "version": model.model.version,
+        "slo_ms": _milliseconds(model.slo_ns),
+        "float16_boundaries": model.float16_boundaries,
     }
+    if model.chains:
+        document["session_tokens"] = model.session_tokens
+        document["chains"] = chain_documents(model.chains)
+        document["hosts"] = host_documents(model.hosts)
+        return document
+    document["pipelines"] = [
+        {
+            "batch": pipeline.batch_size,
+            "partitions": [
+                {"blocks": [stage.first_block, stage.last_block], "agents": list(stage.agents)}
+                for stage in pipeline.stages
+            ],
+        }
+        for pipeline in model.pipelines
+    ]
+    return document
 
 
 def _milliseconds(duration: Nanoseconds) -> int | float:
@@ -128,34 +157,46 @@ def _milliseconds(duration: Nanoseconds) -> int | float:
 
 
 def _model(entry: object, path: str, defaults: PlacementDefaults) -> ModelPlacement:
-    optional = ("version", "slo_ms", "float16_boundaries")
-    fields = _fields(entry, path, required=("name", "pipelines"), optional=optional)
-    name = _text(fields["name"], f"{path}.name")
+    optional = ["version", "slo_ms", "float16_boundaries"]
+    has_chains = isinstance(entry, Mapping) and "chains" in entry
+    if has_chains:
+        optional += ["session_tokens", "hosts"]
+    served_by = "chains" if has_chains else "pipelines"
+    fields = fields_of(entry, path, required=("name", served_by), optional=optional)
+    name = text_of(fields["name"], f"{path}.name")
     own = defaults.of(name)
     version = own.version
     if "version" in fields:
         given = fields["version"]
         is_number = isinstance(given, int) and not isinstance(given, bool)
-        version = _text(str(given) if is_number else given, f"{path}.version")
+        version = text_of(str(given) if is_number else given, f"{path}.version")
     slo_ns = own.slo_ns
     if "slo_ms" in fields:
-        slo_ns = _slo(fields["slo_ms"], f"{path}.slo_ms")
+        slo_ns = slo_of(fields["slo_ms"], f"{path}.slo_ms")
     float16 = fields.get("float16_boundaries", own.float16_boundaries)
     if not isinstance(float16, bool):
         raise InvalidInput(f"{path}.float16_boundaries", "must be true or false")
+    if has_chains:
+        tokens = own.session_tokens
+        if "session_tokens" in fields:
+            tokens = integer_of(fields["session_tokens"], f"{path}.session_tokens", least=2)
+        chains, hosts = chains_of_document(fields, path)
+        return ModelPlacement(
+            ModelKey(name, version), slo_ns, float16, (), chains, hosts, session_tokens=tokens
+        )
     pipelines = tuple(
         _pipeline(pipeline, f"{path}.pipelines[{i}]")
-        for i, pipeline in _items(fields["pipelines"], f"{path}.pipelines")
+        for i, pipeline in items_of(fields["pipelines"], f"{path}.pipelines")
     )
     return ModelPlacement(ModelKey(name, version), slo_ns, float16, pipelines)
 
 
 def _pipeline(entry: object, path: str) -> PipelinePlacement:
-    fields = _fields(entry, path, required=("batch", "partitions"), optional=())
-    batch = _integer(fields["batch"], f"{path}.batch", least=1)
+    fields = fields_of(entry, path, required=("batch", "partitions"), optional=())
+    batch = integer_of(fields["batch"], f"{path}.batch", least=1)
     stages = tuple(
         _stage(stage, f"{path}.partitions[{i}]")
-        for i, stage in _items(fields["partitions"], f"{path}.partitions")
+        for i, stage in items_of(fields["partitions"], f"{path}.partitions")
     )
     expected = 0
     for i, stage in enumerate(stages):
@@ -167,59 +208,12 @@ def _pipeline(entry: object, path: str) -> PipelinePlacement:
 
 
 def _stage(entry: object, path: str) -> StagePlacement:
-    fields = _fields(entry, path, required=("blocks", "agents"), optional=())
-    blocks = [block for _, block in _items(fields["blocks"], f"{path}.blocks")]
-    if len(blocks) != 2:
-        raise InvalidInput(f"{path}.blocks", "must be two numbers: the first block and the end")
-    first = _integer(blocks[0], f"{path}.blocks[0]", least=0)
-    last = _integer(blocks[1], f"{path}.blocks[1]", least=first + 1)
+    fields = fields_of(entry, path, required=("blocks", "agents"), optional=())
+    first, last = blocks_of(fields["blocks"], f"{path}.blocks")
     agents = [
-        AgentId(_text(agent, f"{path}.agents[{i}]"))
-        for i, agent in _items(fields["agents"], f"{path}.agents")
+        AgentId(text_of(agent, f"{path}.agents[{i}]"))
+        for i, agent in items_of(fields["agents"], f"{path}.agents")
     ]
     if len(set(agents)) != len(agents):
         raise InvalidInput(f"{path}.agents", "an agent is listed twice")
     return StagePlacement(first, last, tuple(agents))
-
-
-def _fields(
-    value: object, path: str, *, required: Sequence[str], optional: Sequence[str]
-) -> Mapping[str, object]:
-    where = path or "document"
-    if not isinstance(value, Mapping):
-        raise InvalidInput(where, "must be a mapping")
-    prefix = f"{path}." if path else ""
-    for name in value:
-        if name not in required and name not in optional:
-            raise InvalidInput(f"{prefix}{name}", "unknown field")
-    for name in required:
-        if name not in value:
-            raise InvalidInput(f"{prefix}{name}", "is missing")
-    return value
-
-
-def _items(value: object, path: str) -> list[tuple[int, object]]:
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise InvalidInput(path, "must be a list")
-    if not value:
-        raise InvalidInput(path, "must not be empty")
-    return list(enumerate(value))
-
-
-def _text(value: object, path: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise InvalidInput(path, "must be a non-empty text")
-    return value
-
-
-def _integer(value: object, path: str, *, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidInput(path, f"must be a whole number of at least {least}")
-    return value
-
-
-def _slo(value: object, path: str) -> Nanoseconds:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type,operator]
-        raise InvalidInput(path, "must be a positive number of milliseconds")
-    return max(1, round(value * NANOSECONDS_PER_MILLISECOND))  # type: ignore[operator]

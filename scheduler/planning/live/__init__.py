@@ -1,11 +1,31 @@
-"""The pooled planner on a cluster that is there: from agents to a problem, from a plan to agents.
+"""The planners on a cluster that is there: from agents to a problem, from a plan to agents.
 
 groups     agents that are alike; what the planner calls a class of GPUs
 profiles   block times of every model on every group, corrected by what agents measured
 problem    all of it as a `PoolingProblem`, or `PlanInfeasible` saying what is not known
 place      a `PooledPlan` on the agents, moving as little as possible
+generation what a session costs an agent, from what was measured
+chains     chains of agents for the models that generate text, in the memory pooled models leave
+rings      the same where the number of agents per chain is given
 """
 
+from scheduler.planning.live.chains import (
+    ChainCluster,
+    ChainJob,
+    ChainLoad,
+    Compose,
+    chain_jobs,
+    explain_chains,
+    placed,
+    solve_job,
+    taken_by,
+)
+from scheduler.planning.live.generation import (
+    ChainCosts,
+    GenerationCost,
+    GenerationTimes,
+    SessionShape,
+)
 from scheduler.planning.live.groups import DeviceGroup, device_groups
 from scheduler.planning.live.place import Hosted, place
 from scheduler.planning.live.problem import (
@@ -18,16 +38,29 @@ from scheduler.planning.live.problem import (
 from scheduler.planning.live.profiles import MeasuredTimes, estimated, unknown
 
 __all__ = [
+    "ChainCluster",
+    "ChainCosts",
+    "ChainJob",
+    "ChainLoad",
+    "Compose",
     "DeviceGroup",
+    "GenerationCost",
+    "GenerationTimes",
     "Hosted",
     "LiveCluster",
     "LiveModel",
     "MeasuredTimes",
     "PlanningRules",
+    "SessionShape",
+    "chain_jobs",
     "device_groups",
     "estimated",
+    "explain_chains",
     "place",
+    "placed",
     "pooling_problem",
+    "solve_job",
+    "taken_by",
     "unknown",
     "with_batch_building",
 ]

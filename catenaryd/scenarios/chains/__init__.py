@@ -1,0 +1,1 @@
+"""Scenarios of generation over server chains: `catenaryd simulate chains`."""

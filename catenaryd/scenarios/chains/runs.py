@@ -1,0 +1,110 @@
+"""Runs scenario files of server chains: all their jobs together, then a report of each."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from catenaryd.scenarios.chains import allocation, placement, policies, serve, tuning
+from catenaryd.scenarios.chains.schema import (
+    Allocation,
+    Placement,
+    Policies,
+    Scenario,
+    Serve,
+    Tuning,
+    load_scenario,
+)
+from catenaryd.scenarios.document import update
+from catenaryd.scenarios.jobs import Job, run_all
+from catenaryd.scenarios.plots import draw
+from catenaryd.scenarios.report import Report
+
+DOCUMENT = "server-chains.md"
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A scenario and the name of its file."""
+
+    name: str
+    scenario: Scenario
+
+
+def run_scenarios(
+    paths: Sequence[Path],
+    *,
+    quick: bool = False,
+    workers: int = 0,
+    progress: Progress = lambda _line: None,
+) -> list[Report]:
+    """Returns a report of each scenario.
+
+    Args:
+        paths: YAML files.
+        quick: The short forms.
+        workers: Simulations at a time; 0: one per CPU.
+        progress: Told what is done, line by line.
+
+    Raises:
+        InvalidInput: If a file is not a scenario; before anything is run.
+    """
+    named = [Named(_name(path), load_scenario(path, quick=quick)) for path in paths]
+    jobs = [job for each in named for job in _jobs(each.scenario)]
+
+    def count(done: int, of: int) -> None:
+        progress(f"{done} of {of} simulations")
+
+    results = run_all(jobs, workers or os.cpu_count() or 1, count)
+    return [_report(each, results) for each in named]
+
+
+def write(reports: Sequence[Report], folder: Path) -> list[Path]:
+    """Writes plots, facts and the generated sections of the document; returns the files."""
+    written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for report in reports:
+        written += [draw(figure, folder) for figure in report.figures]
+        facts = folder / f"{report.name}.json"
+        facts.write_text(json.dumps(report.facts, indent=1) + "\n", "utf-8")
+        update(folder / DOCUMENT, report.name, report.markdown())
+        written.append(facts)
+    return [*written, folder / DOCUMENT]
+
+
+def _name(path: Path) -> str:
+    return "scenario" if str(path) == "-" else path.stem
+
+
+def _jobs(scenario: Scenario) -> list[Job[Any]]:
+    match scenario:
+        case Serve():
+            return list(serve.jobs(scenario))
+        case Policies():
+            return list(policies.jobs(scenario))
+        case Tuning():
+            return list(tuning.jobs(scenario))
+        case Placement():
+            return list(placement.jobs(scenario))
+        case Allocation():
+            return list(allocation.jobs(scenario))
+
+
+def _report(named: Named, results: Mapping[Job[Any], Any]) -> Report:
+    name, scenario = named.name, named.scenario
+    match scenario:
+        case Serve():
+            return serve.report(name, scenario, results)
+        case Policies():
+            return policies.report(name, scenario, results)
+        case Tuning():
+            return tuning.report(name, scenario, results)
+        case Placement():
+            return placement.report(name, scenario, results)
+        case Allocation():
+            return allocation.report(name, scenario, results)

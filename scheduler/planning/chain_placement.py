@@ -1,0 +1,192 @@
+"""The part of a placement that is about a model that generates text: its chains and their hosts.
+
+As a document, in the place of `pipelines`::
+
+    session_tokens: 2048          # optional
+    chains:
+      - capacity: 16
+        hops:
+          - {agent: agent-0, blocks: [0, 12]}
+          - {agent: agent-1, blocks: [10, 30], entry: 12}   # hosts from 10, enters at 12
+    hosts:                        # optional: what the chains need if left out
+      - {agent: agent-0, blocks: [0, 12], block_slots: 192}
+      - {agent: agent-1, blocks: [10, 30], block_slots: 288}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from scheduler.planning.document_fields import blocks_of, fields_of, integer_of, items_of, text_of
+from services.domain.ids import AgentId
+from services.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class HopPlacement:
+    """What an agent hosts, `[first_block, last_block)`, and where a chain enters it."""
+
+    agent: AgentId
+    first_block: int
+    last_block: int
+    entry: int
+    """Blocks `[entry, last_block)` are processed."""
+
+    @property
+    def blocks(self) -> int:
+        """Block slots a session takes here."""
+        return self.last_block - self.entry
+
+    @property
+    def host(self) -> tuple[AgentId, int, int]:
+        """Which host it is a part of."""
+        return self.agent, self.first_block, self.last_block
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlacement:
+    """A path through all blocks, for so many sessions at a time."""
+
+    capacity: int
+    hops: tuple[HopPlacement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlacement:
+    """Blocks `[first_block, last_block)` on an agent, with room for so many block slots."""
+
+    agent: AgentId
+    first_block: int
+    last_block: int
+    block_slots: int
+
+    @property
+    def host(self) -> tuple[AgentId, int, int]:
+        """Identifies it among the hosts of a model."""
+        return self.agent, self.first_block, self.last_block
+
+
+def hosts_for(chains: Iterable[ChainPlacement]) -> tuple[HostPlacement, ...]:
+    """Returns the hosts chains run on, with just the slots all of them together may use."""
+    slots: dict[tuple[AgentId, int, int], int] = {}
+    for chain in chains:
+        for hop in chain.hops:
+            slots[hop.host] = slots.get(hop.host, 0) + chain.capacity * hop.blocks
+    order = sorted(slots, key=lambda host: (host[1], host[2], host[0]))
+    return tuple(HostPlacement(*host, slots[host]) for host in order)
+
+
+def without_agents(
+    chains: Iterable[ChainPlacement], hosts: Iterable[HostPlacement], gone: set[AgentId]
+) -> tuple[tuple[ChainPlacement, ...], tuple[HostPlacement, ...]]:
+    """Returns the chains that use none of these agents, and the hosts these run on."""
+    left = tuple(c for c in chains if not any(hop.agent in gone for hop in c.hops))
+    used = {hop.host for chain in left for hop in chain.hops}
+    return left, tuple(host for host in hosts if host.host in used)
+
+
+def chains_of_document(
+    fields: Mapping[str, object], path: str
+) -> tuple[tuple[ChainPlacement, ...], tuple[HostPlacement, ...]]:
+    """Returns the chains and hosts of a model's entry.
+
+    Raises:
+        InvalidInput: naming the field, e.g. "models[0].chains[1].hops[0].entry".
+    """
+    chains = tuple(
+        _chain(entry, f"{path}.chains[{i}]")
+        for i, entry in items_of(fields["chains"], f"{path}.chains")
+    )
+    if "hosts" not in fields:
+        return chains, hosts_for(chains)
+    hosts = tuple(
+        _host(entry, f"{path}.hosts[{i}]")
+        for i, entry in items_of(fields["hosts"], f"{path}.hosts")
+    )
+    _check_hosts(chains, hosts, path)
+    return chains, hosts
+
+
+def chain_documents(chains: Iterable[ChainPlacement]) -> list[dict[str, object]]:
+    """Returns what `chains_of_document` reads back."""
+    return [
+        {
+            "capacity": chain.capacity,
+            "hops": [
+                {
+                    "agent": hop.agent,
+                    "blocks": [hop.first_block, hop.last_block],
+                    "entry": hop.entry,
+                }
+                for hop in chain.hops
+            ],
+        }
+        for chain in chains
+    ]
+
+
+def host_documents(hosts: Iterable[HostPlacement]) -> list[dict[str, object]]:
+    """Returns what `chains_of_document` reads back."""
+    return [
+        {
+            "agent": host.agent,
+            "blocks": [host.first_block, host.last_block],
+            "block_slots": host.block_slots,
+        }
+        for host in hosts
+    ]
+
+
+def _chain(entry: object, path: str) -> ChainPlacement:
+    fields = fields_of(entry, path, required=("capacity", "hops"), optional=())
+    capacity = integer_of(fields["capacity"], f"{path}.capacity", least=1)
+    hops: list[HopPlacement] = []
+    for i, item in items_of(fields["hops"], f"{path}.hops"):
+        where = f"{path}.hops[{i}]"
+        hop = _hop(item, where, hops[-1].last_block if hops else 0)
+        if any(hop.agent == other.agent for other in hops):
+            raise InvalidInput(f"{where}.agent", "a chain passes an agent once")
+        hops.append(hop)
+    return ChainPlacement(capacity, tuple(hops))
+
+
+def _hop(entry: object, path: str, expected: int) -> HopPlacement:
+    fields = fields_of(entry, path, required=("agent", "blocks"), optional=("entry",))
+    agent = AgentId(text_of(fields["agent"], f"{path}.agent"))
+    first, last = blocks_of(fields["blocks"], f"{path}.blocks")
+    if not first <= expected < last:
+        raise InvalidInput(f"{path}.blocks", f"must contain block {expected}, which is the next")
+    entry_block = expected
+    if "entry" in fields:
+        entry_block = integer_of(fields["entry"], f"{path}.entry", least=0)
+        if entry_block != expected:
+            raise InvalidInput(f"{path}.entry", f"must be {expected}: hops follow each other")
+    return HopPlacement(agent, first, last, entry_block)
+
+
+def _host(entry: object, path: str) -> HostPlacement:
+    fields = fields_of(entry, path, required=("agent", "blocks", "block_slots"), optional=())
+    agent = AgentId(text_of(fields["agent"], f"{path}.agent"))
+    first, last = blocks_of(fields["blocks"], f"{path}.blocks")
+    slots = integer_of(fields["block_slots"], f"{path}.block_slots", least=1)
+    return HostPlacement(agent, first, last, slots)
+
+
+def _check_hosts(
+    chains: tuple[ChainPlacement, ...], hosts: tuple[HostPlacement, ...], path: str
+) -> None:
+    slots: dict[tuple[AgentId, int, int], int] = {}
+    for i, host in enumerate(hosts):
+        if host.host in slots:
+            raise InvalidInput(f"{path}.hosts[{i}]", "is listed twice")
+        slots[host.host] = host.block_slots
+    for i, chain in enumerate(chains):
+        for j, hop in enumerate(chain.hops):
+            if hop.host not in slots:
+                raise InvalidInput(f"{path}.chains[{i}].hops[{j}]", "is not among the hosts")
+            if hop.blocks > slots[hop.host]:
+                raise InvalidInput(
+                    f"{path}.chains[{i}].hops[{j}]",
+                    f"takes {hop.blocks} block slots, its host has {slots[hop.host]}",
+                )

@@ -1,0 +1,213 @@
+"""Chains for the models of a cluster that generate text: from agents to a task, and back.
+
+Every agent's memory that pooled models leave is divided among the models that generate, in
+proportion to their weights. Of its share each model keeps embedding, last norm and projection free
+on *every* agent: any may come to hold the first or the last block. That is conservative (only two
+agents of a chain need them), so no plan asks an agent for more than it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from scheduler.planning.chain_placement import (
+    ChainPlacement,
+    HopPlacement,
+    hosts_for,
+)
+from scheduler.planning.chains import ChainTask, Composition, Server
+from scheduler.planning.even_split import DeployedModel
+from scheduler.planning.live.generation import ChainCosts, GenerationTimes, SessionShape
+from scheduler.planning.live.rings import composition_of, rings
+from scheduler.planning.placement import ModelPlacement, Placement
+from services.domain.decoder import DecoderTable
+from services.domain.ids import AgentId, ModelKey
+from services.domain.plan import Agent
+from services.errors import PlanInfeasible
+
+_DIGITS = 9
+"""Times are given to the planner in whole nanoseconds: it computes with them exactly."""
+
+Compose = Callable[[ChainTask, Composition | None], Composition]
+"""Composes chains, moving as few blocks as it can if chains there were are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLoad:
+    """A deployed model that generates text, and what is asked of it."""
+
+    deployed: DeployedModel
+    rate_per_s: float
+    shape: SessionShape
+
+
+@dataclass(frozen=True, slots=True)
+class ChainCluster:
+    """What there is to compose chains of.
+
+    Attributes:
+        agents: All that can be planned on.
+        loads: The models that generate text.
+        taken_bytes: Memory the pooled models take of an agent.
+        measured: Generation costs by agent and partition.
+        present: The placement before this one; its blocks are loaded already.
+        partitions: Agents per chain of a model that was not deployed with another wish; 0: free.
+    """
+
+    agents: tuple[Agent, ...]
+    loads: tuple[ChainLoad, ...]
+    taken_bytes: Mapping[AgentId, int]
+    measured: GenerationTimes
+    present: Placement
+    partitions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChainJob:
+    """One model's chains as a task for the planner (pickled for the solver process)."""
+
+    load: ChainLoad
+    task: ChainTask
+    previous: Composition | None
+    per_chain: int
+    """Agents per chain; 0: as the planner likes."""
+
+    @property
+    def model_bytes(self) -> int:
+        """Weights of the whole model."""
+        return _whole_bytes(_decoder(self.load.deployed))
+
+
+def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
+    """Returns one task per model."""
+    weights = [_whole_bytes(_decoder(load.deployed)) for load in cluster.loads]
+    present = {model.model: model for model in cluster.present.models}
+    jobs = []
+    for load, weight in zip(cluster.loads, weights, strict=True):
+        task = _task(load, cluster, Fraction(weight, sum(weights)))
+        before = present.get(load.deployed.key)
+        previous = composition_of(before, load.rate_per_s) if before is not None else None
+        per_chain = load.deployed.partitions or cluster.partitions
+        jobs.append(ChainJob(load, task, previous, per_chain))
+    return jobs
+
+
+def solve_job(job: ChainJob, compose: Compose) -> Composition:
+    """Returns the chains of one model.
+
+    Raises:
+        PlanInfeasible: If all agents together have no room for it.
+    """
+    if job.per_chain:
+        return rings(job.task, job.per_chain, job.load.deployed.max_batch, job.previous)
+    try:
+        return compose(job.task, job.previous)
+    except PlanInfeasible as error:
+        raise PlanInfeasible(f"{job.load.deployed.key}: {error.message}") from error
+
+
+def placed(job: ChainJob, composition: Composition) -> ModelPlacement:
+    """Returns the placement of a composition.
+
+    A chain takes as many sessions as the model's largest batch at most, and agents keep only the
+    slots their chains can use: more would be memory that nobody needs.
+    """
+    deployed = job.load.deployed
+    hosted = {host.server: host for host in composition.hosted}
+    chains = tuple(
+        ChainPlacement(
+            min(chain.capacity, deployed.max_batch),
+            tuple(
+                HopPlacement(
+                    AgentId(hop.server),
+                    hosted[hop.server].first_block,
+                    hosted[hop.server].last_block,
+                    hop.first_block,
+                )
+                for hop in chain.hops
+            ),
+        )
+        for chain in composition.chains
+    )
+    return ModelPlacement(
+        deployed.key, deployed.slo_ns, deployed.float16_boundaries, (), chains, hosts_for(chains),
+        deployed.session_tokens,
+    )  # fmt: skip
+
+
+def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
+    """Returns, in words, what was composed."""
+    load, model = job.load, placed(job, composition)
+    capacity = sum(chain.capacity for chain in model.chains)
+    agents = len({host.agent for host in model.hosts})
+    how = f"of {job.per_chain} agents each, as wished" if job.per_chain else f"c = {composition.c}"
+    lines = [
+        f"{load.deployed.key}: {len(model.chains)} chain(s) over {agents} agent(s) ({how}) for"
+        f" {capacity} sessions at a time; composed for {load.rate_per_s:.2g} sessions/s of"
+        f" {load.shape.prompt_tokens:.0f} and {load.shape.output_tokens:.0f} tokens."
+    ]
+    if job.previous is not None:
+        lines.append(
+            f"{load.deployed.key}: agents that were there before host"
+            f" {composition.moved_blocks} block(s) that they did not."
+        )
+    idle = {server.name for server in job.task.servers} - {str(h.agent) for h in model.hosts}
+    if idle:
+        lines.append(f"{load.deployed.key}: no chain uses {', '.join(sorted(idle))}.")
+    return lines
+
+
+def taken_by(
+    placement: Placement, block_weights: Mapping[ModelKey, Sequence[int]]
+) -> dict[AgentId, int]:
+    """Returns the memory pooled models take of every agent, as far as it is known."""
+    taken: dict[AgentId, dict[tuple[ModelKey, int, int], int]] = {}
+    for model in placement.models:
+        weights = block_weights.get(model.model, ())
+        for pipeline in model.pipelines:
+            for stage in pipeline.stages:
+                size = sum(weights[stage.first_block : stage.last_block])
+                for agent in stage.agents:
+                    key = (model.model, stage.first_block, stage.last_block)
+                    taken.setdefault(agent, {})[key] = size
+    return {agent: sum(sizes.values()) for agent, sizes in taken.items()}
+
+
+def _task(load: ChainLoad, cluster: ChainCluster, share: Fraction) -> ChainTask:
+    deployed, decoder = load.deployed, _decoder(load.deployed)
+    costs = ChainCosts(decoder, cluster.agents, cluster.measured, deployed.key, load.shape)
+    slot_bytes = decoder.slot_bytes(deployed.session_tokens)
+    ends = decoder.embedding_bytes + decoder.head_bytes
+    # More than a whole model with all its sessions' caches is never used.
+    most = decoder.blocks * (decoder.block_bytes + deployed.max_batch * slot_bytes)
+    servers = []
+    for agent in sorted(cluster.agents, key=lambda each: each.agent_id):
+        free = agent.memory_bytes - cluster.taken_bytes.get(agent.agent_id, 0)
+        room = free * share - ends if agent.memory_bytes else Fraction(most)
+        servers.append(
+            Server(
+                agent.agent_id,
+                max(Fraction(0), min(Fraction(most), room)),
+                round(costs.communication_s(agent.agent_id), _DIGITS),
+                round(max(1e-9, costs.block_s(agent.agent_id)), _DIGITS),
+            )
+        )
+    return ChainTask(
+        servers=tuple(servers),
+        blocks=decoder.blocks,
+        block_memory=Fraction(decoder.block_bytes),
+        cache_memory=Fraction(slot_bytes),
+        rate_per_s=load.rate_per_s,
+    )
+
+
+def _decoder(deployed: DeployedModel) -> DecoderTable:
+    if deployed.decoder is None:
+        raise PlanInfeasible(f"{deployed.key} does not generate text")
+    return deployed.decoder
+
+
+def _whole_bytes(decoder: DecoderTable) -> int:
+    return max(1, decoder.weight_bytes(0, decoder.blocks))

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.chain_making import compose, compose_cluster
+from scheduler.planning import DeployedModel, ModelPlacement, Placement
+from scheduler.planning.live import (
+    ChainCluster,
+    ChainCosts,
+    ChainLoad,
+    GenerationCost,
+    SessionShape,
+    chain_jobs,
+    explain_chains,
+    placed,
+    solve_job,
+    taken_by,
+)
+from scheduler.planning.live.rings import even_ranges
+from scheduler.planning.placement import PipelinePlacement, StagePlacement
+from services.domain.decoder import DecoderTable
+from services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
+from services.domain.model import BlockTable, Boundary
+from services.domain.plan import Agent, ChainHop
+from services.domain.tensors import ANY, TensorSpec
+from services.errors import PlanInfeasible
+
+LLM, OTHER, CATS = (ModelKey(name, "1") for name in ("llm", "other", "cats"))
+BLOCKS, BLOCK_BYTES, ENDS_BYTES = 6, 100, 100
+SLOT_BYTES = 64
+SESSION_BYTES = BLOCKS * SLOT_BYTES
+MS = 1_000_000
+DECODER = DecoderTable(
+    model_hash="0" * 64, blocks=BLOCKS, hidden_size=8, attention_heads=2, key_value_heads=1,
+    head_size=4, vocabulary_size=100, context_tokens=128, end_token_ids=(2,),
+    block_bytes=BLOCK_BYTES, embedding_bytes=50, head_bytes=50, cache_bytes_per_token=1,
+)  # fmt: skip
+
+
+def agent(name: str, memory_bytes: int, device_class: str = "cpu") -> Agent:
+    return Agent(AgentId(name), device_class, ServerId(name), memory_bytes, 10**9)
+
+
+def deployed(key: ModelKey = LLM, max_batch: int = 4, partitions: int | None = None) -> ChainLoad:
+    boundary = Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32)
+    table = BlockTable("0" * 64, True, (boundary,) * (BLOCKS + 1), (0,) * BLOCKS)
+    model = DeployedModel(
+        key, table, 10**9, max_batch, True, partitions, decoder=DECODER, session_tokens=SLOT_BYTES
+    )
+    return ChainLoad(model, 0.1, SessionShape(10, 10))
+
+
+def cluster(*agents: Agent, load: ChainLoad | None = None, **changes: object) -> ChainCluster:
+    usual = ChainCluster(agents, (load or deployed(),), {}, {}, Placement(()))
+    return replace(usual, **changes)  # type: ignore[arg-type]
+
+
+def served(there: ChainCluster) -> ModelPlacement:
+    (job,) = chain_jobs(there)
+    return placed(job, solve_job(job, compose))
+
+
+def used_bytes(model: ModelPlacement, name: str) -> int:
+    return sum(
+        (host.last_block - host.first_block) * BLOCK_BYTES + host.block_slots * SLOT_BYTES
+        for host in model.hosts
+        if host.agent == name
+    )
+
+
+def test_agents_with_room_for_the_whole_model_are_chains_of_their_own() -> None:
+    model = served(cluster(agent("a", 10**6), agent("b", 10**6)))
+    assert [(chain.capacity, len(chain.hops)) for chain in model.chains] == [(4, 1), (4, 1)]
+    # As many slots as the sessions the manifest allows, whatever the memory.
+    assert {host.block_slots for host in model.hosts} == {4 * BLOCKS}
+    assert model.session_tokens == SLOT_BYTES
+
+
+def test_small_agents_are_put_together_and_none_is_asked_for_more_than_it_has() -> None:
+    sizes = {"a": 900, "b": 620, "c": 700, "d": 480}
+    agents = [agent(name, size) for name, size in sizes.items()]
+    model = served(cluster(*agents))
+    assert model.chains
+    for name, size in sizes.items():
+        assert used_bytes(model, name) + ENDS_BYTES <= size
+    for chain in model.chains:
+        assert chain.hops[0].entry == 0
+        assert chain.hops[-1].last_block == BLOCKS
+        assert len(chain.hops) > 1
+
+
+def test_what_pooled_models_take_is_not_given_away() -> None:
+    stage = StagePlacement(0, 2, (AgentId("a"),))
+    pooled = Placement((ModelPlacement(CATS, 1, True, (PipelinePlacement(1, (stage,)),)),))
+    taken = taken_by(pooled, {CATS: (4_000, 5_500, 7)})
+    assert taken == {"a": 9_500}
+    whole = BLOCKS * BLOCK_BYTES + SESSION_BYTES + ENDS_BYTES
+    there = cluster(agent("a", 9_500 + whole), agent("b", whole - 1), taken_bytes=taken)
+    model = served(there)
+    assert [chain.hops[0].agent for chain in model.chains] == ["a"]
+    with pytest.raises(PlanInfeasible, match="llm:1"):
+        served(cluster(agent("a", 9_500 + 300), taken_bytes=taken))
+
+
+def test_models_share_an_agents_memory_by_their_weights() -> None:
+    whole = BLOCKS * BLOCK_BYTES + 4 * SESSION_BYTES + ENDS_BYTES
+    there = cluster(agent("a", 2 * whole), loads=(deployed(), deployed(OTHER)))
+    models = [placed(job, solve_job(job, compose)) for job in chain_jobs(there)]
+    assert [model.model for model in models] == [LLM, OTHER]
+    assert sum(used_bytes(model, "a") + ENDS_BYTES for model in models) <= 2 * whole
+
+
+def test_a_model_without_room_gives_its_share_to_the_others() -> None:
+    small, large = deployed(), deployed(OTHER)
+    assert large.deployed.decoder is not None
+    decoder = replace(large.deployed.decoder, block_bytes=10**9)
+    large = replace(large, deployed=replace(large.deployed, decoder=decoder))
+    composed = compose_cluster(cluster(agent("a", 10**6), loads=(large, small)))
+    ((job, composition),) = composed.answers
+    assert job.load is small
+    assert composition.chains[0].capacity >= 4
+    (problem,) = composed.problems
+    assert "other:1" in problem
+
+
+@pytest.mark.parametrize(
+    ("agents", "wish", "lengths"),
+    [(3, 3, [3]), (7, 3, [3, 3]), (2, 3, [2]), (4, 1, [1, 1, 1, 1])],
+)
+def test_a_wish_for_so_many_agents_per_chain_is_kept_as_far_as_they_go(
+    agents: int, wish: int, lengths: list[int]
+) -> None:
+    there = [agent(f"a{number}", 10**6) for number in range(agents)]
+    model = served(cluster(*there, load=deployed(partitions=wish)))
+    assert [len(chain.hops) for chain in model.chains] == lengths
+    for chain in model.chains:
+        sizes = [hop.blocks for hop in chain.hops]
+        assert max(sizes) - min(sizes) <= 1
+        assert chain.capacity == 4
+    assert served(cluster(*there, partitions=wish)).chains == model.chains
+
+
+def test_blocks_are_cut_evenly() -> None:
+    assert even_ranges(7, 3) == [(0, 3), (3, 5), (5, 7)]
+    assert even_ranges(30, 3) == [(0, 10), (10, 20), (20, 30)]
+
+
+def test_a_ring_is_infeasible_where_its_agents_lack_room_for_one_session() -> None:
+    there = [agent(name, 330) for name in "abc"]
+    with pytest.raises(PlanInfeasible, match="a chain of 3 agents needs room for 2 blocks"):
+        served(cluster(*there, load=deployed(partitions=3)))
+
+
+def test_agents_keep_their_blocks_when_others_come_and_go() -> None:
+    before = [agent(name, 10**6) for name in "abcd"]
+    load = deployed(partitions=2)
+    old = served(cluster(*before, load=load))
+    ranges = {host.agent: (host.first_block, host.last_block) for host in old.hosts}
+    gone = old.chains[0].hops[0].agent
+    left = [each for each in before if each.agent_id != gone]
+    there = cluster(*left, agent("z", 10**6), load=load, present=Placement((old,)))
+    (job,) = chain_jobs(there)
+    new = placed(job, solve_job(job, compose))
+    for host in new.hosts:
+        if host.agent != "z":
+            assert ranges[host.agent] == (host.first_block, host.last_block)
+    assert "host 0 block(s) that they did not" in " ".join(
+        explain_chains(job, solve_job(job, compose))
+    )
+
+
+def test_chains_composed_anew_after_a_loss_serve_without_the_lost_agent() -> None:
+    sizes = {"a": 900, "b": 900, "c": 900, "d": 900}
+    agents = [agent(name, size) for name, size in sizes.items()]
+    old = served(cluster(*agents))
+    there = cluster(*agents[1:], present=Placement((old,)))
+    (job,) = chain_jobs(there)
+    assert job.previous is not None
+    new = placed(job, solve_job(job, compose))
+    assert new.chains
+    assert "a" not in {host.agent for host in new.hosts}
+
+
+def test_an_unmeasured_agent_counts_as_slow_as_the_slowest_of_its_class() -> None:
+    key = PartitionKey(LLM, 0, 3)
+    fast, slow = GenerationCost(0, MS, 2 * MS, 0), GenerationCost(0, 3 * MS, 6 * MS, 0)
+    agents = [agent("a", 1), agent("b", 1), agent("c", 1), agent("g", 1, "gpu")]
+    measured = {(AgentId("a"), key): fast, (AgentId("b"), key): slow}
+    costs = ChainCosts(DECODER, agents, measured, LLM, SessionShape(100, 11))
+    # 100 ms of prefill and 10 steps of 2 ms, over three blocks.
+    assert costs.block_s(AgentId("a")) == pytest.approx(0.04)
+    assert costs.block_s(AgentId("c")) == costs.block_s(AgentId("b")) == pytest.approx(0.12)
+    assert costs.block_s(AgentId("g")) == costs.block_s(AgentId("b"))
+    assert ChainCosts(DECODER, agents, {}, LLM, SessionShape()).block_s(AgentId("a")) > 0
+
+
+def test_more_hops_and_slower_agents_take_longer() -> None:
+    measured = {
+        (AgentId("a"), PartitionKey(LLM, 0, 6)): GenerationCost(0, MS, MS, 0),
+        (AgentId("b"), PartitionKey(LLM, 0, 6)): GenerationCost(0, 2 * MS, 2 * MS, 0),
+    }
+    agents = [agent("a", 1), agent("b", 1)]
+    costs = ChainCosts(DECODER, agents, measured, LLM, SessionShape(10, 10))
+
+    def hop(name: str, first: int, last: int) -> ChainHop:
+        return ChainHop(AgentId(name), PartitionKey(LLM, first, last), first, last)
+
+    alone, slower = costs.service_ns([hop("a", 0, 6)]), costs.service_ns([hop("b", 0, 6)])
+    both = costs.service_ns([hop("a", 0, 3), hop("b", 3, 6)])
+    assert alone < slower
+    assert both > alone
+    # Measured: 10 tokens of prefill and 9 steps of 1 ms; told: 10 frames of 1 ms, and the prompt.
+    assert alone == pytest.approx(29 * MS, rel=0.01)
