@@ -21,6 +21,8 @@ MODULES = (
     "chain_simulation",
     "transport",
     "end_to_end",
+    "decoding",
+    "generation",
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from catenaryd.importing import import_model
 from catenaryd.planning import plan_group
 from catenaryd.process_options import given, settings_options
 from catenaryd.profiling import profile
@@ -165,7 +166,7 @@ def prepare(model: str, model_repository: Path, blocks: int, as_json: bool) -> N
     show_default=True, help="Models, logs and Redis data.",
 )  # fmt: skip
 def demo(data_dir: Path) -> None:
-    """Serves real photographs over a chain of three agents and shows where the time went.
+    """Serves photographs and a chat over three agents and shows where the time went.
 
     Example: catenaryd demo
     """
@@ -192,6 +193,7 @@ def create_key(name: str, keys_file: Path, scopes: tuple[str, ...]) -> None:
     click.echo(add_key(keys_file, name, scopes))
 
 
+cli.add_command(import_model)
 cli.add_command(plan_group)
 cli.add_command(profile)
 cli.add_command(simulate_group)

@@ -1,16 +1,18 @@
-"""`make demo`: real photographs over a chain of three agents, and where the time went."""
+"""`make demo`: photographs over a chain of agents, a chat over a ring; where the time went."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 
 import catenary
 from catenary.waterfall import render_waterfall
+from catenaryd import demo_chat
 from catenaryd.demo_models import preprocess, sample_photographs, top_k
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.models import ensure_model
@@ -25,7 +27,7 @@ TOP = 5
 WATERFALL_WIDTH = 100
 
 
-def demo_placement(blocks: int) -> dict[str, object]:
+def demo_placement(blocks: int) -> dict[str, Any]:
     """Returns three partitions: the middle one pooled by two agents, the ends on the third."""
     first, second = round(blocks * 0.3), round(blocks * 0.75)
     return {
@@ -65,23 +67,33 @@ async def run_demo(data_dir: Path) -> int:
     """Runs the demo and returns its exit code: 0 if every answer agrees with the unsplit model."""
     click.echo("preparing efficientnet-lite0 (real ImageNet weights, cut into blocks)")
     key = await asyncio.to_thread(ensure_model, data_dir / "models", MODEL)
+    click.echo("preparing smollm2-135m (SmolLM2-135M-Instruct; once, takes a minute)")
+    chat_key = await asyncio.to_thread(ensure_model, data_dir / "models", demo_chat.CHAT_MODEL)
     repository = ModelRepository(data_dir / "models")
     plan_file = data_dir / "plan.json"
-    plan_file.write_text(json.dumps(demo_placement(repository.block_table(key).blocks), indent=2))
+    placement = demo_placement(repository.block_table(key).blocks)
+    chat_blocks = repository.block_table(chat_key).blocks
+    placement["models"].append(demo_chat.ring_placement(chat_blocks))
+    plan_file.write_text(json.dumps(placement, indent=2))
     photographs = sample_photographs()
     images = [preprocess(file) for file in photographs.values()]
     reference = await asyncio.to_thread(unsplit_logits, repository, key, images)
+    answer = await asyncio.to_thread(demo_chat.expected_answer, repository, chat_key)
 
     cluster = LocalCluster(
         ClusterOptions(
-            agents=3, models=(MODEL,), plan_file=plan_file, grpc_port=0, http_port=0,
-            data_dir=data_dir,
+            agents=3, models=(MODEL, demo_chat.CHAT_MODEL), plan_file=plan_file, grpc_port=0,
+            http_port=0, data_dir=data_dir,
         )
     )  # fmt: skip
     try:
         click.echo("starting redis, a scheduler, a gateway and three agents")
         facts = await cluster.start(lambda line: click.echo(f"  {line}"))
-        agreed = await _classify(facts, list(photographs), images, reference)
+        async with catenary.AsyncClient(
+            str(facts["grpc"]), admin_target=str(facts["admin"])
+        ) as client:
+            agreed = await _classify(client, list(photographs), images, reference)
+            agreed &= await demo_chat.chat(client, answer)
     except CatenaryError as error:
         click.echo(error.message, err=True)
         return 1
@@ -92,25 +104,24 @@ async def run_demo(data_dir: Path) -> int:
 
 
 async def _classify(
-    facts: dict[str, object], names: list[str], images: list[np.ndarray], reference: np.ndarray
+    client: catenary.AsyncClient, names: list[str], images: list[np.ndarray], reference: np.ndarray
 ) -> bool:
     agreed = True
-    async with catenary.AsyncClient(str(facts["grpc"]), admin_target=str(facts["admin"])) as client:
-        model = await client.model_metadata(MODEL)
-        tensor, output = model.inputs[0].name, model.outputs[0].name
-        for _warm in range(2):
-            await client.infer(MODEL, {tensor: images[0]})
-        for name, image, expected in zip(names, images, reference, strict=True):
-            answer = await client.infer(MODEL, {tensor: image}, request_id=f"demo-{name}")
-            logits = answer.outputs[output][0]
-            ranked, wanted = top_k(logits, TOP), top_k(expected, TOP)
-            same = ranked[0][0] == wanted[0][0] and {r[0] for r in ranked} == {w[0] for w in wanted}
-            agreed &= same
-            verdict = "as the unsplit model" if same else "DIFFERS from the unsplit model"
-            click.echo(f"\n{name} (top-{TOP} {verdict})")
-            for _, label, probability in ranked:
-                click.echo(f"  {probability:6.1%}  {label}")
-        trace = await client.trace(f"demo-{names[-1]}")
+    model = await client.model_metadata(MODEL)
+    tensor, output = model.inputs[0].name, model.outputs[0].name
+    for _warm in range(2):
+        await client.infer(MODEL, {tensor: images[0]})
+    for name, image, expected in zip(names, images, reference, strict=True):
+        answer = await client.infer(MODEL, {tensor: image}, request_id=f"demo-{name}")
+        logits = answer.outputs[output][0]
+        ranked, wanted = top_k(logits, TOP), top_k(expected, TOP)
+        same = ranked[0][0] == wanted[0][0] and {r[0] for r in ranked} == {w[0] for w in wanted}
+        agreed &= same
+        verdict = "as the unsplit model" if same else "DIFFERS from the unsplit model"
+        click.echo(f"\n{name} (top-{TOP} {verdict})")
+        for _, label, probability in ranked:
+            click.echo(f"  {probability:6.1%}  {label}")
+    trace = await client.trace(f"demo-{names[-1]}")
     click.echo(f"\nwhere the time of {trace.request_id} went")
     click.echo(render_waterfall(trace, WATERFALL_WIDTH))
     return agreed

@@ -94,7 +94,7 @@ class LocalCluster:
 
     @property
     def model_repository(self) -> Path:
-        """Folder the scheduler and every agent read models from."""
+        """Folder the scheduler, the gateway and every agent read models from."""
         return self.options.data_dir / "models"
 
     @property
@@ -129,7 +129,8 @@ class LocalCluster:
                 **common, "gateway_id": "gateway-0", "grpc_port": self.grpc_port,
                 "http_port": self.http_port, "admin_port": self.admin_port,
                 "metrics_port": self.metrics_port,
-                "scheduler_addresses": addresses, "runtime_dir": runtime_dir,
+                "scheduler_addresses": addresses, "model_repository": repository,
+                "runtime_dir": runtime_dir,
             }),
         }  # fmt: skip
         for index, agent_id in enumerate(self.agent_ids()):

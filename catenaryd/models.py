@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from catenaryd.demo_language_model import PRECISION_OF, import_smollm2
 from catenaryd.demo_models import import_efficientnet_lite0
 from gpu_agent.partitioning.prepare import prepare_model
 from services.domain.ids import ModelKey
 from services.errors import ModelNotFound
 from services.model_repository import ModelRepository
 
-DEMO_MODELS = {"efficientnet-lite0": import_efficientnet_lite0}
+DEMO_MODELS: dict[str, Callable[[ModelRepository], ModelKey]] = {
+    "efficientnet-lite0": import_efficientnet_lite0,
+    **{name: partial(import_smollm2, key=ModelKey(name, "1")) for name in PRECISION_OF},
+}
 
 
 def find_model(root: Path, name: str) -> ModelKey:

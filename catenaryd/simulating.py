@@ -141,6 +141,10 @@ def pools(
 @click.option("--schema", is_flag=True, help="Print the JSON schema of scenario files.")
 @click.option("--quick", is_flag=True, help="The short form of each scenario.")
 @click.option(
+    "--live", is_flag=True,
+    help="Serve on real processes, too, what has a `live` section: an emulated agent per server.",
+)  # fmt: skip
+@click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False),
     help="Folder for plots, facts and the tables in server-chains.md.",
 )  # fmt: skip
@@ -149,17 +153,12 @@ def pools(
     help="Simulations at a time; 0: one per CPU.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def chains(
-    scenarios: tuple[Path, ...],
-    schema: bool,
-    quick: bool,
-    out: Path | None,
-    workers: int,
-    as_json: bool,
-) -> None:
+def chains(scenarios: tuple[Path, ...], schema: bool, **flags: Any) -> None:
     """Serves sessions over composed server chains, by scenario files; - reads standard input.
 
     Example: catenaryd simulate chains scenarios/chains/table-1.yaml --quick --json
+
+    Example: catenaryd simulate chains scenarios/chains/table-1-live.yaml --live
     """
     from catenaryd.scenarios.chains import command
 
@@ -168,7 +167,7 @@ def chains(
         return
     if not scenarios:
         raise click.UsageError("give scenario files, or --schema")
-    command.run_command(scenarios, quick=quick, workers=workers, out=out, as_json=as_json)
+    command.run_command(scenarios, **flags)
 
 
 def _plan(dataset: Dataset, problem: PoolingProblem, instance: str, planner: str) -> PooledPlan:

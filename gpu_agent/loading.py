@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,15 +12,19 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from gpu_agent.engine.partitions import LoadedPartition
 from gpu_agent.engine.reporting import Notice, Outgoing, is_retryable
 from gpu_agent.executors.loading import load_executor
+from gpu_agent.generation.loading import DecoderLoader
 from gpu_agent.measuring import measure_between_batches
 from services.domain.ids import ModelKey, PartitionKey
 from services.errors import CatenaryError, InternalError, InvalidInput, PlanInfeasible
 from services.log import get_logger
 
 if TYPE_CHECKING:
+    from gpu_agent.decoders.base import CacheLayout, DecoderExecutor
+    from gpu_agent.decoders.loading import DecoderLibrary
     from gpu_agent.engine.engine import Engine
     from gpu_agent.executors.base import Executor
     from gpu_agent.executors.device import Device
+    from gpu_agent.generation.engine import GenerationEngine
     from services.model_repository import ModelRepository
 
 _log = get_logger("gpu_agent.loading")
@@ -36,6 +41,7 @@ class Host:
     device: Device
     threads: int
     memory_bytes: int
+    decoder_library: DecoderLibrary = "auto"
 
 
 class Loader:
@@ -45,9 +51,17 @@ class Loader:
     what is being loaded already is answered together with the first.
     """
 
-    def __init__(self, engine: Engine, host: Host, tell: Callable[[Outgoing], None]) -> None:
-        """Loads into `engine`, answers through `tell`."""
+    def __init__(
+        self,
+        engine: Engine,
+        generation: GenerationEngine,
+        host: Host,
+        tell: Callable[[Outgoing], None],
+    ) -> None:
+        """Loads into `engine`, and decoders into `generation`; answers through `tell`."""
         self._engine = engine
+        self._generation = generation
+        self._decoders = DecoderLoader(generation, self._open_decoder, self._check_fits)
         self._host = host
         self._tell = tell
         self._turn = asyncio.Lock()
@@ -59,9 +73,9 @@ class Loader:
         key = key_of(order.key)
         if key in self._loading:
             return
-        loaded = self._engine.partitions.get(key)
-        if loaded is not None and _is_as_ordered(loaded, order):
-            self._tell(Notice(scheduler_pb2.AgentMessage(partition_loaded=described(loaded))))
+        here = self._here(key, order)
+        if here is not None:
+            self._tell(Notice(scheduler_pb2.AgentMessage(partition_loaded=here)))
             return
         task = asyncio.get_running_loop().create_task(self._load(key, order))
         self._loading[key] = task
@@ -75,10 +89,12 @@ class Loader:
         if task is not None:
             task.cancel()
         self._engine.partitions.retire(key)
+        self._generation.retire_decoder(key)
 
     def describe_all(self) -> list[scheduler_pb2.PartitionLoaded]:
         """Returns every loaded partition, for a hello."""
-        return [described(loaded) for loaded in self._engine.partitions]
+        decoders = [loaded.described() for loaded in self._generation.decoders]
+        return [*(described(loaded) for loaded in self._engine.partitions), *decoders]
 
     async def close(self) -> None:
         """Gives up loads under way. Idempotent."""
@@ -86,10 +102,25 @@ class Loader:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _here(
+        self, key: PartitionKey, order: scheduler_pb2.LoadPartition
+    ) -> scheduler_pb2.PartitionLoaded | None:
+        """Returns the description of the partition if it is here as ordered."""
+        if order.HasField("cache"):
+            decoder = self._generation.decoders.get(key)
+            is_here = decoder is not None and self._decoders.is_as_ordered(decoder, order)
+            return decoder.described() if decoder is not None and is_here else None
+        loaded = self._engine.partitions.get(key)
+        is_here = loaded is not None and _is_as_ordered(loaded, order)
+        return described(loaded) if loaded is not None and is_here else None
+
     async def _load(self, key: PartitionKey, order: scheduler_pb2.LoadPartition) -> None:
         async with self._turn:
             try:
-                loaded = await self._bring_in(key, order)
+                if order.HasField("cache"):
+                    told = (await self._decoders.bring_in(key, order)).described()
+                else:
+                    told = described(await self._bring_in(key, order))
             except CatenaryError as error:
                 _log.warning("partition_failed", partition=str(key), reason=error.message)
                 self._tell(_failed(order, error))
@@ -97,8 +128,8 @@ class Loader:
                 _log.exception("partition_failed", partition=str(key))
                 self._tell(_failed(order, _told(failure)))
             else:
-                _log.info("partition_loaded", partition=str(key), compute_ns=loaded.compute_ns)
-                self._tell(Notice(scheduler_pb2.AgentMessage(partition_loaded=described(loaded))))
+                _log.info("partition_loaded", partition=str(key), **_times(told))
+                self._tell(Notice(scheduler_pb2.AgentMessage(partition_loaded=told)))
             finally:
                 if self._loading.get(key) is asyncio.current_task():
                     del self._loading[key]
@@ -159,13 +190,34 @@ class Loader:
             threads=host.threads,
         )
 
+    def _open_decoder(
+        self, key: PartitionKey, layout: CacheLayout, model_hash: str
+    ) -> DecoderExecutor:
+        from gpu_agent.decoders.loading import load_decoder
+
+        host = self._host
+        table = host.repository.decoder_table(key.model)
+        if model_hash not in ("", table.model_hash):
+            raise PlanInfeasible(
+                f"{key.model} is another model here: "
+                f"{table.model_hash[:12]}, the plan is for {model_hash[:12]}"
+            )
+        self._check_fits(key, layout.block_slots * table.slot_bytes(layout.session_tokens))
+        return load_decoder(
+            host.repository, key, host.device, layout, host.threads, host.decoder_library
+        )
+
     def _check_memory(self, executor: Executor) -> None:
         old = self._engine.partitions.get(executor.key)
         replaced = old.executor.memory_bytes if old is not None else 0
-        needed = self._engine.partitions.memory_bytes - replaced + executor.memory_bytes
-        if needed > self._host.memory_bytes:
+        self._check_fits(executor.key, executor.memory_bytes - replaced)
+
+    def _check_fits(self, key: PartitionKey, more_bytes: int) -> None:
+        """Raises unless so many bytes more than now fit."""
+        held = self._engine.partitions.memory_bytes + self._generation.decoders.memory_bytes
+        if more_bytes > 0 and held + more_bytes > self._host.memory_bytes:
             raise PlanInfeasible(
-                f"{executor.key} does not fit: {needed} of {self._host.memory_bytes} bytes",
+                f"{key} does not fit: {held + more_bytes} of {self._host.memory_bytes} bytes",
                 details={_LIMIT: _MEMORY},
             )
 
@@ -190,6 +242,14 @@ def described(loaded: LoadedPartition) -> scheduler_pb2.PartitionLoaded:
     )
 
 
+def _times(told: scheduler_pb2.PartitionLoaded) -> dict[str, object]:
+    """Returns what was measured, for the log."""
+    if not told.HasField("generation"):
+        return {"compute_ns": list(told.compute_ns)}
+    cost = told.generation
+    return {"decode_ns": cost.decode_ns, "prefill_token_ns": cost.prefill_token_ns}
+
+
 def _is_as_ordered(loaded: LoadedPartition, order: scheduler_pb2.LoadPartition) -> bool:
     return (
         loaded.float16_boundaries == order.float16_boundaries
@@ -200,7 +260,9 @@ def _is_as_ordered(loaded: LoadedPartition, order: scheduler_pb2.LoadPartition) 
 def _told(failure: Exception) -> CatenaryError:
     """Returns what the scheduler is told of an unexpected failure."""
     # PyTorch is not imported here for the name of its error, which is a RuntimeError of its own.
-    if isinstance(failure, MemoryError) or type(failure).__name__ == "OutOfMemoryError":
+    is_full = isinstance(failure, OSError) and failure.errno == errno.ENOMEM
+    is_full = is_full or isinstance(failure, MemoryError)
+    if is_full or type(failure).__name__ == "OutOfMemoryError":
         return PlanInfeasible("the device ran out of memory", details={_LIMIT: _MEMORY})
     return InternalError("the partition could not be loaded")
 

@@ -15,6 +15,10 @@ from gpu_agent.engine.engine import Engine, EngineLimits
 from gpu_agent.engine.meter import Meter
 from gpu_agent.engine.reporting import Notice, Outgoing
 from gpu_agent.executors.device import Device
+from gpu_agent.generation.engine import GenerationEngine
+from gpu_agent.generation.lane import chunk_tokens_for
+from gpu_agent.generation.meter import GenerationMeter
+from gpu_agent.generation.surroundings import GenerationLimits, Surroundings
 from gpu_agent.loading import Host, Loader
 from gpu_agent.outbox import Outbox
 from gpu_agent.share import Claim, take_share
@@ -76,13 +80,30 @@ class AgentProcess:
             self._tracer,
             Meter(self.metrics),
         )
+        self.generation = GenerationEngine(
+            settings.agent_id,
+            Surroundings(
+                self.hub,
+                self._tell,
+                self.engine.held,
+                GenerationMeter(self.metrics),
+                self._tracer,
+                self.engine.link,
+            ),
+            GenerationLimits(
+                settings.prefill_chunk_tokens or chunk_tokens_for(self.share.device),
+                settings.push_timeout_s,
+            ),
+        )
+        self.engine.hand_sessions_to(self.generation.on_frame)
         host = Host(
             ModelRepository(settings.model_repository),
             self.share.device,
             self.share.threads,
             self.share.memory_bytes,
+            settings.decoder,
         )
-        self._loader = Loader(self.engine, host, self._tell)
+        self._loader = Loader(self.engine, self.generation, host, self._tell)
         self.control = Control(
             settings.scheduler_addresses,
             self._client_security,
@@ -108,6 +129,7 @@ class AgentProcess:
         """Returns when frames and orders can come; the scheduler may come later."""
         settings = self.settings
         self.engine.start()
+        self.generation.start()
         await self.hub.start(self.engine.on_frame)
         if settings.metrics_port is not None:
             self.metrics_port, self._stop_metrics = start_metrics_server(
@@ -123,13 +145,18 @@ class AgentProcess:
 
     async def failed(self) -> None:
         """Raises when the engine or the control task ended by a bug of ours."""
-        watched = [asyncio.ensure_future(self.engine.failed()), *self._tasks]
+        watching = [
+            asyncio.ensure_future(self.engine.failed()),
+            asyncio.ensure_future(self.generation.failed()),
+        ]
+        watched = [*watching, *self._tasks]
         try:
             done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            watched[0].cancel()
+            for each in watching:
+                each.cancel()
 
     async def drain(self, timeout_s: float) -> None:
         """Tells the scheduler, and works on until nothing comes any more.
@@ -144,11 +171,10 @@ class AgentProcess:
         await self.control.flush(min(1.0, timeout_s / 4))
         while (left_s := deadline - time.monotonic()) > 0:
             seen = self.engine.received_frames
-            if not await self.engine.wait_idle(left_s):
-                _log.warning("drain_unfinished", batches=self.engine.held_batches)
+            if not await self._wait_idle(left_s):
                 return
             await asyncio.sleep(min(_QUIET_S, max(0.0, deadline - time.monotonic())))
-            if self.engine.held_batches == 0 and self.engine.received_frames == seen:
+            if self._is_idle and self.engine.received_frames == seen:
                 break
         await self.control.flush(max(0.0, min(1.0, deadline - time.monotonic())))
 
@@ -159,6 +185,7 @@ class AgentProcess:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._loader.close()
+        await self.generation.close()
         await self.engine.close()
         await self.hub.close()
         if self._health is not None:
@@ -181,6 +208,7 @@ class AgentProcess:
     def raise_epoch(self, epoch: int) -> None:
         """Obeys nobody below `epoch` from now on."""
         self.engine.raise_epoch(epoch)
+        self.generation.raise_epoch(epoch)
 
     def refused(self) -> None:
         """Counts a refused order."""
@@ -203,6 +231,7 @@ class AgentProcess:
             batches=self.engine.snapshot(),
             virtual_level=settings.virtual_level,
             device_id=settings.device_id,
+            sessions=self.generation.snapshot(),
         )
 
     def obey(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
@@ -217,6 +246,8 @@ class AgentProcess:
             case "cancel_batch":
                 for batch_id in message.cancel_batch.batch_ids:
                     self.engine.cancel(batch_id)
+            case "close_sessions":
+                self.generation.close_sessions(message.close_sessions.session_ids)
             case "drain":
                 if self._draining is None or self._draining.done():
                     self._draining = asyncio.get_running_loop().create_task(self._drain_order())
@@ -225,9 +256,29 @@ class AgentProcess:
 
     async def _drain_order(self) -> None:
         """Answers Drained when nothing is left; the process goes on and may be used again."""
-        if not await self.engine.wait_idle(self.settings.drain_timeout_s):
-            _log.warning("drain_unfinished", batches=self.engine.held_batches)
+        await self._wait_idle(self.settings.drain_timeout_s)
         self._tell(_DRAINED)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.engine.held_batches == 0 and self.generation.sessions == 0
+
+    async def _wait_idle(self, timeout_s: float) -> bool:
+        """Returns True as soon as neither batches nor sessions are held, False if time runs out."""
+        deadline = time.monotonic() + timeout_s
+        while not self._is_idle:
+            left_s = deadline - time.monotonic()
+            if not (
+                await self.engine.wait_idle(left_s)
+                and await self.generation.wait_idle(deadline - time.monotonic())
+            ):
+                _log.warning(
+                    "drain_unfinished",
+                    batches=self.engine.held_batches,
+                    sessions=self.generation.sessions,
+                )
+                return False
+        return True
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -267,8 +318,16 @@ class AgentProcess:
     async def _refresh_gauges(self) -> None:
         while True:
             self.metrics.queued_batches.set(self.engine.queued_batches)
-            self.metrics.partitions.set(sum(1 for _ in self.engine.partitions))
-            self.metrics.partition_bytes.set(self.engine.partitions.memory_bytes)
+            decoders = self.generation.decoders
+            hosted = (*self.engine.partitions, *decoders)
+            self.metrics.partitions.set(len(hosted))
+            self.metrics.partition_bytes.set(
+                self.engine.partitions.memory_bytes + decoders.memory_bytes
+            )
+            used, slots = self.generation.block_slots
+            self.metrics.block_slots_used.set(used)
+            self.metrics.block_slots.set(slots)
+            self.metrics.generation_sessions.set(self.generation.sessions)
             self.metrics.epoch.set(self.engine.epoch)
             await asyncio.sleep(_GAUGE_PERIOD_S)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -80,6 +81,15 @@ class AgentSettings(ProcessSettings):
     max_unpushed_batches: int = Field(
         4, ge=1, description="Computed batches on their way out; more pause the device."
     )
+    decoder: Literal["auto", "onnx", "torch"] = Field(
+        "auto",
+        description="Library language models run on; auto: ONNX Runtime on a CPU, PyTorch on CUDA.",
+    )
+    prefill_chunk_tokens: int = Field(
+        0, ge=0,
+        description="Most prompt tokens computed beside one step of running sessions; "
+        "0: 64 on a CPU, 512 on a GPU.",
+    )  # fmt: skip
     push_timeout_s: float = Field(
         2.0, gt=0, description="A peer that takes no frame for this long counts as lost."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NoReturn, Protocol, TypeVar
 
 import grpc.aio
@@ -16,6 +16,7 @@ from scheduler.planning import placement_document
 from scheduler.switch_report import SwitchReport
 from scheduler.term import Term
 from services.domain.ids import AgentId
+from services.domain.plan import Chain
 from services.error_tables import abort, error_of_exception
 from services.errors import CatenaryError, InternalError, NoActivePlan, NotSupported
 
@@ -148,10 +149,13 @@ def status_of(term: Term) -> admin_pb2.GetStatusResponse:
         epoch=term.epoch,
         plan_id=term.cluster.plan_id,
         gateways=[g.gateway_id for g in term.gateways.gateways.values() if g.session is not None],
-        queued_requests=len(term.waiting) + dispatcher["queued_rows"],
+        queued_requests=len(term.waiting)
+        + dispatcher["queued_rows"]
+        + dispatcher["queued_requests"],
         batches_in_flight=len(term.in_flight),
         live_reservations=len(term.dispatcher.snapshot()),
         redis_connected=term.write_behind.connected,
+        sessions_in_flight=len(term.live),
     )
     for agent_id, record in sorted(term.cluster.roster.items()):
         status.agents.add(
@@ -165,22 +169,45 @@ def status_of(term: Term) -> admin_pb2.GetStatusResponse:
             virtual_level=record.agent.virtual_level,
             device_id=record.agent.device_id,
         )
+    _add_models(status, term)
+    for reference, problem in term.deployments.problems.items():
+        name, _, version = reference.partition(":")
+        status.models.add(name=name, version=version, ready=False, reason=problem)
+    return status
+
+
+def _add_models(status: admin_pb2.GetStatusResponse, term: Term) -> None:
     active = term.cluster.active
-    pipelines = {m.model: len(m.pipelines) for m in active.plan.models} if active else {}
+    plans = {model.model: model for model in active.plan.models} if active else {}
+    sessions, by_chain = term.live.by_model(), term.live.by_chain()
     for key in term.deployments.ready:
         reason = term.cluster.reason(key)
+        plan = plans.get(key)
         status.models.add(
             name=key.name,
             version=key.version,
             ready=not reason,
             reason=reason,
-            pipelines=pipelines.get(key, 0),
-            queued_requests=term.waiting.count(key),
+            pipelines=len(plan.pipelines) if plan is not None else 0,
+            queued_requests=term.waiting.count(key) + term.dispatcher.chained.queued(key),
+            chains=[_chain(chain, by_chain) for chain in plan.chains] if plan is not None else (),
+            sessions=sessions[key],
         )
-    for reference, problem in term.deployments.problems.items():
-        name, _, version = reference.partition(":")
-        status.models.add(name=name, version=version, ready=False, reason=problem)
-    return status
+
+
+def _chain(chain: Chain, sessions: Mapping[str, int]) -> admin_pb2.ChainStatus:
+    return admin_pb2.ChainStatus(
+        chain_id=chain.chain_id,
+        hops=[
+            admin_pb2.ChainHopStatus(
+                agent_id=hop.agent, first_block=hop.first_block, last_block=hop.last_block
+            )
+            for hop in chain.hops
+        ],
+        capacity=chain.capacity,
+        sessions=sessions.get(chain.chain_id, 0),
+        service_ns=chain.service_ns,
+    )
 
 
 def _time_left(context: Context) -> float:

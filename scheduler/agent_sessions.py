@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from scheduler import converters
+from scheduler import converters, session_converters
 from scheduler.clock import now_ns
 from scheduler.cluster import Cluster
-from scheduler.dispatch.events import Event
+from scheduler.dispatch.events import Event, SessionsClosed
 from scheduler.roster import AgentRecord, AgentSession, Loaded
 from scheduler.sessions import Session, Stream, first_pack, read_packs
-from services.domain.ids import AgentId, Epoch, Nanoseconds
+from scheduler.targets import CacheNeed
+from services.domain.ids import AgentId, Epoch, Nanoseconds, SessionId
 from services.errors import InvalidInput, StaleEpoch, Unavailable
 from services.log import get_logger
 
@@ -33,8 +34,13 @@ class Leader(Protocol):
         """Gives an event to the dispatcher."""
         ...
 
-    def greet_agent(self, record: AgentRecord, batches: Batches) -> None:
+    def greet_agent(self, record: AgentRecord, hello: scheduler_pb2.AgentHello) -> None:
         """Sends welcome and directory, and enters what it holds into the book."""
+        ...
+
+    @property
+    def sessions(self) -> Generating:
+        """What is done about sessions that generate text."""
         ...
 
     def epoch_seen(self, epoch: int) -> None:
@@ -46,7 +52,16 @@ class Leader(Protocol):
         ...
 
 
-Batches = Iterable[scheduler_pb2.BatchInAgent]
+class Generating(Protocol):
+    """What is done about sessions that generate text."""
+
+    def held(self, record: AgentRecord, hello: scheduler_pb2.AgentHello) -> None:
+        """An agent that said hello holds these sessions, and no others."""
+        ...
+
+    def reported(self, record: AgentRecord, report: scheduler_pb2.GenerationReport) -> None:
+        """An agent says what generating cost it lately."""
+        ...
 
 
 class AgentSessions:
@@ -114,16 +129,17 @@ class AgentSessions:
             self._left(known, older)
             older.close(Unavailable("a newer session of this agent took over"))
         loaded = {
-            converters.partition_of(each.key): Loaded(each.memory_bytes, tuple(each.compute_ns))
-            for each in hello.partitions
+            converters.partition_of(each.key): _loaded(each, None) for each in hello.partitions
         }
         record = AgentRecord(
             agent, hello.incarnation, hello.peer, hello.device, time.monotonic(), session,
             loaded=loaded,
         )  # fmt: skip
         _log.info("agent_joined", agent=agent.agent_id, device=hello.device, hosts=len(loaded))
-        self._leader.greet_agent(record, hello.batches)
-        self._cluster.agent_connected(record, time.monotonic())
+        self._leader.greet_agent(record, hello)
+        self._cluster.agent_arrives(record)
+        self._leader.sessions.held(record, hello)
+        self._cluster.reconcile(time.monotonic())
         return record
 
     def _left(self, record: AgentRecord, session: AgentSession) -> None:
@@ -145,6 +161,16 @@ class AgentSessions:
             elif kind == "batch_failed":
                 failed = message.batch_failed
                 self._leader.feed(converters.batch_failed(failed.batch_id, failed.failure), now)
+            elif kind == "sessions_closed":
+                closed = tuple(SessionId(each) for each in message.sessions_closed.session_ids)
+                self._leader.feed(SessionsClosed(record.agent.agent_id, closed), now)
+            elif kind == "session_failed":
+                lost, agent_id = message.session_failed, record.agent.agent_id
+                self._leader.feed(
+                    session_converters.session_failed(lost.session_id, lost.failure, agent_id), now
+                )
+            elif kind == "generation_report":
+                self._leader.sessions.reported(record, message.generation_report)
             elif kind != "heartbeat":
                 self._handle_rare(record, message)
 
@@ -153,10 +179,9 @@ class AgentSessions:
         kind = message.WhichOneof("kind")
         if kind == "partition_loaded":
             done = message.partition_loaded
-            loaded = Loaded(done.memory_bytes, tuple(done.compute_ns))
-            self._cluster.partition_loaded(
-                agent_id, converters.partition_of(done.key), loaded, now_s
-            )
+            key = converters.partition_of(done.key)
+            loaded = _loaded(done, record.layouts.get(key))
+            self._cluster.partition_loaded(agent_id, key, loaded, now_s)
         elif kind == "partition_failed":
             failed = message.partition_failed
             self._cluster.partition_failed(
@@ -169,3 +194,13 @@ class AgentSessions:
             _log.info("agent_drained", agent=agent_id)
             record.draining = True
             self._cluster.reconcile(now_s)
+
+
+def _loaded(message: scheduler_pb2.PartitionLoaded, ordered: CacheNeed | None) -> Loaded:
+    """Returns what an agent hosts; it says how much cache it has, and obeys where to enter."""
+    if not message.HasField("generation"):
+        return Loaded(message.memory_bytes, tuple(message.compute_ns))
+    cost = message.generation
+    entries = ordered.entry_blocks if ordered is not None else (message.key.first_block,)
+    cache = CacheNeed(cost.block_slots, cost.session_tokens, entries)
+    return Loaded(message.memory_bytes, (), session_converters.cost_of(cost), cache)

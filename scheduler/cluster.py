@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler import targets
+from scheduler.chain_pace import service_times
 from scheduler.clock import now_ns
 from scheduler.deployments import Deployments
 from scheduler.fleet import Fleet, Goal, Yard
@@ -28,14 +29,24 @@ from scheduler.planning import Placement
 from scheduler.readiness import judge
 from scheduler.roster import AgentRecord, Loaded, Roster
 from scheduler.steering import Steering
-from scheduler.switch import Facts, Switch
+from scheduler.switch import Facts, Phase, Switch
 from scheduler.switch_report import SwitchReport
 from scheduler.wishes import Wishes
-from services.domain.ids import AgentId, Epoch, ModelKey, Nanoseconds, PartitionKey, PlanId
+from services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    Epoch,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+    PlanId,
+)
 from services.log import get_logger
 
 _log = get_logger(__name__)
 _EMPTY = Placement(())
+_MOVE_SESSIONS_NS = 3 * NANOSECONDS_PER_SECOND
+"""Sessions may hold up a change of plan for so long; then they go on elsewhere."""
 
 
 class Stage(Yard, Dispatching, Protocol):
@@ -48,6 +59,10 @@ class Stage(Yard, Dispatching, Protocol):
 
     def switch_ended(self, report: SwitchReport) -> None:
         """A change of plan is done, or was rolled back."""
+        ...
+
+    def move_sessions(self, agent: AgentId, partition: PartitionKey) -> None:
+        """Has the sessions on a partition go on elsewhere."""
         ...
 
     def cluster_changed(self) -> None:
@@ -80,7 +95,11 @@ class Cluster:
         self._deployments = deployments
         self._orders = LoadOrders(limits.load_timeout_s, limits.load_attempts)
         self._fleet = Fleet(stage, deployments, self._orders, measured)
-        self._in_force = InForce(stage, deployments, measured)
+        roster, shape = self._fleet.roster, planner.session_shape
+        self._in_force = InForce(
+            stage, deployments, measured,
+            lambda: service_times(deployments, measured, roster, shape),
+        )  # fmt: skip
         self._steering = Steering(self, limits.switch_timeout_ns)
         self._ready: dict[ModelKey, str] = {}
         self._resume_until_s: float | None = None
@@ -161,10 +180,9 @@ class Cluster:
         """Serves by a placement from outside, or by what the planner says again."""
         self.wishes.fix(placement, is_switching=self.is_switching)
 
-    def agent_connected(self, record: AgentRecord, now_s: float) -> None:
-        """An agent said hello, with what it hosts already."""
+    def agent_arrives(self, record: AgentRecord) -> None:
+        """An agent said hello, with what it hosts already; `reconcile` must follow."""
         self._fleet.connected(record)
-        self.reconcile(now_s)
 
     def agent_disconnected(self, agent_id: AgentId, now_s: float) -> None:
         """An agent is gone, and what it held is gone with it."""
@@ -175,7 +193,7 @@ class Cluster:
         self, agent_id: AgentId, key: PartitionKey, loaded: Loaded, now_s: float
     ) -> None:
         """An order was carried out."""
-        self._fleet.loaded(agent_id, key, loaded)
+        self._fleet.loaded(agent_id, key, loaded, now_s)
         self.reconcile(now_s)
 
     def partition_failed(
@@ -192,6 +210,7 @@ class Cluster:
         self._now_s = now_s
         self._resume()
         self._steer()
+        self._move_sessions()
         self._activate_new_models()
         self._leave_drained()
         self._fleet.join_loaded(self._in_force.placement)
@@ -226,7 +245,7 @@ class Cluster:
         assert self.active is not None
         left = switch.reduced(self.active.plan)
         self._stage.dispatch_by(left)
-        return [model.model for model in left.models if not model.pipelines]
+        return [model.model for model in left.models if not model.pipelines and not model.chains]
 
     def empty(self, switch: Switch) -> None:
         """Asks crowded agents anew: what they refused, they refused beside other partitions."""
@@ -254,7 +273,7 @@ class Cluster:
         if self._resume_until_s is None or self._in_force.restored is None:
             return
         placement = self.wishes.known(self._in_force.restored[0])
-        hosted = self._fleet.loaded_models(placement, self._now_s)
+        hosted = self._fleet.loaded_models(placement, self._now_s, resuming=True)
         models = tuple(model for model in placement.models if model.model in hosted)
         if models != self._in_force.placement.models:
             self._activate(Placement(models))
@@ -273,6 +292,18 @@ class Cluster:
             self._steering.follow(self.target, cause)
             if self.last_switch is last:
                 return
+
+    def _move_sessions(self) -> None:
+        """Does not wait for the end of every long session in the way of a change of plan."""
+        switch, now = self._steering.switch, now_ns()
+        if switch is None or switch.phase is not Phase.FLUSHING:
+            return
+        if now - switch.since_ns < _MOVE_SESSIONS_NS:
+            return
+        facts = self.facts()
+        for agent in switch.crowded:
+            for key in facts.surplus(agent, switch.new):
+                self._stage.move_sessions(agent, key)
 
     def _activate_new_models(self) -> None:
         """Serves models that were not served before as soon as they are loaded."""
@@ -306,8 +337,8 @@ class Cluster:
         if not draining & targets.agents_of(placement):
             return
         smaller = targets.without(placement, draining)
-        before = [len(model.pipelines) for model in placement.models]
-        if [len(model.pipelines) for model in smaller.models] == before:
+        before = [(len(model.pipelines), len(model.chains)) for model in placement.models]
+        if [(len(model.pipelines), len(model.chains)) for model in smaller.models] == before:
             self._activate(smaller)
 
     def _host(self) -> None:

@@ -8,14 +8,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from scheduler.planning import DeployedModel
+from services.domain.decoder import DecoderTable
 from services.domain.ids import ModelKey, Nanoseconds
-from services.domain.model import BlockTable, ModelManifest
+from services.domain.model import BlockTable, Boundary, ModelManifest
 from services.domain.profile import ModelProfile
+from services.domain.tensors import ANY, TensorSpec
 from services.errors import CatenaryError, InvalidInput, ModelNotFound
 from services.log import get_logger
 from services.model_repository import ModelRepository
 
 _log = get_logger(__name__)
+DECODER = "decoder"
+SESSIONS_PER_CHAIN = 16
+"""Most at a time, of a model that does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,24 @@ class Deployment:
     wish: Wish
     manifest: ModelManifest
     table: BlockTable
+    decoder: DecoderTable | None = None
+    """Set for a model that generates text; `table` then follows from it."""
     profile: ModelProfile | None = None
     """What its blocks cost on each class of device, if anybody measured or estimated that."""
+    file_bytes: int = 0
+    """Size of its file; 0 if that is not here."""
 
     @property
     def block_weight_bytes(self) -> tuple[int, ...]:
         """Memory of each block; empty if not known."""
         return self.profile.block_weight_bytes if self.profile is not None else ()
+
+    @property
+    def assumed_block_bytes(self) -> tuple[int, ...]:
+        """Memory of each block; without a profile, even parts of the model's file."""
+        if self.block_weight_bytes or not self.file_bytes:
+            return self.block_weight_bytes
+        return (-(-self.file_bytes // self.table.blocks),) * self.table.blocks
 
     @property
     def slo_ns(self) -> Nanoseconds:
@@ -61,8 +77,10 @@ class Deployment:
 
     @property
     def max_batch(self) -> int:
-        """Largest batch it is planned for."""
+        """Largest batch it is planned for; of a model that generates text: sessions per chain."""
         limit = self.wish.max_batch or self.manifest.max_batch
+        if self.decoder is not None and not self.wish.max_batch and limit == 1:
+            return SESSIONS_PER_CHAIN  # a manifest that says nothing of it says 1
         return limit if self.table.batched else 1
 
     def for_planning(self) -> DeployedModel:
@@ -74,6 +92,8 @@ class Deployment:
             max_batch=self.max_batch,
             float16_boundaries=self.manifest.float16_boundaries,
             partitions=self.wish.partitions,
+            decoder=self.decoder,
+            session_tokens=self.manifest.session_tokens if self.decoder is not None else 0,
         )
 
 
@@ -123,13 +143,14 @@ class Deployments:
             ModelNotFound: it is not in the repository.
             InvalidInput: the repository's files about it are wrong.
         """
-        key, manifest, table = await asyncio.to_thread(self._read, reference)
+        key, manifest, table, decoder = await asyncio.to_thread(self._read, reference)
         profile = await asyncio.to_thread(self._read_profile, key)
+        size = await asyncio.to_thread(self._size_of, key)
         if wish == Wish() and key in self.ready:
             wish = self.ready[key].wish
         if wish.max_batch < 0 or (wish.partitions or 0) > table.blocks:
             raise InvalidInput("partitions", f"{key} has {table.blocks} blocks")
-        self.ready[key] = Deployment(wish, manifest, table, profile)
+        self.ready[key] = Deployment(wish, manifest, table, decoder, profile, size)
         self.problems.pop(reference, None)
         self._wanted.pop(reference, None)
         return key
@@ -162,9 +183,30 @@ class Deployments:
             _log.warning("profile_unreadable", model=str(key), error=str(error))
             return None
 
-    def _read(self, reference: str) -> tuple[ModelKey, ModelManifest, BlockTable]:
+    def _size_of(self, key: ModelKey) -> int:
+        try:
+            return self._repository.model_file(key).stat().st_size
+        except OSError:
+            return 0
+
+    def _read(
+        self, reference: str
+    ) -> tuple[ModelKey, ModelManifest, BlockTable, DecoderTable | None]:
         key = self._repository.resolve(reference)
         try:
-            return key, self._repository.manifest(key), self._repository.block_table(key)
+            manifest = self._repository.manifest(key)
+            if manifest.platform == DECODER:
+                decoder = self._repository.decoder_table(key)
+                return key, manifest, _table_of(decoder), decoder
+            return key, manifest, self._repository.block_table(key), None
         except OSError as error:
             raise ModelNotFound(f"model {key} cannot be read: {error}") from error
+
+
+def _table_of(decoder: DecoderTable) -> BlockTable:
+    """Returns a decoder's blocks in the form of other models; nothing is known of their times."""
+    hidden = TensorSpec("hidden_states", "FP32", (ANY, decoder.hidden_size))
+    boundary = Boundary((hidden,), hidden.nbytes([decoder.hidden_size]))
+    return BlockTable(
+        decoder.model_hash, True, (boundary,) * (decoder.blocks + 1), (0,) * decoder.blocks
+    )

@@ -11,7 +11,14 @@ from collections.abc import Callable
 
 from scheduler.clock import now_ns
 from scheduler.converters import rejection
-from scheduler.dispatch.events import Command, Dispatcher, Event, RequestArrived, Tick
+from scheduler.dispatch.events import (
+    Command,
+    Dispatcher,
+    Event,
+    RequestArrived,
+    SessionRequested,
+    Tick,
+)
 from services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 from services.errors import InternalError
 from services.log import get_logger
@@ -69,7 +76,7 @@ class Engine:
             self._timer.cancel()
 
     def _refuse(self, event: Event, now: Nanoseconds) -> None:
-        if isinstance(event, RequestArrived):
+        if isinstance(event, RequestArrived | SessionRequested):
             text = "the scheduler could not handle this request"
             self._route(rejection(event.request, InternalError.reason, text), now)
 

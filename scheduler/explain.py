@@ -30,6 +30,8 @@ def explain(plan: Plan, notes: PlanNotes | None, problem: str, report: SwitchRep
 
 
 def _model(model: ModelPlan) -> list[str]:
+    if model.chains:
+        return _chains(model)
     cast = "float16" if model.float16_boundaries else "their own type"
     lines = [
         f"{model.model}: deadline {_ms(model.slo_ns)} unless a request names one;"
@@ -40,6 +42,27 @@ def _model(model: ModelPlan) -> list[str]:
         lines += [f"    {_stage(stage, pipeline.batch_size)}" for stage in pipeline.stages]
         lines += [f"    {_limits(pipeline)}"]
     return lines
+
+
+def _chains(model: ModelPlan) -> list[str]:
+    slots = {(cache.agent, cache.partition): cache.block_slots for cache in model.caches}
+    lines = [
+        f"{model.model}: generates text; sessions of up to {model.session_tokens} tokens;"
+        f" deadline {_ms(model.slo_ns)} unless a request names one."
+    ]
+    for number, chain in enumerate(model.chains, start=1):
+        path = ", then ".join(
+            f"blocks {hop.first_block} to {hop.last_block - 1} on {hop.agent}" for hop in chain.hops
+        )
+        lines.append(
+            f"  Chain {number}, {chain.capacity} session(s) at a time, a mean one takes"
+            f" {_ms(chain.service_ns)}: {path}."
+        )
+    hosted = [
+        f"{agent} hosts blocks {key.first_block} to {key.last_block - 1} with {number} block slots"
+        for (agent, key), number in slots.items()
+    ]
+    return [*lines, f"  {'; '.join(hosted)}."]
 
 
 def _stage(stage: Stage, batch: int) -> str:

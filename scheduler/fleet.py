@@ -40,7 +40,7 @@ class Yard(Protocol):
         ...
 
     def is_in_use(self, agent: AgentId, partition: PartitionKey) -> bool:
-        """True while a batch in flight needs a partition."""
+        """True while a batch in flight, or a session, needs a partition."""
         ...
 
 
@@ -66,7 +66,7 @@ class Goal:
                     return new
                 if switch.phase is Phase.RETURNING:
                     return old
-            return {**old, **new}
+            return targets.joined(old, new)
 
         return wanted
 
@@ -105,16 +105,23 @@ class Fleet:
         record.session = None
         record.since_s = now_s
         record.loaded.clear()
+        record.layouts.clear()
         self._orders.forget(agent_id)
         if record.joined:
             record.joined = False
             self._yard.agent_lost(agent_id)
 
-    def loaded(self, agent_id: AgentId, key: PartitionKey, loaded: Loaded) -> None:
+    def loaded(self, agent_id: AgentId, key: PartitionKey, loaded: Loaded, now_s: float) -> None:
         """An order was carried out."""
-        self.roster[agent_id].loaded[key] = loaded
+        record = self.roster[agent_id]
+        record.loaded[key] = loaded
         self._learn(agent_id, key, loaded)
-        self._orders.loaded(agent_id, key)
+        ordered, has = record.layouts.get(key), loaded.cache
+        if ordered is not None and (has is None or not has.includes(ordered)):
+            said = f"it has {has.block_slots if has else 0} of {ordered.block_slots} block slots"
+            self._orders.failed(agent_id, key, said, now_s)
+        else:
+            self._orders.loaded(agent_id, key)
 
     # ---- what is known ----
 
@@ -132,13 +139,25 @@ class Fleet:
         hosts = hosts_in(self.roster)
         return targets.missing(placement, hosts, lambda agent: self._is_excused(agent, now_s))
 
-    def loaded_models(self, placement: Placement, now_s: float) -> set[ModelKey]:
-        """Returns the models of a placement of which nothing is missing."""
-        return {
-            model.model
-            for model in placement.models
-            if not self.missing(Placement((model,)), now_s)
-        }
+    def loaded_models(
+        self, placement: Placement, now_s: float, *, resuming: bool = False
+    ) -> set[ModelKey]:
+        """Returns the models of a placement of which nothing is missing.
+
+        Args:
+            placement: What is asked about.
+            now_s: On `time.monotonic`.
+            resuming: One whole chain is enough for a model that has chains.
+        """
+        found = set()
+        for model in placement.models:
+            part = Placement((model,))
+            lacking = self.missing(part, now_s)
+            if lacking and resuming and model.chains:
+                lacking = targets.missing(part, hosts_in(self.roster), lambda agent: True)
+            if not lacking:
+                found.add(model.model)
+        return found
 
     def facts(
         self,
@@ -184,7 +203,7 @@ class Fleet:
             if record.joined or record.session is None or record.draining:
                 continue
             mine = wanted.get(agent_id)
-            if mine and all(record.hosts(key, batch) for key, (batch, _) in mine.items()):
+            if mine and all(record.hosts(key, need) for key, need in mine.items()):
                 record.joined = True
                 self._yard.agent_joined(record.agent)
 
@@ -196,7 +215,7 @@ class Fleet:
         wanted = targets.wanted_by_agent(placement)
         for agent_id, record in self.roster.items():
             mine = wanted.get(agent_id, _NOTHING)
-            if record.joined and not all(record.hosts(key, n) for key, (n, _) in mine.items()):
+            if record.joined and not all(record.hosts(key, n) for key, n in mine.items()):
                 record.joined = False
                 self._yard.agent_lost(agent_id)
 
@@ -223,6 +242,8 @@ class Fleet:
 
     def _learn(self, agent: AgentId, key: PartitionKey, loaded: Loaded) -> None:
         self._measured.put(agent, key, loaded.compute_ns)
+        if loaded.generation is not None:
+            self._measured.put_generation(agent, key, loaded.generation)
         self._hosting.learn(key, loaded.memory_bytes)
 
 

@@ -3,81 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
-from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from scheduler import converters
+from catenary_protos.catenary.v1 import scheduler_pb2
+from scheduler import converters, session_converters
 from scheduler.clock import now_ns
 from scheduler.dispatch.events import (
-    Event,
     Reject,
     RequestArrived,
     RequestCancelled,
     RequestCompleted,
+    SessionRequested,
 )
+from scheduler.gateways import Gateway, GatewaySession, Leader, Sampled
 from scheduler.sessions import Session, Stream, first_pack, read_packs
-from scheduler.waiting_room import WaitingRoom
-from services.domain.ids import Epoch, GatewayId, ModelKey, Nanoseconds, RequestId
+from scheduler.waiting_room import Arrival, WaitingRoom
+from services.domain.ids import GatewayId, ModelKey, Nanoseconds, RequestId
 from services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavailable
 from services.log import get_logger
 from services.telemetry.tracing import is_sampled
 
 _log = get_logger(__name__)
 Message = scheduler_pb2.SchedulerToGatewayMessage
-GatewaySession = Session[scheduler_pb2.SchedulerToGatewayMessage]
-
-
-@dataclass(slots=True)
-class Sampled:
-    """A request whose way is traced."""
-
-    traceparent: str
-    arrived_unix_ns: int
-
-
-@dataclass(slots=True)
-class Gateway:
-    """One gateway process, over however many sessions it takes."""
-
-    gateway_id: GatewayId
-    incarnation: int
-    peer: common_pb2.Peer
-    session: GatewaySession | None = None
-    lost_s: float = 0.0
-    """When its session ended, on `time.monotonic`; meaningless while it has one."""
-    open: set[int] = field(default_factory=set)
-    """Requests neither finished nor refused."""
-
-
-class Leader(Protocol):
-    """What the sessions need to know of the term they belong to."""
-
-    @property
-    def epoch(self) -> Epoch:
-        """The present fencing epoch."""
-        ...
-
-    def feed(self, event: Event, now: Nanoseconds) -> None:
-        """Gives an event to the dispatcher."""
-        ...
-
-    def greet_gateway(self, session: GatewaySession) -> None:
-        """Sends welcome, directory and model table."""
-        ...
-
-    def gateways_changed(self) -> None:
-        """Called when a gateway came or went."""
-        ...
-
-    def resolve(self, name: str, version: str) -> ModelKey | None:
-        """Returns a deployed model; the version may be empty."""
-        ...
-
-    def is_ready(self, model: ModelKey) -> bool:
-        """True if requests for it can be dispatched now."""
-        ...
 
 
 class GatewaySessions:
@@ -187,6 +134,8 @@ class GatewaySessions:
             kind = message.WhichOneof("kind")
             if kind == "submit":
                 self._submit(gateway, message.submit, now)
+            elif kind == "submit_session":
+                self._submit_session(gateway, message.submit_session, now)
             elif kind == "finished":
                 self._end(gateway, message.finished.request_id, RequestCompleted, now)
             elif kind == "cancel":
@@ -195,6 +144,11 @@ class GatewaySessions:
                 failed = message.delivery_failed
                 event = converters.batch_failed(failed.batch_id, failed.failure)
                 self._leader.feed(event, now)
+            elif kind == "session_failed":
+                lost = message.session_failed
+                self._leader.feed(
+                    session_converters.session_failed(lost.session_id, lost.failure, None), now
+                )
 
     def _end(
         self,
@@ -212,29 +166,64 @@ class GatewaySessions:
     def _submit(
         self, gateway: Gateway, message: scheduler_pb2.SubmitRequest, now: Nanoseconds
     ) -> None:
-        request = RequestId(gateway.gateway_id, message.request_id)
-        gateway.open.add(message.request_id)
-        if message.traceparent and is_sampled(message.traceparent):
-            self.sampled[request] = Sampled(message.traceparent, time.time_ns())
+        def event() -> RequestArrived:
+            arrived = converters.request_arrived(gateway.gateway_id, message, now)
+            model = self._deployed(arrived.model, generates=False)
+            if model == arrived.model:
+                return arrived
+            return RequestArrived(
+                arrived.request, model, arrived.rows, arrived.deadline_ns, arrived.priority,
+                arrived.in_flight,
+            )  # fmt: skip
+
+        self._enter(gateway, message.request_id, message.traceparent, event, now)
+
+    def _submit_session(
+        self, gateway: Gateway, message: scheduler_pb2.SubmitSession, now: Nanoseconds
+    ) -> None:
+        def event() -> SessionRequested:
+            model = self._deployed(ModelKey(message.model, message.model_version), generates=True)
+            message.model_version = model.version
+            adopted = self._leader.sessions.adopted(message)
+            return session_converters.session_requested(gateway.gateway_id, message, now, adopted)
+
+        self._enter(gateway, message.request_id, message.traceparent, event, now)
+
+    def _enter(
+        self,
+        gateway: Gateway,
+        number: int,
+        traceparent: str,
+        event: Callable[[], Arrival],
+        now: Nanoseconds,
+    ) -> None:
+        """Lets a request in, or refuses it."""
+        request = RequestId(gateway.gateway_id, number)
+        gateway.open.add(number)
+        if traceparent and is_sampled(traceparent):
+            self.sampled[request] = Sampled(traceparent, time.time_ns())
         try:
-            event = converters.request_arrived(gateway.gateway_id, message, now)
-            self._admit(event, now)
+            self._admit(event(), now)
         except CatenaryError as error:
             refusal = converters.rejection(
                 request, error.reason, error.message, error.retry_after_ns
             )
             self.refuse(refusal, now)
 
-    def _admit(self, event: RequestArrived, now: Nanoseconds) -> None:
-        model = self._leader.resolve(*event.model)
+    def _deployed(self, named: ModelKey, *, generates: bool) -> ModelKey:
+        model = self._leader.resolve(*named)
         if model is None:
-            raise ModelNotFound(f"model {event.model} is not deployed")
-        if model != event.model:
-            event = RequestArrived(
-                event.request, model, event.rows, event.deadline_ns, event.priority, event.in_flight
-            )
-        # What a dispatcher holds already is resubmitted after a broken session: it compares.
-        if self._leader.is_ready(model):
+            raise ModelNotFound(f"model {named} is not deployed")
+        if self._leader.sessions.generates(model) != generates:
+            kind = "does not generate text" if generates else "generates text, it does not infer"
+            raise InvalidInput("model", f"{model} {kind}")
+        return model
+
+    def _admit(self, event: Arrival, now: Nanoseconds) -> None:
+        # What a dispatcher holds already is resubmitted after a broken session: it compares. A
+        # session that goes on needs nothing to be ready.
+        goes_on = isinstance(event, SessionRequested) and event.in_flight is not None
+        if goes_on or self._leader.is_ready(event.model):
             self._leader.feed(event, now)
         else:
             self._waiting.add(event, now)

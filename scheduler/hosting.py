@@ -7,14 +7,15 @@ anything the agent is asked to try, and its refusal tells.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.converters import partition_message
 from scheduler.deployments import Deployments
 from scheduler.load_orders import LoadOrders
 from scheduler.roster import AgentRecord, Roster, present
-from scheduler.targets import Wanted
+from scheduler.session_converters import cache_message
+from scheduler.targets import Need, Wanted
 from services.domain.ids import AgentId, Epoch, PartitionKey
 from services.log import get_logger
 
@@ -46,13 +47,13 @@ class Hosting:
         self._orders.keep(wanted)
         for record in present(roster):
             agent_id = record.agent.agent_id
-            for key, (batch, float16) in wanted(agent_id).items():
-                if record.hosts(key, batch):
+            for key, need in wanted(agent_id).items():
+                if record.hosts(key, need) and record.layouts.get(key) == need.cache:
                     continue
-                if not self.fits(record, key) and crowded(record):
+                if not self.fits(record, key, need) and crowded(record):
                     continue
-                if self._orders.is_due(agent_id, key, now_s):
-                    self._order(record, key, (batch, float16), epoch)
+                if self._orders.is_due(agent_id, key, now_s, need):
+                    self._order(record, key, need, epoch)
 
     def unload(
         self,
@@ -69,6 +70,7 @@ class Hosting:
                 if in_use(agent_id, key):
                     continue
                 del record.loaded[key]
+                record.layouts.pop(key, None)
                 assert record.session is not None
                 record.session.send(
                     scheduler_pb2.SchedulerToAgentMessage(
@@ -77,7 +79,7 @@ class Hosting:
                     )
                 )
 
-    def fits(self, record: AgentRecord, key: PartitionKey) -> bool:
+    def fits(self, record: AgentRecord, key: PartitionKey, need: Need) -> bool:
         """True unless a partition is known not to fit beside what an agent has or is loading."""
         agent_id = record.agent.agent_id
         if self._orders.lacks_memory(agent_id, key):
@@ -86,45 +88,51 @@ class Hosting:
             return True
         used = sum(loaded.memory_bytes for loaded in record.loaded.values())
         coming = sum(
-            self._size(other)
-            for other in self._orders.open_of(agent_id)
+            self._size(other, ordered)
+            for other, ordered in self._orders.open_of(agent_id).items()
             if other not in record.loaded and other != key
         )
-        return used + coming + self._size(key) <= record.agent.memory_bytes
+        return used + coming + self._size(key, need) <= record.agent.memory_bytes
 
-    def is_crowded(
-        self, record: AgentRecord, wanted: Mapping[PartitionKey, tuple[int, bool]]
-    ) -> bool:
+    def is_crowded(self, record: AgentRecord, wanted: Wanted) -> bool:
         """True if something is missing that does not fit, and something else could be given up."""
         if all(key in wanted for key in record.loaded):
             return False
         return any(
-            not record.hosts(key, batch) and not self.fits(record, key)
-            for key, (batch, _) in wanted.items()
+            not record.hosts(key, need) and not self.fits(record, key, need)
+            for key, need in wanted.items()
         )
 
-    def _size(self, key: PartitionKey) -> int:
+    def _size(self, key: PartitionKey, need: Need | None) -> int:
+        deployment = self._deployments.ready.get(key.model)
+        if deployment is not None and deployment.decoder is not None:
+            # Computed, not remembered: it depends on the caches that are wanted this time.
+            decoder, cache = deployment.decoder, need.cache if need is not None else None
+            weights = decoder.weight_bytes(key.first_block, key.last_block)
+            if cache is None:
+                return weights
+            return weights + cache.block_slots * decoder.slot_bytes(cache.session_tokens)
         known = self._sizes.get(key)
         if known is not None:
             return known
-        deployment = self._deployments.ready.get(key.model)
-        weights = deployment.block_weight_bytes if deployment is not None else ()
-        return sum(weights[key.first_block : key.last_block])
+        block_weights = deployment.block_weight_bytes if deployment is not None else ()
+        return sum(block_weights[key.first_block : key.last_block])
 
-    def _order(
-        self, record: AgentRecord, key: PartitionKey, how: tuple[int, bool], epoch: Epoch
-    ) -> None:
+    def _order(self, record: AgentRecord, key: PartitionKey, need: Need, epoch: Epoch) -> None:
         deployment = self._deployments.ready.get(key.model)
         if deployment is None or record.session is None:
             return
-        batch, float16 = how
         order = scheduler_pb2.LoadPartition(
             key=partition_message(key),
-            max_batch=batch,
-            float16_boundaries=float16,
+            max_batch=need.batch,
+            float16_boundaries=need.float16,
             block_table_hash=deployment.table.model_hash,
+            cache=cache_message(need.cache) if need.cache is not None else None,
         )
-        _log.info("load_ordered", agent=record.agent.agent_id, partition=str(key), batch=batch)
+        if need.cache is not None:
+            record.layouts[key] = need.cache
+        agent = record.agent.agent_id
+        _log.info("load_ordered", agent=agent, partition=str(key), batch=need.batch)
         record.session.send(
             scheduler_pb2.SchedulerToAgentMessage(epoch=epoch, load_partition=order)
         )

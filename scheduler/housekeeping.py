@@ -50,6 +50,7 @@ def _beat(term: Term, now_s: float) -> None:
     term.gateways.sweep(now_s, term.settings.silence_s)
     term.agents.sweep(now_s, term.settings.silence_s)
     term.in_flight.expire(now_ns())
+    term.live.expire()
     term.utilisation.next_round(now_s)
 
 
@@ -63,7 +64,21 @@ def _show(term: Term, metrics: Metrics) -> None:
     for state, count in agents_by_state(term.cluster.roster).items():
         metrics.agents.labels(state).set(count)
     for model in term.deployments.ready:
-        metrics.queued_requests.labels(model.name).set(term.waiting.count(model))
+        queued = term.waiting.count(model) + term.dispatcher.chained.queued(model)
+        metrics.queued_requests.labels(model.name).set(queued)
+    _show_chains(term, metrics)
+
+
+def _show_chains(term: Term, metrics: Metrics) -> None:
+    active, sessions = term.cluster.active, term.live.by_chain()
+    shown = set()
+    for model in active.plan.models if active is not None else ():
+        for number, chain in enumerate(model.chains):
+            labels = model.model.name, str(number)
+            shown.add(labels)
+            metrics.chain_capacity.labels(*labels).set(chain.capacity)
+            metrics.chain_in_flight.labels(*labels).set(sessions[chain.chain_id])
+    metrics.keep_chains(shown)
 
 
 def _count(now: dict[str, int], told: dict[str, int], metrics: Metrics) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from scheduler.deployments import Deployments
 from scheduler.measured import Measured
-from scheduler.planning import Placement, complete_plan
+from scheduler.planning import Placement, ServiceTime, complete_plan
 from services.domain.ids import Epoch, ModelKey, PlanId
 from services.domain.plan import ModelPlan, Plan
 from services.errors import CatenaryError
@@ -51,10 +51,14 @@ class InForce:
         infeasible: Why models of the placement in force cannot be served.
     """
 
-    def __init__(self, dispatching: Dispatching, deployments: Deployments, measured: Measured):
+    def __init__(
+        self, dispatching: Dispatching, deployments: Deployments, measured: Measured,
+        pace: Callable[[], ServiceTime],
+    ) -> None:  # fmt: skip
         self._dispatching = dispatching
         self._deployments = deployments
         self._measured = measured
+        self._pace = pace
         self._plans = 0
         self.active: ActivePlan | None = None
         self.restored: tuple[Placement, PlanId] | None = None
@@ -94,10 +98,11 @@ class InForce:
     ) -> Iterator[ModelPlan]:
         """Yields the models that can be served; one that cannot does not hinder the others."""
         tables = {key: each.table for key, each in self._deployments.ready.items()}
-        compute = self._measured.for_placement(placement)
+        compute, pace = self._measured.for_placement(placement), self._pace()
         for model in placement.models:
             try:
-                yield from complete_plan(Placement((model,)), tables, compute, plan_id).models
+                part = Placement((model,))
+                yield from complete_plan(part, tables, compute, plan_id, pace).models
             except CatenaryError as error:
                 problems[model.model] = error.message
 

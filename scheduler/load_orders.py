@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
+from scheduler.targets import CacheNeed, Need
 from services.domain.ids import AgentId, ModelKey, PartitionKey
 
 _FIRST_BACKOFF_S = 0.5
@@ -21,6 +22,8 @@ class _Order:
     problem: str = ""
     out_of_memory: bool = False
     """The last failure would not have been one with other partitions out of the way."""
+    need: Need | None = None
+    """How it was ordered last."""
 
 
 class LoadOrders:
@@ -36,15 +39,21 @@ class LoadOrders:
         self._attempts = attempts
         self._orders: dict[AgentId, dict[PartitionKey, _Order]] = {}
 
-    def is_due(self, agent: AgentId, partition: PartitionKey, now_s: float) -> bool:
-        """True if the order should be sent now; it then counts as sent."""
+    def is_due(
+        self, agent: AgentId, partition: PartitionKey, now_s: float, need: Need | None = None
+    ) -> bool:
+        """True if the order should be sent now; it then counts as sent.
+
+        An open order is sent again at once if another cache is needed than it asked for.
+        """
         order = self._of(agent, partition)
-        if order is not None and now_s < order.again_s:
+        is_another = order is not None and order.open and _cache_of(order.need) != _cache_of(need)
+        if order is not None and now_s < order.again_s and not is_another:
             return False
         if order is None:
             order = self._new(agent, partition)
         order.again_s = now_s + self._timeout_s
-        order.open = True
+        order.open, order.need = True, need
         return True
 
     def is_open(self, agent: AgentId, partition: PartitionKey) -> bool:
@@ -52,9 +61,9 @@ class LoadOrders:
         order = self._of(agent, partition)
         return order is not None and order.open
 
-    def open_of(self, agent: AgentId) -> list[PartitionKey]:
-        """Returns what an agent was ordered to load and has not answered."""
-        return [key for key, order in self._orders.get(agent, {}).items() if order.open]
+    def open_of(self, agent: AgentId) -> dict[PartitionKey, Need | None]:
+        """Returns what an agent was ordered to load, and how, and has not answered."""
+        return {k: order.need for k, order in self._orders.get(agent, {}).items() if order.open}
 
     def lacks_memory(self, agent: AgentId, partition: PartitionKey) -> bool:
         """True if the last attempt failed for want of memory."""
@@ -114,3 +123,7 @@ class LoadOrders:
     def _new(self, agent: AgentId, partition: PartitionKey) -> _Order:
         order = self._orders.setdefault(agent, {})[partition] = _Order(0.0)
         return order
+
+
+def _cache_of(need: Need | None) -> CacheNeed | None:
+    return need.cache if need is not None else None

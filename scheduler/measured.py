@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple, fields
 
 from scheduler.planning import Placement
+from scheduler.planning.live import GenerationCost
 from scheduler.targets import partition_of, stages_of
 from services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey
 
 _FIELD = re.compile(r"(.+)\|(.+):([^:]+)\[(\d+),(\d+)\)")
 _KEPT = 10_000
+_GENERATION = "generation "
+"""Before the four numbers of a `GenerationCost`."""
 
 Times = tuple[Nanoseconds, ...]
 
@@ -20,6 +24,7 @@ class Measured:
 
     def __init__(self) -> None:
         self._times: dict[tuple[AgentId, PartitionKey], Times] = {}
+        self._generation: dict[tuple[AgentId, PartitionKey], GenerationCost] = {}
 
     def put(self, agent: AgentId, partition: PartitionKey, times: Sequence[Nanoseconds]) -> None:
         """Remembers a measurement; an empty one tells nothing."""
@@ -27,6 +32,16 @@ class Measured:
             self._times[agent, partition] = tuple(times)
         while len(self._times) > _KEPT:
             del self._times[next(iter(self._times))]
+
+    def put_generation(self, agent: AgentId, partition: PartitionKey, cost: GenerationCost) -> None:
+        """Remembers what text generation costs in a range of decoder blocks."""
+        self._generation[agent, partition] = cost
+        while len(self._generation) > _KEPT:
+            del self._generation[next(iter(self._generation))]
+
+    def generation(self) -> dict[tuple[AgentId, PartitionKey], GenerationCost]:
+        """Returns every measurement of decoder blocks there is."""
+        return dict(self._generation)
 
     def everything(self) -> dict[tuple[AgentId, PartitionKey], Times]:
         """Returns every measurement there is."""
@@ -49,17 +64,25 @@ class Measured:
 
     def records(self) -> dict[str, str | None]:
         """Returns what Redis keeps."""
-        return {
+        records: dict[str, str | None] = {
             f"{agent}|{key}": " ".join(map(str, times))
             for (agent, key), times in self._times.items()
         }
+        for (agent, key), cost in self._generation.items():
+            records[f"{agent}|{key}"] = _GENERATION + " ".join(map(str, astuple(cost)))
+        return records
 
     def restore(self, records: Mapping[str, str]) -> None:
         """Reads `records`; what cannot be read is measured again some day."""
         for name, value in records.items():
             match = _FIELD.fullmatch(name)
-            if match is None or not value.replace(" ", "").isdigit():
+            digits = value.removeprefix(_GENERATION)
+            if match is None or not digits.replace(" ", "").isdigit():
                 continue
             agent, model, version, first, last = match.groups()
             key = PartitionKey(ModelKey(model, version), int(first), int(last))
-            self.put(AgentId(agent), key, [int(part) for part in value.split()])
+            numbers = [int(part) for part in digits.split()]
+            if digits == value:
+                self.put(AgentId(agent), key, numbers)
+            elif len(numbers) == len(fields(GenerationCost)):
+                self.put_generation(AgentId(agent), key, GenerationCost(*numbers))

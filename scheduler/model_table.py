@@ -28,6 +28,18 @@ def model_table(
 
 def _served(key: ModelKey, deployment: Deployment, reason: str) -> scheduler_pb2.ServedModel:
     table = deployment.table
+    if deployment.decoder is not None:
+        return scheduler_pb2.ServedModel(
+            name=key.name,
+            version=key.version,
+            platform=deployment.manifest.platform,
+            ready=not reason,
+            not_ready_reason=reason,
+            default_slo_ns=deployment.slo_ns,
+            max_rows=1,
+            generates=True,
+            session_tokens=deployment.manifest.session_tokens,
+        )
     first, last = table.boundaries[0], table.boundaries[-1]
     return scheduler_pb2.ServedModel(
         name=key.name,

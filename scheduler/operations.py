@@ -135,7 +135,8 @@ async def drain_agent(term: Term, agent_id: AgentId, timeout_s: float) -> bool:
 def _idle(term: Term, agent_id: AgentId) -> bool:
     active = term.cluster.active
     planned = active is not None and agent_id in targets.agents_of(active.placement)
-    return not planned and not term.in_flight.uses_agent(agent_id)
+    is_used = term.in_flight.uses_agent(agent_id) or term.live.uses_agent(agent_id)
+    return not planned and not is_used
 
 
 async def _until(

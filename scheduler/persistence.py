@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from scheduler.cluster import Cluster
 from scheduler.deployments import Deployments
-from scheduler.dispatch.pooled import PooledDispatcher
+from scheduler.dispatch import CombinedDispatcher
 from scheduler.in_flight import InFlight
+from scheduler.live_sessions import LiveSessions
 from scheduler.measured import Measured
 from scheduler.peers import Peers
 from scheduler.planner import Planner
@@ -30,8 +31,9 @@ class FileMark:
 class Sources:
     """The state of a term."""
 
-    dispatcher: PooledDispatcher
+    dispatcher: CombinedDispatcher
     in_flight: InFlight
+    live: LiveSessions
     cluster: Cluster
     deployments: Deployments
     measured: Measured
@@ -57,6 +59,7 @@ class Persistence:
         """Writes what changed since the last call into the journal."""
         write_reservations(self._journal, self._sources.dispatcher.take_changes())
         self._sources.in_flight.collect(self._journal)
+        self._sources.live.collect(self._journal)
         if self._rare_changed:
             self._rare_changed = False
             self._collect_rare()
@@ -68,6 +71,7 @@ class Persistence:
         self._rare_changed = False
         tables: dict[str, Fields] = {**tables_of(self._sources.dispatcher.snapshot())}
         tables[Table.BATCHES] = self._sources.in_flight.records()
+        tables[Table.SESSIONS] = self._sources.live.records()
         tables.update({table: dict(fields) for table, fields in self._written.items()})
         return Changes(tables, [], replace=True)
 

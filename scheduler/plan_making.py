@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from scheduler.chain_making import ChainMaker, ChainsMade, ChainWish
 from scheduler.deployments import Deployments
 from scheduler.measured import Measured
-from scheduler.plan_notes import EVEN, POOLED, PlanNotes
+from scheduler.plan_notes import CHAINS, EVEN, POOLED, PlanNotes
 from scheduler.planning import DeployedModel, Placement, even_split
 from scheduler.planning.live import (
     Hosted,
@@ -21,6 +22,7 @@ from scheduler.planning.live import (
     unknown,
 )
 from scheduler.planning.pooled.problem import PoolingProblem
+from scheduler.scaling import SessionLoad
 from scheduler.solver import Solution
 from services.domain.ids import ModelKey
 from services.domain.plan import Agent
@@ -42,6 +44,24 @@ class Wanted:
     agents: tuple[Agent, ...]
     shares: Mapping[ModelKey, float]
     hosted: Hosted
+    session_loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
+    """Of the models that generate text."""
+    present: Placement = Placement(())  # noqa: RUF009 - immutable
+    """What was proposed before."""
+    notes: PlanNotes | None = None
+    """How that came about."""
+    chains_only: bool = False
+    """Everything but the chains is to stay as it is."""
+
+    @property
+    def generating(self) -> tuple[DeployedModel, ...]:
+        """The models that generate text."""
+        return tuple(model for model in self.models if model.decoder is not None)
+
+    @property
+    def others(self) -> Wanted:
+        """The same for the other models alone."""
+        return replace(self, models=tuple(m for m in self.models if m.decoder is None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +72,10 @@ class Made:
     notes: PlanNotes
     has_failed: bool = False
     """It is an even split because planning broke down, not because that is the best there is."""
+    problem: str = ""
+    """Why a model that generates text has no chains; empty if all have."""
+    session_loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
+    """Chains were composed for these."""
 
 
 class PlanMaker:
@@ -59,29 +83,69 @@ class PlanMaker:
 
     def __init__(
         self, mode: Mode, rules: PlanningRules, deployments: Deployments, measured: Measured,
-        solve: Solve,
+        solve: Solve, chains: ChainMaker | None = None,
     ) -> None:  # fmt: skip
         self.mode = mode
+        self._chains = chains
         self._rules = rules
         self._deployments = deployments
         self._measured = measured
         self._solve = solve
 
-    def split(self, wanted: Wanted, fallback: str = "", *, has_failed: bool = False) -> Made:
-        """Returns an even split.
+    def is_immediate(self, wanted: Wanted) -> bool:
+        """True if `make_now` makes the plan that is wanted, and quickly."""
+        if wanted.generating and self._chains and not self._chains.is_quick(wanted.agents):
+            return False
+        return wanted.chains_only or self.mode == "even" or not wanted.others.models
+
+    def make_now(self, wanted: Wanted) -> Made:
+        """Returns a plan without a pooled one: an even split, and chains.
 
         Raises:
             PlanInfeasible: there is no agent, or a model has no blocks.
         """
+        made = self._kept(wanted) if wanted.chains_only else self.split(wanted.others)
+        if self._chains is None or not wanted.generating:
+            return made
+        return _joined(made, self._chains.make_now(_chain_wish(wanted), made.placement))
+
+    def split(self, wanted: Wanted, fallback: str = "", *, has_failed: bool = False) -> Made:
+        """Returns an even split; nothing if there is nothing to split.
+
+        Raises:
+            PlanInfeasible: there is no agent, or a model has no blocks.
+        """
+        if not wanted.models:
+            return Made(Placement(()), PlanNotes(CHAINS, wanted.cause))
         placement = even_split(wanted.models, wanted.agents)
         return Made(placement, PlanNotes(EVEN, wanted.cause, fallback), has_failed)
 
     async def make(self, wanted: Wanted) -> Made:
         """Returns a pooled plan; an even split if one cannot be made, with the reason in its notes.
 
+        Models that generate text get their chains in the memory this leaves.
+
         Raises:
             PlanInfeasible: there is no agent, or a model has no blocks.
+            CatenaryError: chains were not composed in time, or the process crashed.
         """
+        if wanted.chains_only:
+            made = self._kept(wanted)
+        elif self.mode == "even" or not wanted.others.models:
+            made = self.split(wanted.others)
+        else:
+            made = await self._pooled_or_even(wanted.others)
+        if self._chains is None or not wanted.generating:
+            return made
+        return _joined(made, await self._chains.make(_chain_wish(wanted), made.placement))
+
+    def _kept(self, wanted: Wanted) -> Made:
+        """Returns what is proposed of models that do not generate text."""
+        notes = replace(wanted.notes or PlanNotes(CHAINS, ""), cause=wanted.cause)
+        models = tuple(model for model in wanted.present.models if not model.chains)
+        return Made(Placement(models), notes)
+
+    async def _pooled_or_even(self, wanted: Wanted) -> Made:
         try:
             made = await self._pooled(wanted)
         except PlanInfeasible as error:
@@ -134,3 +198,18 @@ class PlanMaker:
             },
         )
         return Made(placement, notes)
+
+
+def _chain_wish(wanted: Wanted) -> ChainWish:
+    return ChainWish(wanted.generating, wanted.agents, wanted.session_loads, wanted.present)
+
+
+def _joined(made: Made, chains: ChainsMade) -> Made:
+    """Returns a plan of both kinds of models."""
+    return replace(
+        made,
+        placement=Placement((*made.placement.models, *chains.models)),
+        notes=replace(made.notes, chain_lines=chains.lines),
+        problem="; ".join(chains.problems),
+        session_loads=chains.loads,
+    )

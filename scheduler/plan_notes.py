@@ -8,7 +8,7 @@ from typing import Any
 
 from services.domain.ids import ModelKey
 
-POOLED, EVEN, HAND = "pooled", "even", "hand"
+POOLED, EVEN, HAND, CHAINS = "pooled", "even", "hand", "chains"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +27,27 @@ class PlanNotes:
     """Of the load, that it was made for."""
     throughput_rps: dict[ModelKey, float] = field(default_factory=dict)
     """That it promises."""
+    chain_lines: tuple[str, ...] = ()
+    """The chain planner's words, where models generate text."""
 
     def in_words(self) -> list[str]:
         """Returns one sentence a line."""
         if self.planner == HAND:
             return [f"It was given from outside: {self.cause}."]
+        if self.planner == CHAINS:
+            return [f"The chain planner made it because {self.cause}.", *self.chain_lines]
         if self.planner == EVEN:
             said = [f"It is an even split, made because {self.cause}."]
             if self.fallback:
                 said.append(f"The pooled planner was not used: {self.fallback}.")
-            return [*said, *self.remarks]
+            return [*said, *self.remarks, *self.chain_lines]
         shares = ", ".join(f"{model} {share:.0%}" for model, share in sorted(self.shares.items()))
         return [
             f"The pooled planner made it because {self.cause}.",
             f"It was made for these shares of the load: {shares}.",
             *self.lines,
             *self.remarks,
+            *self.chain_lines,
         ]
 
     def as_record(self) -> str:
@@ -56,6 +61,7 @@ class PlanNotes:
                 "remarks": self.remarks,
                 "shares": [[*model, share] for model, share in self.shares.items()],
                 "throughput_rps": [[*model, rps] for model, rps in self.throughput_rps.items()],
+                "chain_lines": self.chain_lines,
             }
         )
 
@@ -76,6 +82,7 @@ class PlanNotes:
                 remarks=tuple(map(str, record["remarks"])),
                 shares=_by_model(record["shares"]),
                 throughput_rps=_by_model(record["throughput_rps"]),
+                chain_lines=tuple(map(str, record.get("chain_lines", ()))),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the notes of a plan: {error!r}") from error

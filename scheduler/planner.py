@@ -13,8 +13,9 @@ from scheduler.patience import Patience, eligible, is_settled
 from scheduler.plan_making import Made, PlanMaker, Wanted
 from scheduler.plan_notes import POOLED, PlanNotes
 from scheduler.planning import DeployedModel, Placement
+from scheduler.planning.live import SessionShape
 from scheduler.roster import Roster
-from scheduler.scaling import Replanning, objective_at
+from scheduler.scaling import Replanning, SessionDemand, objective_at
 from scheduler.targets import agents_of, without
 from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from services.errors import CatenaryError
@@ -37,9 +38,11 @@ class Planner:
     """
 
     def __init__(
-        self, maker: PlanMaker, patience: Patience, replanning: Replanning, started_s: float
-    ) -> None:
+        self, maker: PlanMaker, patience: Patience, replanning: Replanning, started_s: float,
+        demand: SessionDemand | None = None,
+    ) -> None:  # fmt: skip
         self._maker = maker
+        self._demand = demand or SessionDemand()
         self._patience = patience
         self._replanning = replanning
         self._started_s = started_s
@@ -73,6 +76,19 @@ class Planner:
     def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
         """Rows of a model arrived."""
         self._replanning.arrived(model, rows, now)
+
+    def session_arrived(self, model: ModelKey, prompt_tokens: int, now: Nanoseconds) -> None:
+        """Text was asked for."""
+        self._demand.arrived(model, prompt_tokens, now)
+
+    def generated(self, model: ModelKey, tokens: int, now: Nanoseconds) -> None:
+        """So many tokens were generated since the last time this was said."""
+        self._demand.generated(model, tokens, now)
+
+    def session_shape(self, model: ModelKey) -> SessionShape:
+        """Returns the mean lengths of a model's prompts and answers."""
+        load = self._demand.load(model, now_ns())
+        return SessionShape(load.prompt_tokens, load.output_tokens)
 
     def ask(self, cause: str) -> None:
         """Makes a plan anew at the next `follow`, whatever the one at hand is worth."""
@@ -135,9 +151,14 @@ class Planner:
             self._plan(f"another try is due: {self.problem}", roster, now_s)
         elif not self.is_thinking and (cause := self._replanning.decide(_ns(now_s))):
             self._plan(cause, roster, now_s, if_better=True)
+        elif not self.is_thinking and (cause := self._demand.decide(_ns(now_s))):
+            self._plan(cause, roster, now_s, chains_only=True)
         return self._kept(roster)
 
-    def _plan(self, cause: str, roster: Roster, now_s: float, *, if_better: bool = False) -> None:
+    def _plan(
+        self, cause: str, roster: Roster, now_s: float, *, if_better: bool = False,
+        chains_only: bool = False,
+    ) -> None:  # fmt: skip
         self._asked, self._retry_at_s = "", None
         if self._task is not None:
             self._task.cancel()
@@ -146,15 +167,25 @@ class Planner:
             cause=cause,
             models=self._models,
             agents=tuple(roster[a].agent for a in sorted(self._agents) if a in roster),
-            shares=self._replanning.shares([model.key for model in self._models], _ns(now_s)),
+            shares=self._replanning.shares(
+                [model.key for model in self._models if model.decoder is None], _ns(now_s)
+            ),
             hosted={agent: tuple(record.loaded) for agent, record in roster.items()},
+            session_loads={
+                model.key: self._demand.load(model.key, _ns(now_s))
+                for model in self._models
+                if model.decoder is not None
+            },
+            present=self._placement or Placement(()),
+            notes=self.notes,
+            chains_only=chains_only,
         )
         if not wanted.agents or not wanted.models:
             self.problem = "no agent is there" if self._models else ""
             self._placement = None
             self.answers += 1
-        elif self._maker.mode == "even":
-            self._take(lambda: self._maker.split(wanted), _ns(now_s), if_better)
+        elif self._maker.is_immediate(wanted):
+            self._take(lambda: self._maker.make_now(wanted), _ns(now_s), if_better)
         else:
             making = asyncio.ensure_future(self._maker.make(wanted))
             self._task = making
@@ -184,7 +215,7 @@ class Planner:
             self.problem = f"no new plan was made: {made.notes.fallback}"
             self._try_again(now / NANOSECONDS_PER_SECOND)
             return
-        self.problem = ""
+        self.problem = made.problem
         self._replanning.planned(made.notes.shares, now)
         if if_better and self.notes is not None and not _is_worth_it(self.notes, made.notes):
             _log.info("plan_kept", cause=made.notes.cause)
@@ -193,6 +224,7 @@ class Planner:
                   fallback=made.notes.fallback)  # fmt: skip
         if made.placement != self._placement:
             self._before = self.notes
+        self._demand.planned(made.session_loads, now)
         self._placement, self.notes = made.placement, made.notes
 
     def _try_again(self, now_s: float) -> None:
@@ -221,6 +253,10 @@ class Planner:
     def _kept(self, roster: Roster) -> Placement | None:
         if self._placement is None:
             return None
+        if self.is_thinking:
+            # Agents that are to go serve until it is known what comes after them: else all that
+            # only they completed would be unloaded everywhere, and perhaps loaded again.
+            return self._placement
         return without(self._placement, {a for a, record in roster.items() if record.draining})
 
 

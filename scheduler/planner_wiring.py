@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 
+from scheduler.chain_making import ChainMaker
 from scheduler.deployments import Deployments
 from scheduler.measured import Measured
 from scheduler.patience import Patience
 from scheduler.plan_making import PlanMaker
 from scheduler.planner import Planner
 from scheduler.planning.live import PlanningRules
-from scheduler.scaling import Replanning
+from scheduler.scaling import Replanning, SessionDemand
 from scheduler.settings import SchedulerSettings
 from scheduler.solver import Solver
 
@@ -20,7 +21,10 @@ def planner_of(
 ) -> Planner:
     """Returns a planner that begins now."""
     rules = PlanningRules(settings.plan_margin, settings.plan_max_partitions)
-    solve = Solver(settings.plan_time_limit_s).solve
-    maker = PlanMaker(settings.planner, rules, deployments, measured, solve)
+    solver = Solver(settings.plan_time_limit_s)
+    chains = ChainMaker(deployments, measured, solver.compose, settings.chain_agents)
+    maker = PlanMaker(settings.planner, rules, deployments, measured, solver.solve, chains)
     patience = Patience(settings.settle_s, settings.replan_after_s, settings.expected_agents)
-    return Planner(maker, patience, Replanning(settings.replan_policy()), time.monotonic())
+    replanning = Replanning(settings.replan_policy())
+    demand = SessionDemand(settings.demand_policy())
+    return Planner(maker, patience, replanning, time.monotonic(), demand)

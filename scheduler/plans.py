@@ -49,7 +49,17 @@ async def placement_of(text: str, deployments: Deployments) -> Placement:
         document = {**document, "models": filled}
     placement = parse_placement(document)
     for index, model in enumerate(placement.models):
-        blocks = deployments.ready[model.model].table.blocks
+        deployment = deployments.ready[model.model]
+        blocks = deployment.table.blocks
+        if (deployment.decoder is not None) != bool(model.chains):
+            other = "pipelines" if deployment.decoder is not None else "chains"
+            raise InvalidInput(f"models[{index}].{other}", f"{model.model} is not served by these")
+        for number, chain in enumerate(model.chains):
+            if chain.hops[-1].last_block != blocks:
+                raise InvalidInput(
+                    f"models[{index}].chains[{number}].hops",
+                    f"end at block {chain.hops[-1].last_block}; {model.model} has {blocks}",
+                )
         for number, pipeline in enumerate(model.pipelines):
             if pipeline.stages[-1].last_block != blocks:
                 raise InvalidInput(
@@ -93,4 +103,6 @@ async def _filled(entry: object, deployments: Deployments) -> object:
         "slo_ms": deployment.slo_ns / NANOSECONDS_PER_MILLISECOND,
         "float16_boundaries": deployment.manifest.float16_boundaries,
     }
+    if deployment.decoder is not None and "chains" in entry:
+        defaults["session_tokens"] = deployment.manifest.session_tokens
     return {**defaults, **entry, "name": key.name, "version": key.version}

@@ -22,7 +22,9 @@ def judge(
         served = plans.get(model)
         if served is None:
             verdict[model] = _loading(model, target, roster)
-        elif any(targets.can_serve(pipeline, joined) for pipeline in served.pipelines):
+        elif any(targets.can_serve(pipeline, joined) for pipeline in served.pipelines) or any(
+            targets.can_generate(chain, joined) for chain in served.chains
+        ):
             verdict[model] = ""
         else:
             verdict[model] = "; ".join(targets.empty_pools(served, joined))

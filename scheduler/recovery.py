@@ -46,6 +46,7 @@ async def take_over(term: Term, stored: StoredState) -> None:
     """Fills a new term from what is stored, then from its own settings."""
     tables = stored.tables
     term.measured.restore(tables[Table.MEASURED])
+    term.live.remember(tables[Table.SESSIONS])
     term.peers.restore(tables[Table.PEERS], time.monotonic())
     await term.deployments.restore(tables[Table.DEPLOYMENTS])
     await term.deployments.want(term.settings.models)

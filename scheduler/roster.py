@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from scheduler.planning.live import GenerationCost
 from scheduler.sessions import Session
+from scheduler.targets import CacheNeed, Need
 from services.domain.ids import AgentId, PartitionKey
 from services.domain.plan import Agent
 
@@ -21,6 +23,10 @@ class Loaded:
     memory_bytes: int
     compute_ns: tuple[int, ...]
     """Measured at batch 1, 2, .."""
+    generation: GenerationCost | None = None
+    """Of decoder blocks, which have no `compute_ns`."""
+    cache: CacheNeed | None = None
+    """Room for key-value caches, as far as the agent said."""
 
 
 @dataclass(slots=True)
@@ -41,6 +47,8 @@ class AgentRecord:
     joined: bool = False
     draining: bool = False
     loaded: dict[PartitionKey, Loaded] = field(default_factory=dict)
+    layouts: dict[PartitionKey, CacheNeed] = field(default_factory=dict)
+    """What was ordered last of the caches of decoder blocks."""
 
     @property
     def state(self) -> str:
@@ -51,10 +59,14 @@ class AgentRecord:
             return "draining"
         return "ready" if self.joined else "joining"
 
-    def hosts(self, partition: PartitionKey, batch: int) -> bool:
-        """True if it has `partition` loaded and measured up to `batch` rows."""
+    def hosts(self, partition: PartitionKey, need: Need) -> bool:
+        """True if it has `partition` loaded as it is needed."""
         loaded = self.loaded.get(partition)
-        return loaded is not None and len(loaded.compute_ns) >= batch
+        if loaded is None:
+            return False
+        if need.cache is None:
+            return len(loaded.compute_ns) >= need.batch
+        return loaded.cache is not None and loaded.cache.includes(need.cache)
 
     def as_record(self) -> str:
         """Returns what Redis keeps for people and dashboards, as JSON."""
@@ -83,12 +95,12 @@ def present(roster: Roster) -> list[AgentRecord]:
     return [agent for agent in roster.values() if agent.session is not None and not agent.draining]
 
 
-def hosts_in(roster: Roster) -> Callable[[AgentId, PartitionKey, int], bool]:
-    """Returns a test: is an agent there and hosts a partition for batches of that size."""
+def hosts_in(roster: Roster) -> Callable[[AgentId, PartitionKey, Need], bool]:
+    """Returns a test: is an agent there and hosts a partition as it is needed."""
 
-    def hosts(agent: AgentId, partition: PartitionKey, batch: int) -> bool:
+    def hosts(agent: AgentId, partition: PartitionKey, need: Need) -> bool:
         record = roster.get(agent)
-        return record is not None and record.session is not None and record.hosts(partition, batch)
+        return record is not None and record.session is not None and record.hosts(partition, need)
 
     return hosts
 

@@ -8,11 +8,19 @@ from dataclasses import dataclass
 
 from prometheus_client import Histogram
 
-from scheduler import converters
+from scheduler import converters, session_converters
 from scheduler.agent_sessions import AgentSessions
-from scheduler.dispatch.events import CancelBatch, Command, DispatchBatch, Reject
+from scheduler.dispatch.events import (
+    CancelBatch,
+    CloseSessions,
+    Command,
+    DispatchBatch,
+    Reject,
+    StartSession,
+)
 from scheduler.gateway_sessions import GatewaySessions
 from scheduler.in_flight import InFlight
+from scheduler.live_sessions import LiveSessions
 from services.domain.ids import Epoch, ModelKey, Nanoseconds, RequestId
 from services.telemetry import names
 from services.telemetry.metrics import Metrics
@@ -34,13 +42,13 @@ class Router:
         self,
         gateways: GatewaySessions,
         agents: AgentSessions,
-        in_flight: InFlight,
+        in_flight: tuple[InFlight, LiveSessions],
         telemetry: tuple[Metrics, Tracer],
         stamp: Callable[[], Stamp],
     ) -> None:
         self._gateways = gateways
         self._agents = agents
-        self._in_flight = in_flight
+        self._in_flight, self._live = in_flight
         self._metrics, self._tracer = telemetry
         self._stamp = stamp
         self._batch_rows: dict[ModelKey, Histogram] = {}
@@ -57,6 +65,28 @@ class Router:
             message = converters.cancel_batches_message([command.batch], self._stamp().epoch)
             for agent in command.agents:
                 self._agents.send(agent, message)
+        elif isinstance(command, StartSession):
+            self._start(command)
+        elif isinstance(command, CloseSessions):
+            message = session_converters.close_sessions_message(
+                command.sessions, self._stamp().epoch
+            )
+            self._agents.send(command.agent, message)
+
+    def _start(self, command: StartSession) -> None:
+        stamp = self._stamp()
+        message = session_converters.start_session_message(command, stamp.epoch, stamp.plan_id)
+        self._gateways.send(command.request.gateway, message)
+        self._live.started(command)
+        if command.request in self._gateways.sampled:
+            self._record_span(
+                command.request,
+                command.hops[0].partition.model,
+                {
+                    names.ATTRIBUTE_SESSION_ID: command.session,
+                    names.ATTRIBUTE_CHAIN_ID: command.chain_id,
+                },
+            )
 
     def _dispatch(self, command: DispatchBatch, now: Nanoseconds) -> None:
         stamp = self._stamp()
@@ -76,7 +106,14 @@ class Router:
         self._in_flight.dispatched(command)
         self._observe(command)
         for request in traceparents:
-            self._record_span(command, request)
+            self._record_span(
+                request,
+                command.path[0].partition.model,
+                {
+                    names.ATTRIBUTE_BATCH_ID: command.batch,
+                    names.ATTRIBUTE_BATCH_ROWS: command.rows,
+                },
+            )
 
     def _observe(self, command: DispatchBatch) -> None:
         model = command.path[0].partition.model
@@ -85,12 +122,13 @@ class Router:
             histogram = self._batch_rows[model] = self._metrics.batch_rows.labels(model.name)
         histogram.observe(command.rows)
 
-    def _record_span(self, command: DispatchBatch, request: RequestId) -> None:
+    def _record_span(
+        self, request: RequestId, model: ModelKey, attributes: dict[str, str | int]
+    ) -> None:
         sampled = self._gateways.sampled[request]
         parent = parse_traceparent(sampled.traceparent)
         if parent is None:
             return
-        model = command.path[0].partition.model
         self._tracer.record(
             context=parent.child(),
             parent_span_id=parent.span_id,
@@ -100,7 +138,6 @@ class Router:
             attributes={
                 names.ATTRIBUTE_MODEL: model.name,
                 names.ATTRIBUTE_MODEL_VERSION: model.version,
-                names.ATTRIBUTE_BATCH_ID: command.batch,
-                names.ATTRIBUTE_BATCH_ROWS: command.rows,
+                **attributes,
             },
         )

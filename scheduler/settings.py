@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from scheduler.dispatch import PooledConfig
-from scheduler.scaling import ReplanPolicy
+from scheduler.dispatch import ChainedConfig, PooledConfig
+from scheduler.scaling import DemandPolicy, ReplanPolicy, SessionLoad
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 from services.settings import ProcessSettings
 
@@ -49,6 +49,28 @@ class SchedulerSettings(ProcessSettings):
     plan_max_partitions: int = Field(
         default=3, ge=1, le=8, description="Most partitions of a pooled pipeline."
     )
+    chain_agents: int = Field(
+        default=0, ge=0, description="Agents per chain of models that generate text, unless one is "
+        "deployed with another wish; 0: as many as is best.",
+    )  # fmt: skip
+    chain_policy: Literal["jffc", "jsq", "jiq", "sed", "sa-jsq"] = Field(
+        default="jffc", description="Who gets a session: the fastest free chain with one central "
+        "queue (jffc), or one of the policies it is compared with.",
+    )  # fmt: skip
+    expected_prompt_tokens: float = Field(
+        default=256.0, ge=1.0, description="Mean length of prompts, until enough were seen."
+    )
+    expected_output_tokens: float = Field(
+        default=128.0, ge=1.0, description="Mean length of answers, until enough were seen."
+    )
+    expected_sessions_per_s: float = Field(
+        default=0.1, gt=0.0, description="Sessions per second until enough were seen; chains are "
+        "composed for no less.",
+    )  # fmt: skip
+    recompose_factor: float = Field(
+        default=2.0, gt=1.0, description="Chains are composed anew when the rate of sessions or "
+        "their mean lengths are by this factor other than composed for.",
+    )  # fmt: skip
     plan_time_limit_s: float = Field(
         default=10.0, gt=0.0, description="The solver, a process of its own, is ended after this."
     )
@@ -89,6 +111,10 @@ class SchedulerSettings(ProcessSettings):
         default=2.0, ge=0.0, description="After a change of leader, longest wait for the plan's "
         "agents to report before dispatching without them.",
     )  # fmt: skip
+    claim_grace_s: float = Field(
+        default=5.0, gt=0.0, description="After a change of leader, a session that agents hold and "
+        "no gateway asks for is closed after this.",
+    )  # fmt: skip
     load_timeout_s: float = Field(
         default=120.0, gt=0.0, description="A partition not loaded by then is ordered again."
     )
@@ -128,6 +154,23 @@ class SchedulerSettings(ProcessSettings):
             else round(self.max_linger_ms * NANOSECONDS_PER_MILLISECOND),
             safety_margin_ns=round(self.safety_margin_ms * NANOSECONDS_PER_MILLISECOND),
             overdue_grace_ns=round(self.overdue_grace_ms * NANOSECONDS_PER_MILLISECOND),
+        )
+
+    def dispatching_sessions(self) -> ChainedConfig:
+        """Returns the limits and waiting times of the dispatcher of sessions."""
+        return ChainedConfig(claim_grace_ns=int(self.claim_grace_s * NANOSECONDS_PER_SECOND))
+
+    def demand_policy(self) -> DemandPolicy:
+        """Returns when the demand for text is a reason to compose chains anew."""
+        usual = SessionLoad(
+            self.expected_sessions_per_s, self.expected_prompt_tokens, self.expected_output_tokens
+        )
+        return DemandPolicy(
+            usual=usual,
+            factor=self.recompose_factor,
+            let_go=1.0 + 0.5 * (self.recompose_factor - 1.0),
+            lasting_ns=int(self.replan_lasting_s * NANOSECONDS_PER_SECOND),
+            interval_ns=int(self.replan_interval_s * NANOSECONDS_PER_SECOND),
         )
 
     def replan_policy(self) -> ReplanPolicy:

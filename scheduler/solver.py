@@ -1,8 +1,8 @@
 """Solves planning tasks in a process of its own, so that no request waits for it.
 
-The process gets a pickled `PoolingProblem` on standard input and answers with a pickled `Solution`
-or `Infeasible`; both ends are this program. It runs at low priority, is killed when it takes too
-long, and whatever becomes of it costs a plan and nothing else.
+The process gets a pickled `Task` or `ChainCluster` on standard input and answers with a pickled
+`Solution`, `Composed` or `Infeasible`; both ends are this program. It runs at low priority, is
+killed when it takes too long, and whatever becomes of it costs a plan and nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
+from scheduler.chain_making import Composed
+from scheduler.planning.live import ChainCluster
 from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from services.errors import InternalError, PlanInfeasible, Unavailable
 from services.log import get_logger
@@ -68,13 +70,30 @@ class Solver:
             Unavailable: none was found in time.
             InternalError: the process crashed.
         """
+        answer = await self._ask(Task(problem, self._time_limit_s))
+        if not isinstance(answer, Solution):
+            raise InternalError("the solver answered something else than a plan")
+        return answer
+
+    async def compose(self, cluster: ChainCluster) -> Composed:
+        """Returns the chains of the models of a cluster.
+
+        Raises:
+            Unavailable: they were not found in time.
+            InternalError: the process crashed.
+        """
+        answer = await self._ask(cluster)
+        if not isinstance(answer, Composed):
+            raise InternalError("the solver answered something else than chains")
+        return answer
+
+    async def _ask(self, question: Task | ChainCluster) -> object:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", self._module,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE, env=_environment(),
         )  # fmt: skip
-        task = pickle.dumps(Task(problem, self._time_limit_s))
-        talking = asyncio.ensure_future(process.communicate(task))
+        talking = asyncio.ensure_future(process.communicate(pickle.dumps(question)))
         try:
             done, _ = await asyncio.wait({talking}, timeout=self._time_limit_s + _GRACE_S)
             if not done:
@@ -98,20 +117,18 @@ async def _end(
         await process.wait()
 
 
-def _answer(code: int | None, output: bytes, errors: bytes) -> Solution:
+def _answer(code: int | None, output: bytes, errors: bytes) -> object:
     said = errors.decode(errors="replace").strip().splitlines()
     last = said[-1] if said else "it said nothing"
     if code != 0:
         _log.error("solver_crashed", exit_code=code, error=last)
         raise InternalError(f"the solver ended with exit code {code}: {last}")
     try:
-        answer = pickle.loads(output)  # from a child of this process
+        answer: object = pickle.loads(output)  # from a child of this process
     except Exception as error:
         raise InternalError(f"the solver's answer cannot be read: {error!r}; {last}") from error
     if isinstance(answer, Infeasible):
         raise PlanInfeasible(answer.message)
-    if not isinstance(answer, Solution):
-        raise InternalError("the solver answered something else than a plan")
     return answer
 
 

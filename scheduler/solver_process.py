@@ -7,7 +7,8 @@ import pickle
 import sys
 import time
 
-from scheduler.planning.live import with_batch_building
+from scheduler.chain_making import compose_cluster
+from scheduler.planning.live import ChainCluster, with_batch_building
 from scheduler.planning.pooled import explain_plan, plan_pools
 from scheduler.solver import Infeasible, Solution, Task
 from services.errors import PlanInfeasible
@@ -32,10 +33,13 @@ def main() -> None:
     os.nice(_NICENESS)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
-    task = pickle.load(sys.stdin.buffer)
-    assert isinstance(task, Task)
+    question = pickle.load(sys.stdin.buffer)
+    assert isinstance(question, Task | ChainCluster)
     with answers:
-        pickle.dump(solve(task), answers)
+        if isinstance(question, Task):
+            pickle.dump(solve(question), answers)
+        else:
+            pickle.dump(compose_cluster(question), answers)
 
 
 if __name__ == "__main__":

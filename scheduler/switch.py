@@ -59,7 +59,7 @@ class Facts:
         gave_up: Why an agent cannot load a partition; empty while it may still succeed.
         is_crowded: True for an agent that cannot hold what it lacks beside what it has.
         is_ordered: True while an agent was told to load a partition and has not answered.
-        in_use: True while a batch on its way needs a partition.
+        in_use: True while a batch on its way, or a session, needs a partition.
         surplus: What an agent has loaded that is not part of a placement.
         objection: Why a placement cannot be dispatched by although it is loaded; empty if it can.
     """
@@ -262,4 +262,5 @@ def _without(model: ModelPlan, gone: frozenset[AgentId]) -> ModelPlan:
         )
         if all(stage.agents for stage in stages):
             pipelines.append(Pipeline(pipeline.pipeline_id, pipeline.batch_size, stages))
-    return replace(model, pipelines=tuple(pipelines))
+    chains = tuple(c for c in model.chains if not any(hop.agent in gone for hop in c.hops))
+    return replace(model, pipelines=tuple(pipelines), chains=chains)

@@ -3,24 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from scheduler.planning import (
     ModelPlacement,
     PipelinePlacement,
     Placement,
     StagePlacement,
+    without_agents,
 )
 from services.domain.ids import AgentId, ModelKey, PartitionKey
-from services.domain.plan import ModelPlan, Pipeline
+from services.domain.plan import Chain, ModelPlan, Pipeline
 
-Wanted = dict[PartitionKey, tuple[int, bool]]
-"""Partition -> the largest batch it must run, and whether its boundaries are float16."""
+
+@dataclass(frozen=True, slots=True)
+class CacheNeed:
+    """The key-value caches a range of decoder blocks must have room for."""
+
+    block_slots: int
+    session_tokens: int
+    entry_blocks: tuple[int, ...]
+    """Where chains enter, in order; the first block of the partition is always one."""
+
+    def includes(self, other: CacheNeed) -> bool:
+        """True if whoever has this lacks nothing of `other`."""
+        return (
+            self.block_slots >= other.block_slots
+            and self.session_tokens >= other.session_tokens
+            and set(other.entry_blocks) <= set(self.entry_blocks)
+        )
+
+    def joined(self, other: CacheNeed) -> CacheNeed:
+        """Returns what serves both."""
+        return CacheNeed(
+            max(self.block_slots, other.block_slots),
+            max(self.session_tokens, other.session_tokens),
+            tuple(sorted({*self.entry_blocks, *other.entry_blocks})),
+        )
+
+
+class Need(NamedTuple):
+    """How an agent must host a partition."""
+
+    batch: int
+    """The largest batch it must run; of decoder blocks the most sessions at a time."""
+    float16: bool
+    """Whether feature maps cross its boundaries as float16."""
+    cache: CacheNeed | None = None
+    """Set for decoder blocks."""
+
+
+Wanted = dict[PartitionKey, Need]
+"""What an agent must host, and how."""
+
+
+def joined(one: Wanted, other: Wanted) -> Wanted:
+    """Returns what serves both; where only one can be, it is `other`."""
+    both = {**one, **other}
+    for key in one.keys() & other.keys():
+        mine, theirs = one[key].cache, other[key].cache
+        if mine is not None and theirs is not None:
+            batch = max(one[key].batch, other[key].batch)
+            both[key] = Need(batch, other[key].float16, mine.joined(theirs))
+    return both
 
 
 def agents_of(placement: Placement) -> set[AgentId]:
     """Returns every agent a placement names."""
-    return {agent for _, _, stage in stages_of(placement) for agent in stage.agents}
+    named = {agent for _, _, stage in stages_of(placement) for agent in stage.agents}
+    return named | {host.agent for model in placement.models for host in model.hosts}
 
 
 def stages_of(
@@ -40,13 +92,7 @@ def partition_of(model: ModelPlacement, stage: StagePlacement) -> PartitionKey:
 
 def wanted_of(placement: Placement, agent: AgentId) -> Wanted:
     """Returns what one agent must host."""
-    wanted: Wanted = {}
-    for model, pipeline, stage in stages_of(placement):
-        if agent in stage.agents:
-            key = partition_of(model, stage)
-            batch = max(pipeline.batch_size, wanted.get(key, (0, False))[0])
-            wanted[key] = (batch, model.float16_boundaries)
-    return wanted
+    return wanted_by_agent(placement).get(agent, {})
 
 
 def wanted_by_agent(placement: Placement | None) -> dict[AgentId, Wanted]:
@@ -56,9 +102,28 @@ def wanted_by_agent(placement: Placement | None) -> dict[AgentId, Wanted]:
         key = partition_of(model, stage)
         for agent in stage.agents:
             mine = wanted.setdefault(agent, {})
-            batch = max(pipeline.batch_size, mine.get(key, (0, False))[0])
-            mine[key] = (batch, model.float16_boundaries)
+            known = mine.get(key)
+            batch = max(pipeline.batch_size, known.batch if known is not None else 0)
+            mine[key] = Need(batch, model.float16_boundaries)
+    for model in placement.models if placement is not None else ():
+        for agent, key, need in hosts_of(model):
+            wanted.setdefault(agent, {})[key] = need
     return wanted
+
+
+def hosts_of(model: ModelPlacement) -> Iterator[tuple[AgentId, PartitionKey, Need]]:
+    """Returns who hosts the blocks of a model that generates text, and how."""
+    entries: dict[tuple[AgentId, int, int], set[int]] = {}
+    sessions: dict[tuple[AgentId, int, int], int] = {}
+    for chain in model.chains:
+        for hop in chain.hops:
+            entries.setdefault(hop.host, {hop.first_block}).add(hop.entry)
+            sessions[hop.host] = sessions.get(hop.host, 0) + chain.capacity
+    for host in model.hosts:
+        inside = tuple(sorted(entries.get(host.host, {host.first_block})))
+        cache = CacheNeed(host.block_slots, model.session_tokens, inside)
+        key = PartitionKey(model.model, host.first_block, host.last_block)
+        yield host.agent, key, Need(sessions.get(host.host, 1), False, cache)
 
 
 def without(placement: Placement, gone: set[AgentId]) -> Placement:
@@ -73,8 +138,9 @@ def without(placement: Placement, gone: set[AgentId]) -> Placement:
             )
             if all(stage.agents for stage in stages):
                 pipelines.append(replace(pipeline, stages=stages))
-        if pipelines:
-            models.append(replace(model, pipelines=tuple(pipelines)))
+        chains, hosts = without_agents(model.chains, model.hosts, gone)
+        if pipelines or chains:
+            models.append(replace(model, pipelines=tuple(pipelines), chains=chains, hosts=hosts))
     return replace(placement, models=tuple(models))
 
 
@@ -98,8 +164,8 @@ def can_go_back(old: Placement, new: Placement, is_present: Callable[[AgentId], 
     return both <= served
 
 
-Hosts = Callable[[AgentId, PartitionKey, int], bool]
-"""True if an agent is there and hosts a partition for batches of that size."""
+Hosts = Callable[[AgentId, PartitionKey, Need], bool]
+"""True if an agent is there and hosts a partition as it is needed."""
 
 
 def missing(
@@ -107,14 +173,23 @@ def missing(
 ) -> list[tuple[AgentId, PartitionKey]]:
     """Returns what still has to be loaded before a placement can be activated.
 
-    An excused agent is not waited for, as long as every pool has somebody.
+    An excused agent is not waited for, as long as every pool, or a chain, has all it needs.
     """
     lacking = []
     for model, pipeline, stage in stages_of(placement):
         key = partition_of(model, stage)
-        late = [agent for agent in stage.agents if not hosts(agent, key, pipeline.batch_size)]
+        need = Need(pipeline.batch_size, model.float16_boundaries)
+        late = [agent for agent in stage.agents if not hosts(agent, key, need)]
         enough = len(late) < len(stage.agents)
         lacking += [(agent, key) for agent in late if not (enough and excused(agent))]
+    for model in placement.models:
+        behind = [
+            (agent, key) for agent, key, need in hosts_of(model) if not hosts(agent, key, need)
+        ]
+        waited_for = [(agent, key) for agent, key in behind if not excused(agent)]
+        absent = {agent for agent, _ in behind if excused(agent)}
+        left, _ = without_agents(model.chains, model.hosts, absent)
+        lacking += waited_for if left else behind
     return lacking
 
 
@@ -123,12 +198,19 @@ def can_serve(pipeline: Pipeline, joined: Callable[[AgentId], bool]) -> bool:
     return all(any(joined(agent) for agent in stage.agents) for stage in pipeline.stages)
 
 
+def can_generate(chain: Chain, joined: Callable[[AgentId], bool]) -> bool:
+    """True if the dispatcher may use every agent of the chain."""
+    return all(joined(hop.agent) for hop in chain.hops)
+
+
 def empty_pools(plan: ModelPlan, joined: Callable[[AgentId], bool]) -> list[str]:
-    """Returns, in words, the pools of a model's pipelines that have nobody."""
-    return [
+    """Returns, in words, what a model's pipelines or chains lack."""
+    pools = [
         f"nobody hosts blocks {stage.partition.first_block} to {stage.partition.last_block}"
         f" (waiting for {', '.join(stage.agents)})"
         for pipeline in plan.pipelines
         for stage in pipeline.stages
         if not any(joined(agent) for agent in stage.agents)
     ]
+    absent = sorted({h.agent for chain in plan.chains for h in chain.hops if not joined(h.agent)})
+    return [*pools, f"no chain is whole (waiting for {', '.join(absent)})"] if absent else pools

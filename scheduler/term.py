@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from scheduler.agent_sessions import AgentSessions, Batches
+from scheduler.agent_sessions import AgentSessions
+from scheduler.book import Book
 from scheduler.clock import now_ns
 from scheduler.cluster import Cluster, Limits
 from scheduler.converters import rejection
 from scheduler.deployments import Deployments
+from scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
 from scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -19,13 +22,16 @@ from scheduler.dispatch.events import (
     Event,
     PlanActivated,
     RequestArrived,
+    SessionRequested,
+    SessionsClosed,
     StageReported,
 )
-from scheduler.dispatch.pooled import PooledDispatcher
 from scheduler.engine import Engine
-from scheduler.gateway_sessions import GatewaySession, GatewaySessions
+from scheduler.gateway_sessions import GatewaySessions
+from scheduler.gateways import GatewaySession
 from scheduler.housekeeping import keep_house
 from scheduler.in_flight import InFlight
+from scheduler.live_sessions import LiveSessions
 from scheduler.measured import Measured
 from scheduler.model_table import model_table
 from scheduler.peers import Peers
@@ -34,6 +40,7 @@ from scheduler.planner_wiring import planner_of
 from scheduler.recovery import queued_reservations, take_over
 from scheduler.roster import AgentRecord
 from scheduler.router import Router, Stamp
+from scheduler.session_desk import SessionDesk
 from scheduler.settings import SchedulerSettings
 from scheduler.state.journal import Journal
 from scheduler.state.lease import Lease
@@ -85,9 +92,16 @@ class Term:
         self.file_mark = FileMark()
         self.in_flight = InFlight()
         self.utilisation = Utilisation()
-        self.dispatcher = PooledDispatcher(
-            settings.dispatching(), first_batch=lease.epoch << 40 | 1
-        )
+        book, first = Book(), lease.epoch << 40 | 1
+        self.live = LiveSessions(book.slots)
+        self.dispatcher = CombinedDispatcher(
+            PooledDispatcher(settings.dispatching(), book=book, first_batch=first),
+            ChainedDispatcher(
+                settings.dispatching_sessions(), book, policy=settings.chain_policy,
+                first_session=first, random_below=random.Random(first).randrange,
+            ),
+            book,
+        )  # fmt: skip
         self.planner = planner_of(settings, self.deployments, self.measured)
         limits = Limits(
             settings.load_timeout_s,
@@ -101,15 +115,17 @@ class Term:
         )
         self.gateways = GatewaySessions(self, self.waiting)
         self.agents = AgentSessions(self, self.cluster)
+        self.sessions = SessionDesk(self, self.live, book.slots)
         telemetry = (around.metrics, around.tracer)
-        router = Router(self.gateways, self.agents, self.in_flight, telemetry, self._stamp)
+        both = (self.in_flight, self.live)
+        router = Router(self.gateways, self.agents, both, telemetry, self._stamp)
         self._engine = Engine(self.dispatcher, router.route, around.metrics)
         self._router = router
         self._journal = Journal()
         self._persistence = Persistence(
             Sources(
-                self.dispatcher, self.in_flight, self.cluster, self.deployments, self.measured,
-                self.peers, self.file_mark, self.planner,
+                self.dispatcher, self.in_flight, self.live, self.cluster, self.deployments,
+                self.measured, self.peers, self.file_mark, self.planner,
             ),
             self._journal,
         )  # fmt: skip
@@ -193,7 +209,13 @@ class Term:
             self.in_flight.stage_done(event.batch, event.position)
         elif isinstance(event, BatchFailed):
             self.in_flight.over(event.batch)
+        elif isinstance(event, SessionRequested) and event.in_flight is None:
+            self.planner.session_arrived(event.model, event.prompt_tokens, now)
         self._engine.feed(event, now)
+        if isinstance(event, SessionsClosed):
+            self.live.may_be_over(event.sessions)
+        elif isinstance(event, SessionRequested) and event.in_flight is not None:
+            self.live.adopted(event.in_flight.session, event.request, event.in_flight.hops)
         self.write_behind.touch()
 
     def greet_gateway(self, session: GatewaySession) -> None:
@@ -221,7 +243,7 @@ class Term:
         """True if requests for it can be dispatched now."""
         return self.cluster.is_ready(model)
 
-    def greet_agent(self, record: AgentRecord, batches: Batches) -> None:
+    def greet_agent(self, record: AgentRecord, hello: scheduler_pb2.AgentHello) -> None:
         """Sends welcome and directory, and enters what it holds into the book."""
         assert record.session is not None
         agent_id = record.agent.agent_id
@@ -229,9 +251,10 @@ class Term:
         message = scheduler_pb2.SchedulerToAgentMessage
         record.session.send(message(epoch=self.epoch, welcome=self._welcome()))
         record.session.send(message(epoch=self.epoch, directory=self.peers.directory()))
-        if batches:
+        if hello.batches:
             known = {reservation.batch for reservation in self.dispatcher.snapshot()}
-            self.dispatcher.restore(queued_reservations(agent_id, batches, known, now_ns()))
+            queued = queued_reservations(agent_id, hello.batches, known, now_ns())
+            self.dispatcher.restore(queued)
         self._journal_event("agent_joined", {"agent": agent_id, "device": record.device})
 
     def epoch_seen(self, epoch: int) -> None:
@@ -251,7 +274,9 @@ class Term:
     def agent_lost(self, agent: AgentId) -> None:
         """The dispatcher must not use it any more."""
         self.in_flight.lost(agent)
+        held = self.sessions.let_go(agent)
         self.feed(AgentLost(agent), now_ns())
+        self.live.may_be_over(held)
 
     def dispatch_by(self, plan: Plan) -> None:
         """Dispatch by this plan, or this part of one, from now on."""
@@ -270,8 +295,14 @@ class Term:
         observe_switch(report, self._around.metrics)
 
     def is_in_use(self, agent: AgentId, partition: PartitionKey) -> bool:
-        """True while a batch in flight needs a partition."""
-        return self.in_flight.uses_partition(agent, partition)
+        """True while a batch in flight, or a session, needs a partition."""
+        if self.in_flight.uses_partition(agent, partition):
+            return True
+        return self.live.uses_partition(agent, partition)
+
+    def move_sessions(self, agent: AgentId, partition: PartitionKey) -> None:
+        """Has the sessions on a partition go on elsewhere."""
+        self.sessions.move(agent, partition)
 
     def cluster_changed(self) -> None:
         """Tells everyone who wants to know, if there is anything new."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler.dispatch.events import RequestArrived
+from scheduler.dispatch.events import RequestArrived, SessionRequested
 from services.domain.ids import ModelKey, Nanoseconds, RequestId
 from services.errors import Overloaded
 
@@ -13,10 +13,12 @@ _BEFORE_DEADLINE_NS = 100_000_000
 """Refused this long before its deadline, a request is told why; at its deadline, only that it was
 too late."""
 
+Arrival = RequestArrived | SessionRequested
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    event: RequestArrived
+    event: Arrival
     until_ns: Nanoseconds
 
 
@@ -31,7 +33,7 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, event: RequestArrived, now: Nanoseconds) -> None:
+    def add(self, event: Arrival, now: Nanoseconds) -> None:
         """Lets a request wait.
 
         Raises:
@@ -46,14 +48,14 @@ class WaitingRoom:
         """Forgets a request; False if it did not wait here."""
         return self._waiting.pop(request, None) is not None
 
-    def release(self, is_ready: Callable[[ModelKey], bool]) -> list[RequestArrived]:
+    def release(self, is_ready: Callable[[ModelKey], bool]) -> list[Arrival]:
         """Returns, in order, the requests whose model is ready now."""
         ready = [entry.event for entry in self._waiting.values() if is_ready(entry.event.model)]
         for event in ready:
             del self._waiting[event.request]
         return ready
 
-    def expire(self, now: Nanoseconds) -> list[RequestArrived]:
+    def expire(self, now: Nanoseconds) -> list[Arrival]:
         """Returns the requests that waited as long as they may."""
         late = [entry.event for entry in self._waiting.values() if entry.until_ns <= now]
         for event in late:

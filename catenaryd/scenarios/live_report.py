@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from catenaryd.live.scenario import LiveFindings, LiveRun, LiveScenario, LiveTask, SearchPlan
 from catenaryd.scenarios import planners
@@ -16,6 +17,8 @@ from catenaryd.scenarios.problems import only, with_gpus
 from catenaryd.scenarios.report import Cell, Figure, Lines, Report, Table, mean
 from catenaryd.scenarios.schema import Live, matching
 from scheduler.planning.pooled.problem import PoolingProblem
+
+Found = TypeVar("Found")
 
 
 def tasks_of(scenario: Live, context: Context) -> list[LiveTask]:
@@ -50,11 +53,11 @@ def run_live(
         with tempfile.TemporaryDirectory(prefix="catenary-live-") as folder:
             both = LiveScenario(task, wanted)
             done = both.compare(list(scenario.seeds), Path(folder), progress)
-            findings.append(asyncio.run(_until_told(done)))
+            findings.append(asyncio.run(until_told(done)))
     return findings
 
 
-async def _until_told(done: Coroutine[None, None, LiveFindings]) -> LiveFindings:
+async def until_told(done: Coroutine[Any, Any, Found]) -> Found:
     """Awaits `done`; SIGTERM ends it like Ctrl-C, so that no process of the cluster stays."""
     task = asyncio.ensure_future(done)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -61,6 +61,8 @@ class Arrivals:
         """Highest epoch seen; first hops of an older one are refused."""
         self.ignored = 0
         """Frames that were malformed, late duplicates or of cancelled batches."""
+        self.sessions: Callable[[frame_pb2.FrameHeader, ReceivedFrame], None] | None = None
+        """Takes frames of sessions; without it they are ignored."""
         self._agent_id = agent_id
         self._partitions = partitions
         self._held = held
@@ -83,6 +85,9 @@ class Arrivals:
             self.ignored += 1
             frame.release()
             return
+        if header.kind in intake.SESSION_KINDS:
+            self._on_session_frame(header, frame)
+            return
         transfer_ns = 0
         if frame.capabilities.same_host and 0 < header.sent_monotonic_ns <= received_ns:
             transfer_ns = received_ns - header.sent_monotonic_ns
@@ -95,6 +100,13 @@ class Arrivals:
             self._refuse(arrival, error)
             return
         self.take(arrival, Payload(tensors, len(frame.payload), frame.release))
+
+    def _on_session_frame(self, header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> None:
+        if self.sessions is None:
+            self.ignored += 1
+            frame.release()
+        else:
+            self.sessions(header, frame)
 
     def on_outputs(self, header: frame_pb2.FrameHeader, outputs: Sequence[Array]) -> None:
         """Takes the outputs of the previous hop, computed in this very agent."""

@@ -51,7 +51,8 @@ class EmulatedLink:
         except CatenaryError:
             take(frame)  # whoever takes it knows what to say
             return
-        if header.position == 0:
+        from_gateway = header.position == 0 and header.kind not in intake.SESSION_KINDS
+        if from_gateway or not len(frame.payload):  # gateways open sessions without a payload
             take(frame)
             return
         now = time.monotonic_ns()

@@ -153,6 +153,16 @@ class Engine:
         self._arrivals.epoch = max(self._arrivals.epoch, epoch)
 
     @property
+    def held(self) -> Held:
+        """Counts the bytes of received tensors of the whole agent."""
+        return self._held
+
+    @property
+    def link(self) -> EmulatedLink | None:
+        """The emulated network card, if there is one."""
+        return self._link
+
+    @property
     def held_batches(self) -> int:
         """Batches in this agent."""
         return len(self._held)
@@ -192,6 +202,10 @@ class Engine:
         return described
 
     # -- orders ----------------------------------------------------------------------------------
+
+    def hand_sessions_to(self, handler: Callable[[FrameHeader, ReceivedFrame], None]) -> None:
+        """Hands frames of sessions, whose header was read, to `handler` from now on."""
+        self._arrivals.sessions = handler
 
     def on_frame(self, frame: ReceivedFrame) -> None:
         """Takes a frame from a transport (a `FrameHandler`)."""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 MAX_HOPS = 256
 MAX_SLICES = 65_536
 
+SESSION_KINDS = (frame_pb2.FRAME_KIND_SESSION_STEP, frame_pb2.FRAME_KIND_SESSION_TOKENS)
+"""Frames of sessions that generate text; see `gpu_agent.generation`."""
+
 
 def parse_header(data: bytes) -> frame_pb2.FrameHeader:
     """Returns the header of a frame for an agent.
@@ -28,8 +31,8 @@ def parse_header(data: bytes) -> frame_pb2.FrameHeader:
         header = frame_pb2.FrameHeader.FromString(data)
     except Exception as error:  # protobuf's DecodeError; its class differs between back ends
         raise InvalidInput("header", "not a frame header") from error
-    if header.kind != frame_pb2.FRAME_KIND_FEATURE_MAP:
-        raise InvalidInput("kind", "an agent takes feature maps only")
+    if header.kind != frame_pb2.FRAME_KIND_FEATURE_MAP and header.kind not in SESSION_KINDS:
+        raise InvalidInput("kind", "an agent takes feature maps and frames of sessions only")
     return header
 
 

@@ -14,12 +14,15 @@ shards; each shard is a cluster of its own here, hence the keys of one model alw
     catenary:{main}:peers             hash         agent or gateway -> where frames reach it (Peer)
     catenary:{main}:resources         hash         every resource that has a reservation table
     catenary:{main}:book:<resource>   hash         "batch:position" -> "start end expires done"
+                                                   (caches: "session:0" -> "... done slots")
     catenary:{main}:batches           hash         batch -> path, slices, expected finish (JSON)
+    catenary:{main}:sessions          hash         session -> request, chain, hops (JSON)
     catenary:{main}:events            stream       what happened, newest few thousand entries
 
 Nothing but the lease expires, so the server must run with `maxmemory-policy noeviction`: an
 evicted reservation would be a double booking after a fail-over. Sizes are bounded by what is live:
-`book:*` and `batches` by the batches in flight, `events` by `MAXLEN ~`, the rest by the cluster.
+`book:*`, `batches` and `sessions` by what is in flight, `events` by `MAXLEN ~`, the rest by the
+cluster.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class Table(StrEnum):
     PEERS = "peers"
     RESOURCES = "resources"
     BATCHES = "batches"
+    SESSIONS = "sessions"
 
 
 def book_table(resource: ResourceId) -> str:

@@ -11,7 +11,17 @@ import pytest
 
 from cluster_harness import ROOT, environment
 
-COMMANDS = ("gateway", "scheduler", "agent", "up", "prepare", "profile", "demo", "create-key")
+COMMANDS = (
+    "gateway",
+    "scheduler",
+    "agent",
+    "up",
+    "prepare",
+    "import-model",
+    "profile",
+    "demo",
+    "create-key",
+)
 
 
 def catenaryd(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:

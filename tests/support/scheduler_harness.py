@@ -20,6 +20,7 @@ from catenary_protos.catenary.v1 import (
 )
 from scheduler.process import SchedulerProcess
 from scheduler.settings import SchedulerSettings
+from services.domain.decoder import DecoderTable
 from services.domain.ids import ModelKey
 from services.domain.model import BlockTable, Boundary, ModelManifest
 from services.domain.tensors import ANY, TensorSpec
@@ -40,6 +41,31 @@ def add_model(root: Path, key: ModelKey = TOY, blocks: int = 4) -> ModelKey:
     )
     table = BlockTable("0" * 64, True, boundaries, (COMPUTE_NS,) * blocks)
     repository.write_block_table(key, table)
+    return key
+
+
+LLM = ModelKey("llm", "1")
+SESSION_TOKENS = 64
+
+
+def add_decoder(
+    root: Path, key: ModelKey = LLM, blocks: int = 6, max_batch: int = 4, slo_ns: int = 10_000 * MS
+) -> ModelKey:
+    """Writes a model that generates text: 100 bytes a block, 64 bytes a block slot, 50 each for
+    the embedding and the head."""
+    repository = ModelRepository(root)
+    repository.write_manifest(
+        ModelManifest(
+            key, "decoder", "model.safetensors", slo_ns, max_batch, True,
+            session_tokens=SESSION_TOKENS,
+        )
+    )  # fmt: skip
+    table = DecoderTable(
+        model_hash="0" * 64, blocks=blocks, hidden_size=8, attention_heads=2, key_value_heads=1,
+        head_size=4, vocabulary_size=100, context_tokens=128, end_token_ids=(2,), block_bytes=100,
+        embedding_bytes=50, head_bytes=50, cache_bytes_per_token=1,
+    )  # fmt: skip
+    repository.write_decoder_table(key, table)
     return key
 
 
@@ -141,6 +167,9 @@ class AgentScript:
     block_bytes: int = 2
     device_class: str = "cpu"
     virtual_level: int = 1
+    sessions: list[scheduler_pb2.SessionInAgent] = field(default_factory=list)
+    answers_closes: bool = True
+    decode_ns: int = 10 * MS
 
 
 class FakeAgent(Client):
@@ -159,6 +188,7 @@ class FakeAgent(Client):
             virtual_level=self.script.virtual_level,
             link_bytes_per_second=10**9, epoch=self.script.epoch,
             partitions=self.script.partitions, batches=self.script.batches,
+            sessions=self.script.sessions,
         )  # fmt: skip
         super().__init__(port, scheduler_pb2.AgentMessage(hello=hello))
 
@@ -168,6 +198,8 @@ class FakeAgent(Client):
         elif message.WhichOneof("kind") == "unload_partition":
             key = message.unload_partition.key
             self.loaded.pop((key.first_block, key.last_block), None)
+        elif message.WhichOneof("kind") == "close_sessions" and self.script.answers_closes:
+            await self.closed(*message.close_sessions.session_ids)
 
     async def _load(self, order: scheduler_pb2.LoadPartition) -> None:
         if self.script.fail_loads:
@@ -187,12 +219,32 @@ class FakeAgent(Client):
             return
         if self.script.hold_loads:
             return
-        done = scheduler_pb2.PartitionLoaded(
-            key=order.key, memory_bytes=size,
-            compute_ns=[self.script.compute_ns] * order.max_batch,
-        )  # fmt: skip
+        done = scheduler_pb2.PartitionLoaded(key=order.key, memory_bytes=size)
+        if order.HasField("cache"):
+            done.generation.CopyFrom(self._cost(order))
+        else:
+            done.compute_ns.extend([self.script.compute_ns] * order.max_batch)
         self.loaded[order.key.first_block, order.key.last_block] = done
         await self.send(scheduler_pb2.AgentMessage(partition_loaded=done))
+
+    def _cost(self, order: scheduler_pb2.LoadPartition) -> scheduler_pb2.GenerationCost:
+        blocks = order.key.last_block - order.key.first_block
+        return scheduler_pb2.GenerationCost(
+            block_slots=order.cache.block_slots, session_tokens=order.cache.session_tokens,
+            prefill_token_ns=MS * blocks, decode_ns=self.script.decode_ns * blocks,
+        )  # fmt: skip
+
+    async def closed(self, *sessions: int) -> None:
+        said = scheduler_pb2.SessionsClosed(session_ids=sessions)
+        await self.send(scheduler_pb2.AgentMessage(sessions_closed=said))
+
+    async def fails(self, session: int) -> None:
+        failure = common_pb2.Failure(reason="UNAVAILABLE", message="no way", retryable=True)
+        said = scheduler_pb2.SessionFailed(session_id=session, failure=failure)
+        await self.send(scheduler_pb2.AgentMessage(session_failed=said))
+
+    def told_to_close(self, session: int) -> bool:
+        return any(session in order.session_ids for order in self.all("close_sessions"))
 
     async def report(self, batch_id: int, position: int) -> None:
         report = scheduler_pb2.StageReport(
@@ -218,6 +270,25 @@ class FakeGateway(Client):
             "budget_ns": 2_000 * MS, **changes,
         }  # fmt: skip
         await self.send(scheduler_pb2.GatewayMessage(submit=scheduler_pb2.SubmitRequest(**values)))
+
+    async def submit_session(self, number: int, **changes: Any) -> None:
+        values = {
+            "request_id": number, "model": "llm", "prompt_tokens": 8, "max_tokens": 8,
+            "budget_ns": 8_000 * MS, **changes,
+        }  # fmt: skip
+        asked = scheduler_pb2.SubmitSession(**values)
+        await self.send(scheduler_pb2.GatewayMessage(submit_session=asked))
+
+    def starts(self, number: int) -> list[scheduler_pb2.StartSession]:
+        return [start for start in self.all("start_session") if start.request_id == number]
+
+    async def started(self, number: int, times: int = 1) -> scheduler_pb2.StartSession:
+        await until(lambda: len(self.starts(number)) >= times, f"start {times} of {number}")
+        return self.starts(number)[times - 1]
+
+    def serves(self, name: str) -> bool:
+        model = self.model(name)
+        return model is not None and model.ready
 
     async def finished(self, number: int) -> None:
         done = scheduler_pb2.RequestFinished(request_id=number)

@@ -19,7 +19,13 @@ def print_schema() -> None:
 
 
 def run_command(
-    paths: tuple[Path, ...], *, quick: bool, workers: int, out: Path | None, as_json: bool
+    paths: tuple[Path, ...],
+    *,
+    quick: bool,
+    workers: int,
+    live: bool,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Runs scenario files and prints or writes what they found.
 
@@ -27,10 +33,11 @@ def run_command(
         paths: The files.
         quick: Their short forms.
         workers: Simulations at a time; 0: one per CPU.
+        live: Serve on real processes, too, what has a `live` section.
         out: Folder for plots, facts and the document; None: tables are printed.
         as_json: Print facts instead of tables.
     """
-    reports = run_scenarios(paths, quick=quick, workers=workers, progress=_progress)
+    reports = run_scenarios(paths, quick=quick, workers=workers, live=live, progress=_progress)
     if out is not None:
         for path in write(reports, out):
             _progress(f"wrote {path}")

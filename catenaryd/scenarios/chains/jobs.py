@@ -121,11 +121,8 @@ class SystemJob:
 
     def run(self) -> Outcome:
         """Does it."""
-        system, cluster = self.system, self.setting.cluster()
-        if system.cache_gb is not None:
-            cluster = replace(cluster, model=replace(cluster.model, cache_gb=system.cache_gb))
-        workload = self.requests.workload(cluster.model)
-        rate = self.requests.rate_per_s or workload.rate_per_s
+        system = self.system
+        cluster, workload, rate = self._task()
         if system.planner == "petals":
             options = PetalsOptions(system.petals_rule, system.petals_capped)
             return Outcome(serve_petals(cluster, workload, self.requests.seed, options))
@@ -139,6 +136,23 @@ class SystemJob:
             return Outcome(None, composition.c)
         result = serve_chains(cluster, composition, system.policy, workload, self.requests.seed)
         return _outcome(composition, result, rate)
+
+    def composed(self) -> tuple[Cluster, Workload, Composition]:
+        """Returns our chains and what they serve, for a run on real processes.
+
+        Raises:
+            PlanInfeasible: If blocks are left without host.
+        """
+        cluster, workload, rate = self._task()
+        return cluster, workload, self._composed(cluster, workload, rate)
+
+    def _task(self) -> tuple[Cluster, Workload, float]:
+        """Returns who serves what, and the rate to plan for."""
+        cluster, cache_gb = self.setting.cluster(), self.system.cache_gb
+        if cache_gb is not None:
+            cluster = replace(cluster, model=replace(cluster.model, cache_gb=cache_gb))
+        workload = self.requests.workload(cluster.model)
+        return cluster, workload, self.requests.rate_per_s or workload.rate_per_s
 
     def _composed(self, cluster: Cluster, workload: Workload, rate: float) -> Composition:
         system = self.system

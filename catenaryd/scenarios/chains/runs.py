@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from catenaryd.scenarios.chains import allocation, placement, policies, serve, tuning
+from catenaryd.scenarios.chains import (
+    allocation,
+    live_chains,
+    placement,
+    policies,
+    serve,
+    tuning,
+)
 from catenaryd.scenarios.chains.schema import (
     Allocation,
     Placement,
@@ -41,6 +48,7 @@ def run_scenarios(
     *,
     quick: bool = False,
     workers: int = 0,
+    live: bool = False,
     progress: Progress = lambda _line: None,
 ) -> list[Report]:
     """Returns a report of each scenario.
@@ -49,6 +57,7 @@ def run_scenarios(
         paths: YAML files.
         quick: The short forms.
         workers: Simulations at a time; 0: one per CPU.
+        live: Serve on real processes, too, what has a `live` section.
         progress: Told what is done, line by line.
 
     Raises:
@@ -61,7 +70,13 @@ def run_scenarios(
         progress(f"{done} of {of} simulations")
 
     results = run_all(jobs, workers or os.cpu_count() or 1, count)
-    return [_report(each, results) for each in named]
+    reports = [_report(each, results) for each in named]
+    if not live:
+        return reports
+    return [
+        live_chains.with_live(each.scenario, results, report, progress)
+        for each, report in zip(named, reports, strict=True)
+    ]
 
 
 def write(reports: Sequence[Report], folder: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from catenaryd.scenarios.chains.schema_parts import (
     Count,
     FixedServer,
     GpuSpec,
+    LiveSpec,
     Load,
     ModelSpec,
     PolicyName,
@@ -73,6 +74,9 @@ class Serve(_Scenario):
     systems: list[System] = Field(min_length=1, description="What is compared.")
     workloads: list[WorkloadSpec] = Field(min_length=1, description="One case each.")
     seeds: list[int] = Field([1], min_length=1, description="One run each, on fixed servers.")
+    live: LiveSpec | None = Field(
+        None, description="With --live: serve the same on real processes, too (systems of ours)."
+    )
 
 
 class Policies(_Scenario):

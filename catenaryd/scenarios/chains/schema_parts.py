@@ -118,6 +118,18 @@ class System(Closed):
     bprr_by_ends: bool = Field(False, description="BPRR: route by expected ends of sessions.")
 
 
+class LiveSpec(Closed):
+    """How a scenario is served by real processes: an emulated agent per server."""
+
+    dilation: Positive = Field(1.0, description="So many times slower than what they emulate.")
+    session_tokens: Count = Field(8192, description="Most tokens of a session.")
+    shared_device: bool = Field(
+        False,
+        description="Sessions share an agent's device step by step, as real ones do; else each "
+        "computes as if it were alone, as the paper assumes.",
+    )
+
+
 class TraceSpec(Closed):
     """Requests of an Azure LLM inference trace."""
 

@@ -17,6 +17,9 @@ from services.domain.ids import ModelKey
 from services.errors import InvalidInput, NoActivePlan
 from tiny_tokenizer import TEMPLATE, text_model, tokens_of
 
+# The first test of all that asks for the model imports it.
+pytestmark = pytest.mark.timeout(600)
+
 CHATML = TEMPLATE
 LLAMA2 = """{% if messages[0]['role'] == 'system' %}
     {% set loop_messages = messages[1:] %}

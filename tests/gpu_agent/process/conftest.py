@@ -80,6 +80,11 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def order(self, epoch: int | None = None, **kind) -> None:
         await self._calls[-1].write(self._packed(epoch, **kind))
 
+    async def order_when_there(self, **kind) -> None:
+        """Orders as soon as an agent has said hello."""
+        await self.wait_for("hello")
+        await self.order(**kind)
+
     def of(self, kind: str) -> list:
         return [getattr(m, kind) for m in self.heard if m.WhichOneof("kind") == kind]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.settings import SchedulerSettings
-from scheduler_harness import Crowd, add_model, settings
+from scheduler_harness import Crowd, add_decoder, add_model, settings
 from services.embedded_redis import EmbeddedRedis
 
 
@@ -32,5 +32,16 @@ def configured(tmp_path: Path, server: EmbeddedRedis) -> Callable[..., Scheduler
 
     def make(**changes: Any) -> SchedulerSettings:
         return settings(tmp_path, server.url, **changes)
+
+    return make
+
+
+@pytest.fixture
+def generating(tmp_path: Path, configured: Callable[..., SchedulerSettings]) -> Any:
+    """Makes the settings of a scheduler that serves a model which generates text."""
+    add_decoder(tmp_path / "models")
+
+    def make(**changes: Any) -> SchedulerSettings:
+        return configured(**{"models": ["llm"], **changes})
 
     return make

@@ -19,6 +19,7 @@ from scheduler.planning import (
     Placement,
     StagePlacement,
 )
+from scheduler.planning.live import GenerationCost
 from scheduler.state.journal import Journal
 from scheduler.state.keys import Table
 from scheduler.targets import agents_of, missing, wanted_of, without
@@ -127,14 +128,14 @@ def test_a_placement_without_an_agent_loses_what_only_it_hosted() -> None:
     full = placement((A,), (B, C))
     assert agents_of(without(full, {C})) == {A, B}
     assert without(full, {A}) == Placement(())
-    assert wanted_of(full, B) == {PartitionKey(MODEL, 1, 2): (4, True)}
+    assert wanted_of(full, B) == {PartitionKey(MODEL, 1, 2): (4, True, None)}
 
 
 def test_an_excused_agent_is_not_waited_for_unless_its_pool_is_empty() -> None:
     full = placement((A,), (B, C))
     hosted = {(A, 0), (B, 1)}
 
-    def hosts(agent: AgentId, key: PartitionKey, _: int) -> bool:
+    def hosts(agent: AgentId, key: PartitionKey, _: object) -> bool:
         return (agent, key.first_block) in hosted
 
     assert missing(full, hosts, lambda agent: True) == []
@@ -154,6 +155,17 @@ def test_measurements_survive_redis_and_fill_in_for_the_absent() -> None:
     times = again.for_placement(placement((A,), (B, C)))
     assert times[C, key] == times[B, key] == (5, 6)
     assert times[A, PartitionKey(MODEL, 0, 1)] == ()
+
+
+def test_costs_of_generation_survive_redis_beside_compute_times() -> None:
+    measured, key = Measured(), PartitionKey(MODEL, 1, 2)
+    measured.put(A, key, (5, 6))
+    measured.put_generation(B, key, GenerationCost(1, 2, 3, 4))
+    records = {name: str(value) for name, value in measured.records().items()}
+    again = Measured()
+    again.restore({**records, "c|toy:1[0,1)": "generation 1 2", "d|toy:1[0,1)": "generation x"})
+    assert again.generation() == {(B, key): GenerationCost(1, 2, 3, 4)}
+    assert again.everything() == {(A, key): (5, 6)}
 
 
 def test_a_peer_stays_in_the_directory_for_a_moment() -> None:

@@ -68,7 +68,7 @@ class World:
         return no_room and bool(self.surplus(agent, self.target))
 
     def facts(self) -> Facts:
-        def hosts(agent: AgentId, key: PartitionKey, _: int) -> bool:
+        def hosts(agent: AgentId, key: PartitionKey, _: object) -> bool:
             return agent not in self.gone and key in self.hosted[agent]
 
         return Facts(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from redis.asyncio import Redis
 
-from scheduler.book import Reservation
+from scheduler.book import Book, Claims, Reservation
 from scheduler.dispatch.events import AgentJoined, PlanActivated, RequestArrived
 from scheduler.dispatch.pooled import PooledDispatcher
 from scheduler.state.journal import Changes, Journal
@@ -20,6 +20,7 @@ from services.domain.ids import (
     RequestId,
     ResourceId,
     ServerId,
+    SessionId,
 )
 from services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
 
@@ -81,3 +82,42 @@ def test_an_unreadable_reservation_is_left_out() -> None:
     gpu = ResourceId("gpu/a")
     book = {gpu: {"1:0": "1 2 3 0", "nonsense": "1 2 3 0", "2:0": "1 2"}}
     assert reservations_of(book, 0) == [Reservation(BatchId(1), 0, gpu, 1, 2, 3)]
+
+
+async def test_a_successor_has_the_same_cache_slots(redis: Redis) -> None:
+    keys = Keys("test")
+    lease, store, journal = Lease(redis, keys, "a", 60.0), Store(redis, keys), Journal()
+    assert await lease.try_acquire()
+    book = Book()
+    caches = tuple(book.slots.cache(agent, PartitionKey(MODEL, 0, 4)) for agent in AGENTS)
+    for cache in caches:
+        cache.capacity = 8
+    for session in (1, 2):
+        book.slots.reserve(SessionId(session), Claims(caches, (4, 3, 1)), 10, 90)
+    book.slots.reserve(SessionId(3), Claims(caches[1:2], (2,)), 20, 95)
+    write_reservations(journal, book.take_changes())
+    await store.apply(lease, journal.take())
+    book.slots.release(SessionId(1))
+    book.slots.release(SessionId(2), AGENTS[1])
+    write_reservations(journal, book.take_changes())
+    await store.apply(lease, journal.take())
+    stored = await Store(redis, keys).load()
+    successor = Book()
+    successor.restore(reservations_of(stored.book, shift_ns=500))
+    assert {(r.session, r.resource, r.slots) for r in successor.snapshot()} == {
+        (SessionId(2), caches[0].resource, 4),
+        (SessionId(2), caches[2].resource, 1),
+        (SessionId(3), caches[1].resource, 2),
+    }
+    assert {r.expires_ns for r in successor.snapshot()} == {590, 595}
+
+
+def test_slots_are_one_more_number_and_records_without_them_are_read_as_before() -> None:
+    cache, gpu = ResourceId("cache/a/toy:1[0,4)"), ResourceId("gpu/a")
+    timed = Reservation(BatchId(7), 1, gpu, 1, 2, 3, done=True)
+    counted = Reservation(BatchId(0), 0, cache, 1, 3, 3, slots=4, session=SessionId(7))
+    tables = tables_of([timed, counted])
+    assert tables["book:gpu/a"] == {"7:1": "1 2 3 1"}
+    assert tables["book:cache/a/toy:1[0,4)"] == {"7:0": "1 3 3 0 4"}
+    read = {gpu: {"7:1": "1 2 3 1"}, cache: {"7:0": "1 3 3 0 4", "8:0": "1 3 3 0 4 5 x"}}
+    assert reservations_of(read, 0) == [timed, counted]

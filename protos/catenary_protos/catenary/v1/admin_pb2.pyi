@@ -47,6 +47,7 @@ class GetStatusResponse(_message.Message):
     BATCHES_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     LIVE_RESERVATIONS_FIELD_NUMBER: _builtins.int
     REDIS_CONNECTED_FIELD_NUMBER: _builtins.int
+    SESSIONS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     epoch: _builtins.int
     plan_id: _builtins.str
@@ -54,6 +55,8 @@ class GetStatusResponse(_message.Message):
     batches_in_flight: _builtins.int
     live_reservations: _builtins.int
     redis_connected: _builtins.bool
+    sessions_in_flight: _builtins.int
+    """Sessions that hold cache slots somewhere."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentStatus]: ...
     @_builtins.property
@@ -73,10 +76,11 @@ class GetStatusResponse(_message.Message):
         batches_in_flight: _builtins.int = ...,
         live_reservations: _builtins.int = ...,
         redis_connected: _builtins.bool = ...,
+        sessions_in_flight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "live_reservations", b"live_reservations", "models", b"models", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "scheduler_id", b"scheduler_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "live_reservations", b"live_reservations", "models", b"models", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "scheduler_id", b"scheduler_id", "sessions_in_flight", b"sessions_in_flight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -140,12 +144,19 @@ class ModelStatus(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     PIPELINES_FIELD_NUMBER: _builtins.int
     QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
+    CHAINS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
     reason: _builtins.str
     pipelines: _builtins.int
     queued_requests: _builtins.int
+    sessions: _builtins.int
+    @_builtins.property
+    def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainStatus]:
+        """Of a model that generates text."""
+
     def __init__(
         self,
         *,
@@ -155,14 +166,80 @@ class ModelStatus(_message.Message):
         reason: _builtins.str = ...,
         pipelines: _builtins.int = ...,
         queued_requests: _builtins.int = ...,
+        chains: _abc.Iterable[Global___ChainStatus] | None = ...,
+        sessions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "pipelines", b"pipelines", "queued_requests", b"queued_requests", "ready", b"ready", "reason", b"reason", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains", "name", b"name", "pipelines", b"pipelines", "queued_requests", b"queued_requests", "ready", b"ready", "reason", b"reason", "sessions", b"sessions", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelStatus: _TypeAlias = ModelStatus  # noqa: Y015
+
+@_typing.final
+class ChainStatus(_message.Message):
+    """One chain of the plan in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHAIN_ID_FIELD_NUMBER: _builtins.int
+    HOPS_FIELD_NUMBER: _builtins.int
+    CAPACITY_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    SERVICE_NS_FIELD_NUMBER: _builtins.int
+    chain_id: _builtins.str
+    capacity: _builtins.int
+    """Sessions at a time."""
+    sessions: _builtins.int
+    """Sessions it has now."""
+    service_ns: _builtins.int
+    """Expected time of a session of mean size."""
+    @_builtins.property
+    def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainHopStatus]: ...
+    def __init__(
+        self,
+        *,
+        chain_id: _builtins.str = ...,
+        hops: _abc.Iterable[Global___ChainHopStatus] | None = ...,
+        capacity: _builtins.int = ...,
+        sessions: _builtins.int = ...,
+        service_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "chain_id", b"chain_id", "hops", b"hops", "service_ns", b"service_ns", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChainStatus: _TypeAlias = ChainStatus  # noqa: Y015
+
+@_typing.final
+class ChainHopStatus(_message.Message):
+    """Blocks [first_block, last_block) that an agent processes for the sessions of a chain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    FIRST_BLOCK_FIELD_NUMBER: _builtins.int
+    LAST_BLOCK_FIELD_NUMBER: _builtins.int
+    agent_id: _builtins.str
+    first_block: _builtins.int
+    last_block: _builtins.int
+    def __init__(
+        self,
+        *,
+        agent_id: _builtins.str = ...,
+        first_block: _builtins.int = ...,
+        last_block: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "first_block", b"first_block", "last_block", b"last_block"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChainHopStatus: _TypeAlias = ChainHopStatus  # noqa: Y015
 
 @_typing.final
 class GetPlanRequest(_message.Message):
@@ -193,7 +270,9 @@ class GetPlanResponse(_message.Message):
     explanation: _builtins.str
     plan_id: _builtins.str
     planner: _builtins.str
-    """Who made it: "pooled", "even", or "hand" for a file or ApplyPlan."""
+    """Who made it: "pooled", "even", "chains" where all models generate text, or "hand" for a file or
+    ApplyPlan.
+    """
     @_builtins.property
     def last_switch(self) -> Global___PlanSwitch:
         """The switch under way, else the last one; absent if there was none."""

@@ -1,0 +1,231 @@
+"""What a token costs through the public API, beside other engines in the same run.
+
+Clusters (gateway, scheduler, agents as real processes) and rivals take turns, a few rounds each, so
+that what disturbs one disturbs all. Every engine has the same number of threads (one per agent),
+decodes greedily and is held to the same number of tokens. The best round of each counts; figures
+are ratios, except the cost of a hop and the floor's distance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+
+from benchmarks.figures import Figure, at_least, at_most
+from benchmarks.rivals import Rival
+from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
+from catenaryd.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.models import ensure_model
+from services.domain.ids import ModelKey
+from services.model_repository import ModelRepository
+
+THREADS = 1
+PROMPT = list(range(1000, 1032))
+"""Any tokens do: the cost of a step does not depend on them."""
+SESSIONS = 8
+DATA = Path(".catenary/bench-generation")
+FP32, INT4 = "smollm2-135m", "smollm2-135m-int4"
+
+
+@dataclass
+class Stream:
+    """Moments of the tokens of one session, in seconds since it was asked for."""
+
+    seconds: list[float] = field(default_factory=list)
+    hops_ns: list[list[int]] = field(default_factory=list)
+    """Per token: compute time of each hop, if timed."""
+
+    @property
+    def per_token_s(self) -> float:
+        """Mean time between two tokens."""
+        return (self.seconds[-1] - self.seconds[0]) / (len(self.seconds) - 1)
+
+
+class Cluster:
+    """A local cluster that serves one model over so many agents."""
+
+    def __init__(self, name: str, model: str, agents: int) -> None:
+        self.model = model
+        self.agents = agents
+        data_dir = DATA / name
+        data_dir.mkdir(parents=True, exist_ok=True)
+        models = data_dir / "models"
+        if not models.exists():
+            models.symlink_to((DATA / "models").resolve())
+        key = ModelRepository(DATA / "models").resolve(model)
+        plan = data_dir / "plan.json"
+        plan.write_text(json.dumps(ring_placement(key, agents, SESSIONS + 1)))
+        self._cluster = LocalCluster(
+            ClusterOptions(
+                agents=agents, models=(model,), plan_file=plan, grpc_port=0, http_port=0,
+                data_dir=data_dir, extra={"agent": {"threads": THREADS}},
+            )
+        )  # fmt: skip
+        self._channel: grpc.aio.Channel | None = None
+
+    async def start(self) -> None:
+        """Returns when it serves."""
+        facts = await self._cluster.start()
+        self._channel = grpc.aio.insecure_channel(str(facts["grpc"]))
+
+    async def stop(self) -> None:
+        """Ends every process."""
+        if self._channel is not None:
+            await self._channel.close()
+        await self._cluster.stop()
+
+    async def stream(self, tokens: int, *, timed: bool = False) -> Stream:
+        """Generates so many tokens in one session."""
+        assert self._channel is not None
+        stub = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
+        sampling = generation_pb2.SamplingParameters(max_tokens=tokens, ignore_eos=True)
+        request = generation_pb2.GenerateRequest(
+            model=self.model, token_ids=PROMPT, sampling=sampling, timings=timed
+        )
+        seen, started = Stream(), time.perf_counter()
+        async for response in stub.Generate(request, timeout=300):
+            now = time.perf_counter() - started
+            seen.seconds += [now] * len(response.token_ids)
+            seen.hops_ns += [[hop.compute_ns for hop in t.hops] for t in response.timings]
+        if len(seen.seconds) != tokens:
+            raise RuntimeError(f"{len(seen.seconds)} tokens instead of {tokens}")
+        return seen
+
+    async def together(self, sessions: int, tokens: int) -> float:
+        """Returns tokens per second of so many sessions at a time, once all of them decode."""
+        streams = await asyncio.gather(*(self.stream(tokens) for _ in range(sessions)))
+        begin = max(each.seconds[0] for each in streams)
+        end = min(each.seconds[-1] for each in streams)
+        count = sum(begin < moment <= end for each in streams for moment in each.seconds)
+        return count / (end - begin)
+
+
+def ring_placement(key: ModelKey, agents: int, sessions: int) -> dict[str, object]:
+    """Returns a plan document: one chain of even block counts."""
+    blocks = ModelRepository(DATA / "models").block_table(key).blocks
+    cuts = [round(blocks * index / agents) for index in range(agents + 1)]
+    hops = [
+        {"agent": f"agent-{index}", "blocks": [cuts[index], cuts[index + 1]]}
+        for index in range(agents)
+    ]
+    return {"models": [{"name": key.name, "chains": [{"capacity": sessions, "hops": hops}]}]}
+
+
+@contextmanager
+def rivals_of(model: str) -> Iterator[dict[str, Rival]]:
+    """Runs the other engines on the same weights."""
+    folder = ModelRepository(DATA / "models").folder(
+        ModelRepository(DATA / "models").resolve(model)
+    )
+    running = {
+        "transformers": Rival("transformers", folder, THREADS),
+        "genai": Rival("genai", folder / "onnx-fp32", THREADS),
+        "ct2-float32": Rival("ct2-float32", folder, THREADS),
+        "memory": Rival("memory", folder, THREADS),
+    }
+    try:
+        yield running
+    finally:
+        for rival in running.values():
+            rival.close()
+
+
+async def first_token_while_others_decode(cluster: Cluster, tokens: int) -> tuple[float, float]:
+    """Returns the time to first token of a ninth session, and the usual step of the others."""
+    others = [asyncio.create_task(cluster.stream(tokens)) for _ in range(SESSIONS)]
+    await asyncio.sleep(0)
+    alone = await cluster.stream(4)  # joins while they begin: warms the way
+    newcomer = await cluster.stream(4)
+    streams = await asyncio.gather(*others)
+    assert alone.seconds
+    step = statistics.median(each.per_token_s for each in streams)
+    return newcomer.seconds[0], step
+
+
+async def measure(quick: bool) -> list[Figure]:
+    """Takes turns and returns the figures."""
+    rounds, tokens = (2, 24) if quick else (5, 64)
+    for model in (FP32, INT4):
+        ensure_model(DATA / "models", model)
+    table = ModelRepository(DATA / "models").decoder_table(
+        ModelRepository(DATA / "models").resolve(FP32)
+    )
+    weights = table.blocks * table.block_bytes + table.head_bytes
+    best: dict[str, float] = {}
+    rates: dict[str, float] = {}
+
+    def note(name: str, seconds: float) -> None:
+        best[name] = min(best.get(name, seconds), seconds)
+
+    async with AsyncExitStack() as stack:
+        clusters = {
+            "one": Cluster("one", FP32, 1),
+            "three": Cluster("three", FP32, 3),
+            "int4": Cluster("int4", INT4, 1),
+        }
+        for cluster in clusters.values():
+            await cluster.start()
+            stack.push_async_callback(cluster.stop)
+        rivals = stack.enter_context(rivals_of(FP32))
+        for name, cluster in clusters.items():
+            await cluster.stream(8)
+            await cluster.together(SESSIONS, 4)
+            rates[name] = 0.0
+        for _ in range(rounds):
+            for name, rival in rivals.items():
+                moments = await asyncio.to_thread(rival.generate, PROMPT, tokens)
+                if name == "memory":
+                    note(name, moments[0])
+                else:
+                    note(name, (moments[-1] - moments[0]) / (len(moments) - 1))
+            for name, cluster in clusters.items():
+                note(name, (await cluster.stream(tokens)).per_token_s)
+            for name in ("one", "three"):
+                rate = await clusters[name].together(SESSIONS, tokens)
+                rates[name] = max(rates[name], rate)
+        timed = await clusters["three"].stream(tokens, timed=True)
+        waiting, step = await first_token_while_others_decode(clusters["one"], 3 * tokens)
+    return figures(best, rates, weights, timed, (waiting, step))
+
+
+def figures(
+    best: dict[str, float],
+    rates: dict[str, float],
+    weights: int,
+    timed: Stream,
+    newcomer: tuple[float, float],
+) -> list[Figure]:
+    """Returns the measurements beside the limits of issue 4."""
+    one, three = best["one"], best["three"]
+    floor = best["memory"] * weights / (512 << 20)
+    hops = len(timed.hops_ns[0]) if timed.hops_ns else 0
+    outside = timed.per_token_s - statistics.median(sum(t) for t in timed.hops_ns) / 1e9
+    return [
+        at_most("fp32, one agent, one session: time per token", one * 1e3, "ms"),
+        at_least("transformers.generate / one agent", best["transformers"] / one, "x", 2.5),
+        at_least("onnxruntime-genai / one agent", best["genai"] / one, "x", 0.9),
+        at_least("CTranslate2 float32 / one agent", best["ct2-float32"] / one, "x", 1.0),
+        at_most("one agent / floor of memory bandwidth", one / floor, "x", 1.25),
+        at_least("one agent / three agents on the same cores", one / three, "x", 0.85),
+        at_least("eight sessions / one session, one agent", rates["one"] * one, "x", 4.5),
+        at_least("eight sessions / one session, three agents", rates["three"] * three, "x", 1.0),
+        at_least("int4 / fp32, one session", one / best["int4"], "x", 2.5),
+        at_most(
+            "per token beside compute, per hop of three", outside * 1e3 / max(hops, 1), "ms", 1
+        ),
+        at_most("first token of a ninth session", newcomer[0] * 1e3, "ms"),
+        at_most("  in steps of the eight that decode", newcomer[0] / newcomer[1], "steps"),
+    ]
+
+
+def run(quick: bool) -> list[Figure]:
+    """Measures everything and returns the figures."""
+    return asyncio.run(measure(quick))

@@ -1,0 +1,69 @@
+"""`catenaryd import-model`: brings a language model into the repository."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
+from services.model_repository import PRECISIONS, ModelRepository
+
+
+@click.command("import-model")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--name", required=True, help="Name it is served under.")
+@click.option("--version", default="1", show_default=True, help="Version of it.")
+@click.option(
+    "--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
+    help="Of the weights on CPU agents.",
+)  # fmt: skip
+@click.option(
+    "--session-tokens", type=click.IntRange(2, 1 << 20), default=2048, show_default=True,
+    help="Most tokens of one session, prompt and answer together.",
+)  # fmt: skip
+@click.option(
+    "--slo-ms", type=click.FloatRange(1), default=60_000.0, show_default=True,
+    help="Time for a whole answer if the request names none.",
+)  # fmt: skip
+@click.option(
+    "--model-repository", type=click.Path(path_type=Path), default=Path("models"),
+    show_default=True, help="Folder with <model>/<version>/.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the sizes as one JSON object.")
+def import_model(source: Path, model_repository: Path, as_json: bool, **options: Any) -> None:
+    """Imports the language model in SOURCE: a GGUF file, or a Hugging Face folder.
+
+    Llama 2 and 3, Mistral, Qwen 2 and 3 and what is built like them (SmolLM2). A folder needs
+    config.json, tokenizer.json and safetensors.
+
+    Example: catenaryd import-model SmolLM2-135M-Instruct.Q4_1.gguf --name smollm2 --precision int4
+    """
+    from gpu_agent.decoders.importing import ImportOptions, import_decoder
+
+    def progress(text: str) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"{text} ..", err=True)
+
+    key = ModelKey(options["name"], options["version"])
+    table = import_decoder(
+        ModelRepository(model_repository),
+        source,
+        key,
+        ImportOptions(
+            precision=options["precision"],
+            session_tokens=options["session_tokens"],
+            slo_ns=round(options["slo_ms"] * NANOSECONDS_PER_MILLISECOND),
+        ),
+        progress,
+    )
+    weights = table.weight_bytes(0, table.blocks)
+    if as_json:
+        facts = {"model": str(key), "precision": options["precision"], "weight_bytes": weights}
+        names = ("blocks", "hidden_size", "vocabulary_size", "context_tokens", "block_bytes")
+        click.echo(json.dumps(facts | {name: getattr(table, name) for name in names}))
+        return
+    click.echo(f"{key}: {table.blocks} blocks, {weights:,} bytes, {options['precision']}")

@@ -1,0 +1,219 @@
+"""A decoder executor without weights: takes the time a device would take, makes up tokens.
+
+The token behind position p is a function of p alone, so a session that moves to another agent goes
+on as it would have; it is never one that ends a text. Hidden states are zeros.
+
+The times per block come from the agent's file of emulated times, in nanoseconds:
+
+    {"llama-2-7b": {"prefill_ns": 0, "prefill_token_ns": 150000,
+                    "decode_ns": 420000, "decode_session_ns": 9000, "head_blocks": 0}}
+
+A prompt of n tokens takes blocks * (prefill_ns + n * prefill_token_ns), a step of b sessions
+blocks * (decode_ns + b * decode_session_ns); the last partition counts `head_blocks` more. Without
+an entry the block table's times count, as decode times of one session, and a prompt token takes an
+eighth of one (SmolLM2-135M on a CPU). The device's slowdown multiplies all of it; 0 never sleeps.
+
+Two more fields emulate what is no step of the device. `way_ns` is spent once per pass, before the
+step, without keeping the device busy: the way to a server far away. `side_by_side` (true) lets
+every session compute beside the others as if it were alone, before a step that takes no time: the
+service model of the server-chain paper. A prompt then has to fit into one chunk
+(`prefill_chunk_tokens`), or its later tokens are waited for more than once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpu_agent.decoders.base import CacheLayout, DecoderCost, SlotBook, StepItem
+from gpu_agent.executors.device import Device
+from services.domain.decoder import DecoderTable
+from services.domain.ids import PartitionKey
+from services.errors import InvalidInput
+from services.model_repository import ModelRepository
+
+_TIMES = ("prefill_ns", "prefill_token_ns", "decode_ns", "decode_session_ns")
+_OTHERS = ("head_blocks", "way_ns", "side_by_side")
+_PREFILL_TOKENS_PER_DECODE = 8
+_MULTIPLIER = 2_654_435_761
+"""Knuth's multiplicative hash: neighbouring positions get tokens far apart."""
+
+
+class EmulatedDecoder:
+    """Counts sessions and slots like a real executor, and sleeps."""
+
+    def __init__(
+        self, repository: ModelRepository, key: PartitionKey, device: Device, layout: CacheLayout
+    ) -> None:
+        """Needs the model's tables only, no weights.
+
+        Raises:
+            ModelNotFound: If the model is absent.
+            InvalidInput: If there are no such blocks, the layout is not possible or the file of
+                times is malformed.
+        """
+        self.key = key
+        self.table = repository.decoder_table(key.model)
+        if not 0 <= key.first_block < key.last_block <= self.table.blocks:
+            raise InvalidInput("partition", f"{key} is not within {self.table.blocks} blocks")
+        self._book = SlotBook(key, self.table, layout)
+        self.memory_bytes = self.table.weight_bytes(key.first_block, key.last_block)
+        self._slowdown = device.slowdown
+        # An entry counts for all blocks alike, so a session that enters late takes its share.
+        given = _entry_of(device.profile, key.model.name)
+        self._block_costs = self._costs_of(repository, given)
+        self._way_ns = round((given["way_ns"] if given else 0.0) * device.slowdown)
+        self._side_by_side = bool(given and given["side_by_side"])
+        alone = self._cost_from(key.first_block)
+        self.cost = replace(
+            alone,
+            prefill_ns=alone.prefill_ns + self._way_ns,
+            decode_ns=alone.decode_ns + self._way_ns,
+        )
+        """Of the whole partition, slowdown and the way to it included."""
+
+    @property
+    def layout(self) -> CacheLayout:
+        """The layout in force."""
+        return self._book.layout
+
+    @property
+    def free_block_slots(self) -> int:
+        """Block slots no session holds."""
+        return self._book.free
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that are open."""
+        return len(self._book.entries)
+
+    def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
+        """See `DecoderExecutor.open_session`."""
+        self._book.open(session, entry_block, tokens)
+
+    def close_session(self, session: int) -> None:
+        """See `DecoderExecutor.close_session`."""
+        self._book.close(session)
+
+    def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
+        """Returns zeros and one-hot logits after the emulated time; see `DecoderExecutor.step`."""
+        started = time.perf_counter_ns()
+        self._book.check(items)
+        results = [self._result(item) for item in items]
+        for item in items:
+            self._book.cached[item.session] += len(item.inputs)
+        left_ns = self.step_ns(items) - (time.perf_counter_ns() - started)
+        if left_ns > 0:
+            time.sleep(left_ns / 1e9)
+        return results
+
+    def waiting_ns(self, session: int, tokens: int) -> int:
+        """Returns how long an open session waits before a step, without keeping the device busy.
+
+        Args:
+            session: The session.
+            tokens: It has to compute.
+        """
+        if not self._side_by_side:
+            return self._way_ns
+        return self._way_ns + self._compute_ns([(self._book.entries[session], tokens)])
+
+    def step_ns(self, items: Sequence[StepItem]) -> int:
+        """Returns the time of a step on the emulated device."""
+        if self._side_by_side:
+            return 0
+        entries = self._book.entries
+        return self._compute_ns([(entries[item.session], len(item.inputs)) for item in items])
+
+    def _compute_ns(self, parts: Sequence[tuple[int, int]]) -> int:
+        """Returns the time of one step by the entry block and the tokens of each part."""
+        spent, rows = 0, []
+        for entry, tokens in parts:
+            if tokens == 1:
+                rows.append(entry)
+                continue
+            cost = self._cost_from(entry)
+            spent += cost.prefill_ns + tokens * cost.prefill_token_ns
+        if rows:  # one pass from where the first enters, each row from where it does
+            spent += self._cost_from(min(rows)).decode_ns
+            spent += sum(self._cost_from(entry).decode_session_ns for entry in rows)
+        return spent
+
+    def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
+        """Checks a layout."""
+        layout.check(self.key)
+        return layout
+
+    def apply_layout(self, prepared: CacheLayout) -> None:
+        """Brings a layout into force."""
+        self._book.layout = prepared
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _result(self, item: StepItem) -> np.ndarray | None:
+        if item.want == "hidden":
+            return np.zeros((len(item.inputs), self.table.hidden_size), np.float32)
+        if item.want == "nothing":
+            return None
+        logits = np.zeros(self.table.vocabulary_size, np.float32)
+        logits[token_at(item.position + len(item.inputs), self.table)] = 1.0
+        return logits
+
+    def _cost_from(self, entry: int) -> DecoderCost:
+        """Returns the cost of the blocks from `entry` to the partition's end."""
+        weights = self._block_costs[entry - self.key.first_block :]
+        sums = (sum(cost[index] for cost in weights) for index in range(len(_TIMES)))
+        return DecoderCost(*(round(each * self._slowdown) for each in sums))
+
+    def _costs_of(
+        self, repository: ModelRepository, given: dict[str, float] | None
+    ) -> list[list[float]]:
+        """Returns per block of the partition the four times, without slowdown."""
+        first, last = self.key.first_block, self.key.last_block
+        if given is None:
+            times = repository.block_table(self.key.model).compute_ns[first:last]
+            return [[0.0, ns / _PREFILL_TOKENS_PER_DECODE, float(ns), 0.0] for ns in times]
+        costs = [[float(given[name]) for name in _TIMES] for _ in range(first, last)]
+        if last == self.table.blocks:
+            costs[-1] = [each * (1 + given["head_blocks"]) for each in costs[-1]]
+        return costs
+
+
+def token_at(position: int, table: DecoderTable) -> int:
+    """Returns the token an emulated model has at a position."""
+    token = position * _MULTIPLIER % table.vocabulary_size
+    while token in table.end_token_ids:
+        token = (token + 1) % table.vocabulary_size
+    return token
+
+
+def _entry_of(path: Path | None, model: str) -> dict[str, float] | None:
+    """Returns the times of a model in a file of emulated times, None if it has none."""
+    if path is None:
+        return None
+    where = f"emulated_profile {path.name}"
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(where, f"cannot be read: {error}") from None
+    entry: Any = document.get(model) if isinstance(document, dict) else None
+    if entry is None:
+        return None
+    if not isinstance(entry, dict):
+        raise InvalidInput(f"{where} {model}", "is not an object")
+    times = {}
+    for name in (*_TIMES, *_OTHERS):
+        value = entry.get(name, 0)
+        if isinstance(value, bool) and name == "side_by_side":
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise InvalidInput(f"{where} {model}.{name}", f"{value!r} is not a number >= 0")
+        times[name] = float(value)
+    return times

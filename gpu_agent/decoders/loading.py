@@ -1,0 +1,67 @@
+"""Choosing the executor of a range of decoder blocks by device."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpu_agent.decoders.base import CacheLayout, DecoderCost, DecoderExecutor
+from gpu_agent.decoders.timing import measure_cost as _measure
+from gpu_agent.executors.device import Device
+from services.domain.ids import PartitionKey
+from services.errors import NotSupported
+from services.model_repository import ModelRepository
+
+DecoderLibrary = Literal["auto", "onnx", "torch"]
+
+
+def load_decoder(
+    repository: ModelRepository,
+    key: PartitionKey,
+    device: Device,
+    layout: CacheLayout,
+    threads: int = 1,
+    library: DecoderLibrary = "auto",
+) -> DecoderExecutor:
+    """Returns an executor of blocks `[first, last)`, ready to step.
+
+    On "emulated:CLASS" it is one that sleeps, whatever `library` says; "auto" is ONNX Runtime on
+    "cpu" and PyTorch on "cuda".
+
+    Raises:
+        ModelNotFound: If the model is absent.
+        InvalidInput: If there are no such blocks, or the layout is not possible.
+        NotSupported: If the model generates no text, the library is missing, or does not run on
+            the device.
+    """
+    platform = repository.manifest(key.model).platform
+    if platform != "decoder":
+        raise NotSupported(f"{key.model} is {platform}: it does not generate text")
+    if device.kind == "emulated":
+        from gpu_agent.decoders.emulated import EmulatedDecoder
+
+        return EmulatedDecoder(repository, key, device, layout)
+    if device.kind == "cuda" and library == "onnx":
+        raise NotSupported("decoders run on CUDA with PyTorch, not with ONNX Runtime")
+    if device.kind == "cuda" or library == "torch":
+        from gpu_agent.decoders.torch_executor import TorchDecoder
+
+        return TorchDecoder(repository, key, device, layout, threads)
+    from gpu_agent.decoders.onnx_executor import OnnxDecoder
+
+    return OnnxDecoder(repository, key, layout, threads)
+
+
+def measure_cost(executor: DecoderExecutor) -> DecoderCost:
+    """Returns what a partition costs; an emulated one says so without running.
+
+    An executor on ONNX Runtime takes from it which holes in a batch are worth computing.
+    """
+    from gpu_agent.decoders.emulated import EmulatedDecoder
+
+    if isinstance(executor, EmulatedDecoder):
+        return executor.cost
+    cost = _measure(executor)
+    learn = getattr(executor, "learn_cost", None)
+    if learn is not None:
+        learn(cost)
+    return cost

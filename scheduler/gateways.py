@@ -1,0 +1,81 @@
+"""The gateways a leader knows, and what their streams need of the term they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from scheduler.dispatch.events import AdoptedSession, Event
+from scheduler.sessions import Session
+from services.domain.ids import Epoch, GatewayId, ModelKey, Nanoseconds
+
+GatewaySession = Session[scheduler_pb2.SchedulerToGatewayMessage]
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A request whose way is traced."""
+
+    traceparent: str
+    arrived_unix_ns: int
+
+
+@dataclass(slots=True)
+class Gateway:
+    """One gateway process, over however many sessions it takes."""
+
+    gateway_id: GatewayId
+    incarnation: int
+    peer: common_pb2.Peer
+    session: GatewaySession | None = None
+    lost_s: float = 0.0
+    """When its session ended, on `time.monotonic`; meaningless while it has one."""
+    open: set[int] = field(default_factory=set)
+    """Requests neither finished nor refused."""
+
+
+class Leader(Protocol):
+    """What the sessions need to know of the term they belong to."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """The present fencing epoch."""
+        ...
+
+    def feed(self, event: Event, now: Nanoseconds) -> None:
+        """Gives an event to the dispatcher."""
+        ...
+
+    def greet_gateway(self, session: GatewaySession) -> None:
+        """Sends welcome, directory and model table."""
+        ...
+
+    def gateways_changed(self) -> None:
+        """Called when a gateway came or went."""
+        ...
+
+    def resolve(self, name: str, version: str) -> ModelKey | None:
+        """Returns a deployed model; the version may be empty."""
+        ...
+
+    def is_ready(self, model: ModelKey) -> bool:
+        """True if requests for it can be dispatched now."""
+        ...
+
+    @property
+    def sessions(self) -> Sessions:
+        """What is known of sessions that generate text."""
+        ...
+
+
+class Sessions(Protocol):
+    """What the sessions of gateways need to know of sessions that generate text."""
+
+    def generates(self, model: ModelKey) -> bool:
+        """True if a deployed model generates text."""
+        ...
+
+    def adopted(self, message: scheduler_pb2.SubmitSession) -> AdoptedSession | None:
+        """Returns the session a request names that generates for it already."""
+        ...

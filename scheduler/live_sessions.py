@@ -1,0 +1,152 @@
+"""The sessions that generate text: for Redis, for draining, for taking a partition away.
+
+What they hold is in the book; here is which request and which chain they belong to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from scheduler.book import SlotLedger
+from scheduler.dispatch.events import StartSession
+from scheduler.state.journal import Journal
+from scheduler.state.keys import Table
+from services.domain.ids import AgentId, ModelKey, PartitionKey, RequestId, SessionId
+from services.domain.plan import ChainHop
+
+_PARTITION = re.compile(r"(.+):([^:]+)\[(\d+),(\d+)\)")
+Hops = tuple[ChainHop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    request: RequestId
+    chain_id: str
+    """Empty for a session of a predecessor."""
+    hops: Hops
+
+
+class LiveSessions:
+    """Every session that holds cache slots somewhere."""
+
+    def __init__(self, slots: SlotLedger) -> None:
+        self._slots = slots
+        self._sessions: dict[SessionId, _Entry] = {}
+        self._dirty: set[SessionId] = set()
+        self._remembered: dict[SessionId, Hops] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, session: SessionId) -> bool:
+        return session in self._sessions
+
+    def started(self, command: StartSession) -> None:
+        """Notes a new session."""
+        self._enter(command.session, _Entry(command.request, command.chain_id, command.hops))
+
+    def adopted(self, session: SessionId, request: RequestId, hops: Hops) -> None:
+        """Notes a session of a predecessor; the book has it by now if it goes on."""
+        if session not in self._sessions and session in self._slots:
+            self._enter(session, _Entry(request, "", hops))
+
+    def may_be_over(self, sessions: Iterable[SessionId]) -> None:
+        """Forgets those of these sessions that hold nothing any more."""
+        for session in sessions:
+            if session in self._sessions and session not in self._slots:
+                del self._sessions[session]
+                self._dirty.add(session)
+
+    def expire(self) -> None:
+        """Forgets every session that holds nothing any more."""
+        self.may_be_over(list(self._sessions))
+
+    def uses_agent(self, agent: AgentId) -> bool:
+        """True if a session holds something of an agent."""
+        return any(cache.used for cache in self._slots.caches() if cache.agent == agent)
+
+    def uses_partition(self, agent: AgentId, partition: PartitionKey) -> bool:
+        """True if a session holds slots of a partition of an agent."""
+        return any(
+            cache.used
+            for cache in self._slots.caches()
+            if cache.agent == agent and cache.partition == partition
+        )
+
+    def using(self, agent: AgentId, partition: PartitionKey) -> list[SessionId]:
+        """Returns the sessions that run through a partition of an agent."""
+        return [
+            session
+            for session in self._slots.sessions_at(agent)
+            if session in self._sessions
+            and any(
+                hop.agent == agent and hop.partition == partition
+                for hop in self._sessions[session].hops
+            )
+        ]
+
+    def by_chain(self) -> Counter[str]:
+        """Returns how many there are of each chain."""
+        return Counter(entry.chain_id for entry in self._sessions.values())
+
+    def by_model(self) -> Counter[ModelKey]:
+        """Returns how many there are of each model."""
+        return Counter(entry.hops[0].partition.model for entry in self._sessions.values())
+
+    # ---- Redis ----
+
+    def collect(self, journal: Journal) -> None:
+        """Writes what changed since the last call; short-lived sessions cost nothing."""
+        for session in self._dirty:
+            entry = self._sessions.get(session)
+            journal.put(Table.SESSIONS, str(session), None if entry is None else _record(entry))
+        self._dirty.clear()
+
+    def records(self) -> dict[str, str | None]:
+        """Returns all of it, for a snapshot."""
+        self._dirty.clear()
+        return {str(session): _record(entry) for session, entry in self._sessions.items()}
+
+    def remember(self, records: Mapping[str, str]) -> None:
+        """Reads what a predecessor wrote: which partitions its sessions run on."""
+        for name, text in records.items():
+            try:
+                hops = tuple(_hop_of(*hop) for hop in json.loads(text)["hops"])
+                self._remembered[SessionId(int(name))] = hops
+            except (ValueError, KeyError, TypeError):
+                continue  # written by another version: agents and gateways say what there is
+
+    def remembered(self, session: SessionId) -> Hops:
+        """Returns the hops of a predecessor's session; none if it did not write them down."""
+        return self._remembered.get(session, ())
+
+    def _enter(self, session: SessionId, entry: _Entry) -> None:
+        self._sessions[session] = entry
+        self._dirty.add(session)
+
+
+def _record(entry: _Entry) -> str:
+    return json.dumps(
+        {
+            "request": str(entry.request),
+            "chain": entry.chain_id,
+            "hops": [
+                [hop.agent, str(hop.partition), hop.first_block, hop.last_block]
+                for hop in entry.hops
+            ],
+        },
+        separators=(",", ":"),
+    )
+
+
+def _hop_of(agent: str, partition: str, first: int, last: int) -> ChainHop:
+    match = _PARTITION.fullmatch(partition)
+    if match is None:
+        raise ValueError(f"not a partition: {partition}")
+    name, version, begin, end = match.groups()
+    key = PartitionKey(ModelKey(name, version), int(begin), int(end))
+    return ChainHop(AgentId(str(agent)), key, int(first), int(last))

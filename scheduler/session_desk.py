@@ -1,0 +1,83 @@
+"""What a term does about sessions beyond dispatching: adopting, moving, letting go, listening."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from scheduler.book import SlotLedger
+from scheduler.clock import now_ns
+from scheduler.dispatch.events import AdoptedSession, SessionFailed, SessionsHeld
+from scheduler.live_sessions import LiveSessions
+from scheduler.planning import Placement
+from scheduler.roster import AgentRecord
+from scheduler.session_converters import close_sessions_message
+from scheduler.session_routes import SessionRoutes
+from services.domain.ids import AgentId, ModelKey, PartitionKey, SessionId
+from services.errors import PartitionLost
+
+if TYPE_CHECKING:
+    from scheduler.term import Term
+
+
+class SessionDesk:
+    """Sessions of one term."""
+
+    def __init__(self, term: Term, live: LiveSessions, slots: SlotLedger) -> None:
+        self._term = term
+        self._live = live
+        self._slots = slots
+        self._routes = SessionRoutes(live, term.cluster.roster)
+
+    def generates(self, model: ModelKey) -> bool:
+        """True if a deployed model generates text."""
+        deployment = self._term.deployments.ready.get(model)
+        return deployment is not None and deployment.decoder is not None
+
+    def adopted(self, message: scheduler_pb2.SubmitSession) -> AdoptedSession | None:
+        """Returns the session a request names that generates for it already."""
+        if not message.session_id:
+            return None
+        session = SessionId(message.session_id)
+        return AdoptedSession(session, self._routes.hops(session, message.route, self._placement))
+
+    def held(self, record: AgentRecord, hello: scheduler_pb2.AgentHello) -> None:
+        """An agent that said hello holds these sessions, and no others."""
+        found = []
+        for each in hello.sessions:
+            session = SessionId(each.session_id)
+            hops = self._routes.hops(session, each.route, self._placement)
+            found.append(AdoptedSession(session, hops))
+        self._term.feed(SessionsHeld(record.agent.agent_id, tuple(found)), now_ns())
+
+    def reported(self, record: AgentRecord, report: scheduler_pb2.GenerationReport) -> None:
+        """An agent says what generating cost it lately."""
+        self._term.was_busy(record.agent.agent_id, report.decode_ns + report.prefill_ns)
+        if report.key.first_block == 0:  # every token passes the first block once
+            model = ModelKey(report.key.model, report.key.model_version)
+            self._term.planner.generated(model, report.decode_rows, now_ns())
+
+    def move(self, agent: AgentId, partition: PartitionKey) -> None:
+        """Has the sessions on a partition go on elsewhere."""
+        reason, text = PartitionLost.reason, f"{partition} on {agent} is to make room"
+        for session in self._live.using(agent, partition):
+            self._term.feed(SessionFailed(session, agent, reason, text, True), now_ns())
+
+    def let_go(self, agent: AgentId) -> list[SessionId]:
+        """Tells an agent that is not to be used any more to close all it holds, if it hears it.
+
+        Returns:
+            What it holds by the book.
+        """
+        held = self._slots.sessions_at(agent)
+        if held:
+            self._term.agents.send(agent, close_sessions_message(held, self._term.epoch))
+        return held
+
+    @property
+    def _placement(self) -> Placement:
+        """In force, or what a predecessor dispatched by."""
+        cluster = self._term.cluster
+        if cluster.active is not None:
+            return cluster.active.placement
+        return cluster.restored[0] if cluster.restored is not None else Placement(())

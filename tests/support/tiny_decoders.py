@@ -1,0 +1,141 @@
+"""Tiny decoder models of every family, with random weights, as a model repository has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.domain.decoder import DecoderTable
+from services.domain.ids import ModelKey
+from services.domain.model import ModelManifest
+from services.model_repository import ModelRepository
+
+LAYERS = 4
+VOCABULARY = 256
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,  # random weights of the usual size say the same for any prompt
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "tie_word_embeddings": False},
+    "llama-tied": {"model_type": "llama", "tie_word_embeddings": True},
+    "llama3": {
+        "model_type": "llama",
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "mistral-window": {"model_type": "mistral", "sliding_window": 9},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "qwen3-window": {
+        "model_type": "qwen3",
+        "head_dim": 16,
+        "use_sliding_window": True,
+        "sliding_window": 7,
+        "max_window_layers": 2,
+    },
+}
+
+
+def make_tiny_decoder(root: Path, family: str, shards: int = 1) -> tuple[ModelRepository, ModelKey]:
+    """Writes a tiny model of a family into a repository.
+
+    Args:
+        root: Of the repository.
+        family: One of `FAMILIES`.
+        shards: More than 1: the weights are cut into several files.
+
+    Returns:
+        The repository and the model's key.
+    """
+    import torch
+    import transformers
+
+    values = {**_COMMON, **FAMILIES[family]}
+    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    repository = ModelRepository(root)
+    key = ModelKey(family, "1")
+    size = sum(p.nbytes for p in model.parameters()) // shards + 1
+    model.save_pretrained(repository.folder(key), max_shard_size=size if shards > 1 else "1GB")
+    files = sorted(repository.folder(key).glob("*.safetensors"))
+    repository.write_manifest(
+        ModelManifest(key, "decoder", files[0].name, 10**9, 8, False, "fp32", 128)
+    )
+    repository.write_decoder_table(key, _table(model, repository.model_hash(key)))
+    return repository, key
+
+
+def reference_model(repository: ModelRepository, key: ModelKey) -> Any:
+    """Returns the whole model as `transformers` runs it."""
+    import transformers
+
+    folder = repository.folder(key)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+
+
+def reference_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
+    """Returns what `transformers.generate` says greedily after a prompt, end tokens or not."""
+    import torch
+
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=count,
+            min_new_tokens=0,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return [int(token) for token in output[0, len(prompt) :]]
+
+
+def prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
+    """Returns prompts of random tokens and lengths."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(2, longest + 1, count)
+    return [[int(token) for token in rng.integers(3, VOCABULARY, size)] for size in lengths]
+
+
+def _table(model: Any, model_hash: str) -> DecoderTable:
+    config = model.config
+    head_size = getattr(config, "head_dim", None) or 16
+    layers = model.model.layers
+    return DecoderTable(
+        model_hash=model_hash,
+        blocks=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        attention_heads=config.num_attention_heads,
+        key_value_heads=config.num_key_value_heads,
+        head_size=head_size,
+        vocabulary_size=config.vocab_size,
+        context_tokens=config.max_position_embeddings,
+        end_token_ids=(2,),
+        block_bytes=sum(p.nbytes for p in layers[0].parameters()),
+        embedding_bytes=model.model.embed_tokens.weight.nbytes,
+        head_bytes=model.lm_head.weight.nbytes + model.model.norm.weight.nbytes,
+        cache_bytes_per_token=2 * config.num_key_value_heads * head_size * 4,
+    )
