@@ -1,0 +1,134 @@
+"""What the ring is told, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpu_agent.engine.reporting import Outgoing
+    from gpu_agent.generation.session import Arrived, Facts, Hidden, Session
+    from services.errors import CatenaryError
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A session wants to begin here."""
+
+    facts: Facts
+    arrived: Arrived
+
+
+@dataclass(frozen=True, slots=True)
+class RowsArrived:
+    """Hidden states of a session came from the hop before."""
+
+    session_id: int
+    position: int
+    rows: Hidden
+    sample: bool
+    arrived: Arrived
+
+
+@dataclass(frozen=True, slots=True)
+class TokenArrived:
+    """The last hop has sampled a token of a session that begins here."""
+
+    session_id: int
+    position: int
+    token_id: int
+    is_last: bool
+    """The session is over with it."""
+    arrived: Arrived
+
+
+@dataclass(frozen=True, slots=True)
+class CloseOrdered:
+    """The scheduler wants these sessions forgotten."""
+
+    session_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Sessions cannot go on: a wrong frame, or a peer that cannot be reached."""
+
+    session_ids: tuple[int, ...]
+    error: CatenaryError
+    blamed: str
+    """Agent or gateway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Other work for the thread, done between two steps."""
+
+    work: Callable[[], Any]
+    done: Callable[[Any, Exception | None], None]
+    """Called on the thread with the result, or with what was raised."""
+
+
+Event = Opened | RowsArrived | TokenArrived | CloseOrdered | Broken | Call
+
+
+@dataclass(slots=True)
+class RowsOut:
+    """Hidden states on their way to the next hop."""
+
+    facts: Facts
+    position: int
+    rows: Hidden
+    sample: bool
+    opens: bool
+    """The next agent must be told what the session is."""
+    arrived: Arrived
+    started_ns: int
+    ended_ns: int
+
+
+@dataclass(slots=True)
+class TokenOut:
+    """A sampled token on its way to the gateway and the first agent."""
+
+    facts: Facts
+    position: int
+    token_id: int
+    finish_reason: str
+    arrived: Arrived
+    started_ns: int
+    ended_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One step, for the metrics."""
+
+    model: str
+    decode_rows: int
+    prefill_tokens: int
+    duration_ns: int
+
+
+@dataclass(slots=True)
+class Outflow:
+    """What came out of the ring since it was last asked."""
+
+    rows: list[RowsOut] = field(default_factory=list)
+    tokens: list[TokenOut] = field(default_factory=list)
+    messages: list[Outgoing] = field(default_factory=list)
+    """To the scheduler."""
+    gone: list[int] = field(default_factory=list)
+    """Sessions that hold nothing here any more, or never did."""
+    ended: list[Session] = field(default_factory=list)
+    """Those of them that were open here."""
+    outcomes: list[tuple[str, str]] = field(default_factory=list)
+    """Model, and "OK" or the reason of a failure, of sessions that came to an end here."""
+    steps: list[StepDone] = field(default_factory=list)
+    consumed_bytes: int = 0
+    """Of arrived rows that are no longer held."""
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.tokens or self.messages or self.gone or self.steps) or (
+            self.consumed_bytes > 0
+        )

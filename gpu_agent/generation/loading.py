@@ -1,0 +1,107 @@
+"""Brings decoder partitions in, and changes their cache layouts, as the scheduler orders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpu_agent.decoders.base import CacheLayout, DecoderCost, DecoderExecutor
+from gpu_agent.generation.lane import Lane
+from gpu_agent.generation.measuring import measure_between_steps
+from gpu_agent.generation.table import LoadedDecoder, cache_bytes
+from services.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from catenary_protos.catenary.v1 import scheduler_pb2
+    from gpu_agent.generation.engine import GenerationEngine
+    from services.domain.ids import PartitionKey
+
+_MAX_ENTRIES = 4_096
+
+Open = Callable[["PartitionKey", CacheLayout, str], DecoderExecutor]
+"""Loads an executor, if the model has this hash (unless empty); called off the event loop."""
+CheckMemory = Callable[["PartitionKey", int], None]
+"""Raises PlanInfeasible unless a partition with so many bytes more fits."""
+
+
+class DecoderLoader:
+    """Carries out LoadPartition orders that have a cache layout."""
+
+    def __init__(self, generation: GenerationEngine, load: Open, check: CheckMemory) -> None:
+        """Serves on `generation` what `load` opens, if `check` allows."""
+        self._generation = generation
+        self._load = load
+        self._check = check
+
+    @staticmethod
+    def is_as_ordered(loaded: LoadedDecoder, order: scheduler_pb2.LoadPartition) -> bool:
+        """Returns True if there is nothing to do."""
+        return loaded.layout == _layout_of(loaded.key, order.cache)
+
+    async def bring_in(
+        self, key: PartitionKey, order: scheduler_pb2.LoadPartition
+    ) -> LoadedDecoder:
+        """Loads a partition, or changes the layout of the one that is here.
+
+        Raises:
+            InvalidInput: the layout is not possible.
+            PlanInfeasible: it does not fit into memory.
+            CatenaryError: what the executor says against it.
+        """
+        layout = _layout_of(key, order.cache)
+        layout.check(key)
+        present = self._generation.decoders.get(key)
+        if present is not None:
+            return await self._relay(present, layout)
+        # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
+        opening = asyncio.ensure_future(
+            asyncio.to_thread(self._load, key, layout, order.block_table_hash)
+        )
+        try:
+            executor = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_late)
+            raise
+        lane = Lane(executor)
+        try:
+            self._check(key, executor.memory_bytes + cache_bytes(lane, layout))
+            lane.cost = await self._measure(executor)
+        except BaseException:
+            # A measurement may still run: close behind it, on the same thread.
+            self._generation.add_call(executor.close)
+            raise
+        loaded = LoadedDecoder(lane, layout, lane.cost)
+        self._generation.add_decoder(loaded)
+        return loaded
+
+    async def _measure(self, executor: DecoderExecutor) -> DecoderCost:
+        cost = await measure_between_steps(executor, self._generation.on_thread)
+        learn = getattr(executor, "learn_cost", None)
+        if learn is not None:
+            await self._generation.on_thread(lambda: learn(cost))
+        return cost
+
+    async def _relay(self, present: LoadedDecoder, layout: CacheLayout) -> LoadedDecoder:
+        """Changes the layout; running sessions go on between two steps as if nothing was."""
+        if layout == present.layout:
+            return present
+        more = cache_bytes(present.lane, layout) - cache_bytes(present.lane, present.layout)
+        self._check(present.key, max(0, more))
+        executor = present.lane.executor
+        prepared = await asyncio.to_thread(executor.prepare_layout, layout)
+        await self._generation.on_thread(lambda: executor.apply_layout(prepared))
+        present.layout = layout
+        return present
+
+
+def _layout_of(key: PartitionKey, cache: scheduler_pb2.CacheLayout) -> CacheLayout:
+    if len(cache.entry_blocks) > _MAX_ENTRIES:
+        raise InvalidInput("cache.entry_blocks", f"{len(cache.entry_blocks)} of them")
+    entries = tuple(sorted({key.first_block, *cache.entry_blocks}))
+    return CacheLayout(cache.block_slots, cache.session_tokens, entries)
+
+
+def _close_late(opening: asyncio.Future[DecoderExecutor]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

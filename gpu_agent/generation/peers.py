@@ -1,0 +1,154 @@
+"""Frames of sessions on their way out: a bounded line per peer, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from services.errors import (
+    CatenaryError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    Overloaded,
+    PartitionLost,
+    Unavailable,
+)
+from services.log import get_logger
+
+if TYPE_CHECKING:
+    from gpu_agent.engine.emulated_link import EmulatedLink
+    from gpu_agent.engine.outbound import Hub
+    from gpu_agent.generation.wire import Frame
+    from services.transport.interface import Link
+
+_log = get_logger("gpu_agent.generation")
+_MAX_FRAMES = 4_096
+"""Frames in one line; a peer so far behind is lost to us."""
+
+Failed = Callable[[tuple[int, ...], CatenaryError, str], None]
+
+
+class Peers:
+    """Delivers frames to agents and gateways.
+
+    Invariants: frames of one peer leave in the order of `send`; at most `max_bytes` and
+    `_MAX_FRAMES` wait for a peer; every session of a frame that does not leave is failed.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        limits: tuple[float, int],
+        header_of: Callable[[Frame], bytes],
+        failed: Failed,
+        uplink: EmulatedLink | None = None,
+    ) -> None:
+        """Sends over the links of `hub`.
+
+        Args:
+            hub: Makes links.
+            limits: Seconds a peer may take to accept a frame, and most bytes that wait for it.
+            header_of: Encodes a frame's header when it leaves.
+            failed: Told the sessions, why, and which peer, when a frame cannot be delivered.
+            uplink: Frames to agents leave one after the other at its speed, if there is one.
+        """
+        self._hub = hub
+        self._timeout_s, self._max_bytes = limits
+        self._header_of = header_of
+        self._failed = failed
+        self._uplink = uplink
+        self._lines: dict[str, _Line] = {}
+        self._links: dict[str, Link] = {}
+
+    def send(self, peer: str, frame: Frame) -> None:
+        """Queues a frame; what goes wrong is told to `failed`."""
+        line = self._lines.get(peer)
+        if line is None:
+            line = _Line()
+            self._lines[peer] = line
+            line.task = asyncio.get_running_loop().create_task(self._drain(peer, line))
+        if line.frames and (
+            line.nbytes + frame.nbytes > self._max_bytes or len(line.frames) >= _MAX_FRAMES
+        ):
+            error = Overloaded(f"{len(line.frames)} frames wait for {peer} already")
+            self._failed(frame.session_ids, error, peer)
+            return
+        line.frames.append(frame)
+        line.nbytes += frame.nbytes
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Payload bytes in all lines."""
+        return sum(line.nbytes for line in self._lines.values())
+
+    async def close(self) -> None:
+        """Drops what waits."""
+        tasks = [line.task for line in self._lines.values() if line.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._lines.clear()
+
+    async def _drain(self, peer: str, line: _Line) -> None:
+        """Sends what waits for a peer until nothing does."""
+        try:
+            while line.frames:
+                frame = line.frames[0]
+                await self._send(peer, frame)
+                line.frames.popleft()
+                line.nbytes -= frame.nbytes
+        except CatenaryError as error:
+            self._give_up(peer, line, self._told(peer, error))
+        except Exception:
+            _log.exception("delivery_failed", peer=peer)
+            self._give_up(peer, line, InternalError("the frame could not be delivered"))
+        finally:
+            # Also after a cancellation; nothing was awaited since the line was found empty.
+            if self._lines.get(peer) is line:
+                del self._lines[peer]
+
+    def _give_up(self, peer: str, line: _Line, error: CatenaryError) -> None:
+        """Fails every session in the line: those behind would arrive with a gap in front."""
+        ids = dict.fromkeys(each for frame in line.frames for each in frame.session_ids)
+        line.frames.clear()
+        if ids:
+            self._failed(tuple(ids), error, peer)
+
+    def _told(self, peer: str, error: CatenaryError) -> CatenaryError:
+        if isinstance(error, DeadlineExceeded):
+            return PartitionLost(f"{peer} took no frame for {self._timeout_s:g} s")
+        if isinstance(error, Unavailable):
+            return PartitionLost(error.message)
+        if isinstance(error, InvalidInput):  # what we made ourselves does not fit a frame
+            return InternalError(error.message)
+        return error
+
+    async def _send(self, peer: str, frame: Frame) -> None:
+        link = self._links.get(peer)
+        if link is None or link.closed:
+            link = await self._hub.link_to(peer, self._timeout_s)
+            self._links = {name: each for name, each in self._links.items() if not each.closed}
+            self._links[peer] = link
+        slot = await link.export(frame.nbytes, self._timeout_s)
+        try:
+            if frame.nbytes:
+                frame.fill(slot.view)
+            if self._uplink is not None and frame.nbytes:
+                await self._uplink.turn(frame.nbytes)
+            await link.push(slot, self._header_of(frame), self._timeout_s)
+        finally:
+            slot.release()
+
+
+class _Line:
+    """Frames that wait for one peer."""
+
+    __slots__ = ("frames", "nbytes", "task")
+
+    def __init__(self) -> None:
+        self.frames: deque[Frame] = deque()
+        self.nbytes = 0
+        self.task: asyncio.Task[None] | None = None

@@ -1,0 +1,302 @@
+"""The ring's state machine at one agent: sessions, steps, and what is to be sent out.
+
+No threads, no event loop, no clock of its own: whoever holds it tells it events and asks for one
+step after another. The life of a session here:
+
+    Opened -> (queued -> step -> rows or token out -> rows or token arrived)* -> closed
+
+Invariants: a session holds its block slots from `Opened` until it is closed, whichever comes first:
+its last token, an order, a failure, its deadline. Whatever still arrives of a closed session is
+ignored. What is wrong with one session fails that one.
+"""
+
+from __future__ import annotations
+
+import traceback
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpu_agent.decoders.base import StepItem, Want
+from gpu_agent.decoders.sampling import choose
+from gpu_agent.generation import admission
+from gpu_agent.generation.events import (
+    Broken,
+    Call,
+    CloseOrdered,
+    Event,
+    Opened,
+    Outflow,
+    RowsArrived,
+    RowsOut,
+    StepDone,
+    TokenArrived,
+    TokenOut,
+)
+from gpu_agent.generation.session import Arrived, Chunk, Work
+from gpu_agent.generation.sessions import REPORT_NS, Sessions
+from services.errors import CatenaryError, InternalError
+from services.log import get_logger
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gpu_agent.generation.lane import Lane
+    from services.domain.ids import Nanoseconds
+
+_log = get_logger("gpu_agent.generation")
+
+Times = tuple["Nanoseconds", "Nanoseconds"]
+"""Start and end of a step."""
+
+
+class Ring:
+    """The sessions of one agent and the steps that bring them on."""
+
+    def __init__(
+        self,
+        agent_id: str,
+        chunk_tokens: int,
+        clock: Callable[[], Nanoseconds],
+        lane_closed: Callable[[Lane], None] = lambda lane: None,
+    ) -> None:
+        """Holds nothing yet.
+
+        Args:
+            agent_id: Ours.
+            chunk_tokens: Most prompt tokens in one step.
+            clock: Monotonic.
+            lane_closed: Told when a lane's executor was closed.
+        """
+        self.sessions = Sessions(agent_id, lane_closed)
+        self.ignored = 0
+        """Rows, tokens and openings that came late, twice or for nobody."""
+        self._agent_id = agent_id
+        self._chunk_tokens = chunk_tokens
+        self._clock = clock
+
+    def add_lane(self, lane: Lane) -> None:
+        """Lets sessions begin on a lane."""
+        self.sessions.lanes.append(lane)
+
+    def retire_lane(self, lane: Lane) -> None:
+        """Lets none begin there any more; it is closed with its last session."""
+        self.sessions.retire(lane)
+
+    def expire(self) -> None:
+        """Does what is due by time alone: deadlines, emulated waiting, reports."""
+        self.sessions.expire(self._clock())
+
+    def next_wakeup_ns(self) -> Nanoseconds | None:
+        """Returns when `expire` has something to do; None if never."""
+        return self.sessions.next_wakeup_ns()
+
+    def take_outflow(self) -> Outflow:
+        """Returns what came out since the last call."""
+        out, self.sessions.out = self.sessions.out, Outflow()
+        return out
+
+    def close(self) -> None:
+        """Frees every session and executor, without a word to anybody."""
+        self.sessions.close()
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        """Takes one event in."""
+        match event:
+            case TokenArrived():
+                self._on_token(event)
+            case RowsArrived():
+                self._on_rows(event)
+            case Opened():
+                self._on_opened(event)
+            case CloseOrdered():
+                self.sessions.order_closed(event.session_ids)
+            case Broken():
+                self._on_broken(event)
+            case Call():
+                self._on_call(event)
+
+    def _on_opened(self, event: Opened) -> None:
+        session_id = event.facts.session_id
+        is_over = self.sessions.is_over(session_id)
+        if is_over or self.sessions.get(session_id) is not None:
+            self.ignored += 1
+            if is_over:
+                self.sessions.out.gone.append(session_id)
+            return
+        try:
+            session = admission.admit(event, self.sessions.lanes)
+        except CatenaryError as error:
+            self.sessions.fail(session_id, error)
+            return
+        except Exception:
+            for lane in self.sessions.lanes:
+                lane.executor.close_session(session_id)
+            self.sessions.fail(session_id, _incident("the session could not be opened"))
+            return
+        self.sessions.add(session)
+        if session.pending:
+            session.lane.queue(session, self._clock())
+
+    def _on_rows(self, event: RowsArrived) -> None:
+        session = self.sessions.get(event.session_id)
+        if session is None or session.facts.is_first:
+            self.ignored += 1
+            self.sessions.out.consumed_bytes += event.rows.nbytes
+            return
+        try:
+            admission.check_rows(session, event.position, event.rows)
+        except CatenaryError as error:
+            self.sessions.out.consumed_bytes += event.rows.nbytes
+            self.sessions.fail(event.session_id, error)
+            return
+        was_idle = not session.chunks
+        session.expected += len(event.rows)
+        session.chunks.append(Chunk(event.rows, event.sample, event.arrived))
+        if was_idle:
+            session.lane.queue(session, self._clock())
+
+    def _on_token(self, event: TokenArrived) -> None:
+        session = self.sessions.get(event.session_id)
+        if session is None or not session.facts.is_first or session.facts.is_last:
+            self.ignored += 1
+            return
+        if event.is_last:
+            self.sessions.finish(session)
+            return
+        try:
+            admission.check_token(session, event.position, event.token_id)
+        except CatenaryError as error:
+            self.sessions.fail(event.session_id, error)
+            return
+        session.arrived = event.arrived
+        session.tokens.append(event.token_id)
+        session.lane.queue(session, self._clock())
+
+    def _on_broken(self, event: Broken) -> None:
+        for session_id in event.session_ids:
+            if self.sessions.is_over(session_id) and event.blamed == self._agent_id:
+                self.ignored += 1  # a wrong frame of a session that is over
+            else:  # also one that is over: its last token did not reach the gateway
+                self.sessions.fail(session_id, event.error, event.blamed)
+
+    def _on_call(self, call: Call) -> None:
+        try:
+            result = call.work()
+        except Exception as error:
+            call.done(None, error)
+        else:
+            call.done(result, None)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """True if `step` would compute something."""
+        return any(lane.is_ready for lane in self.sessions.lanes)
+
+    def step(self) -> None:
+        """Computes one iteration of the lane whose turn it is; lanes take turns."""
+        lane = next((lane for lane in self.sessions.lanes if lane.is_ready), None)
+        if lane is None:
+            return
+        if len(self.sessions.lanes) > 1:
+            self.sessions.lanes.remove(lane)
+            self.sessions.lanes.append(lane)
+        works, decode_rows = lane.compose(self._chunk_tokens)
+        if not works:
+            return
+        started_ns = self._clock()
+        try:
+            outputs = lane.executor.step([_item(work) for work in works])
+        except Exception:
+            self._step_failed(lane, works)
+            return
+        times = (started_ns, self._clock())
+        prefill_tokens = lane.work_done.add(works, decode_rows, times, lane.cost)
+        for work, output in zip(works, outputs, strict=True):
+            self._advance(work, output, times)
+        model = lane.key.model.name
+        self.sessions.out.steps.append(
+            StepDone(model, decode_rows, prefill_tokens, times[1] - started_ns)
+        )
+        if times[1] - lane.work_done.since_ns >= REPORT_NS:
+            self.sessions.report(lane)
+
+    def _advance(self, work: Work, output: np.ndarray | None, times: Times) -> None:
+        """Sends on what a session's part of a step brought, and queues what is left of it."""
+        session, facts = work.session, work.session.facts
+        position = session.cached
+        session.cached += len(work.inputs)
+        session.steps += 1
+        session.compute_ns += times[1] - times[0]
+        session.first_step_ns = session.first_step_ns or times[0]
+        if work.sample and not session.prefilled_ns:
+            session.prefilled_ns = times[1]
+        if not facts.is_first:
+            self.sessions.out.consumed_bytes += work.inputs.nbytes
+        if not facts.is_last:
+            assert output is not None
+            opens, session.introduced = not session.introduced, True
+            self.sessions.out.rows.append(
+                RowsOut(facts, position, output, work.sample, opens, work.arrived, *times)
+            )
+        elif work.sample:
+            assert output is not None
+            self._sample(work, output, times)
+        if not session.closed and session.pending:
+            session.lane.queue(session, self._clock())
+
+    def _sample(self, work: Work, logits: np.ndarray, times: Times) -> None:
+        session, facts = work.session, work.session.facts
+        assert session.sampler is not None
+        try:
+            [choice] = choose(logits[None], [session.sampler])
+        except Exception:
+            self.sessions.fail(facts.session_id, _incident("no token could be chosen"))
+            return
+        if choice.error:
+            self.sessions.fail(facts.session_id, InternalError(choice.error))
+            return
+        position = session.cached
+        reason = choice.finish_reason or ("length" if position + 1 >= session.limit else "")
+        self.sessions.out.tokens.append(
+            TokenOut(facts, position, choice.token_id, reason, work.arrived, *times)
+        )
+        if reason:
+            self.sessions.finish(session)
+        elif facts.is_first:
+            session.arrived = Arrived(times[1])
+            session.tokens.append(choice.token_id)
+
+    def _step_failed(self, lane: Lane, works: list[Work]) -> None:
+        """Fails every session of a step; what is in their caches now is not known."""
+        error = _incident("the partition failed to compute", str(lane.key))
+        for work in works:
+            if not work.session.facts.is_first:
+                self.sessions.out.consumed_bytes += work.inputs.nbytes
+            self.sessions.fail(work.session.facts.session_id, error)
+
+
+def _incident(what: str, partition: str = "") -> InternalError:
+    """Logs the exception that is handled, and returns what others are told of it."""
+    incident = uuid.uuid4().hex[:12]
+    # Plain text: a renderer that shows local variables would print tensors and prompts.
+    _log.error(
+        "generation_failed",
+        traceback=traceback.format_exc(),
+        incident=incident,
+        partition=partition,
+    )
+    return InternalError(f"{what} (incident {incident})")
+
+
+def _item(work: Work) -> StepItem:
+    """Returns what the executor is asked for."""
+    session = work.session
+    want: Want = "hidden"
+    if session.facts.is_last:
+        want = "logits" if work.sample else "nothing"
+    return StepItem(session.facts.session_id, session.cached, work.inputs, want)

@@ -1,0 +1,40 @@
+"""What the generation engine is told when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_agent.generation.meter import GenerationMeter
+
+if TYPE_CHECKING:
+    from gpu_agent.engine.emulated_link import EmulatedLink
+    from gpu_agent.engine.memory import Held
+    from gpu_agent.engine.outbound import Hub
+    from gpu_agent.engine.reporting import Outgoing
+    from services.telemetry.tracing import Tracer
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLimits:
+    """How much a step takes, how long peers are waited for, how much waits for them."""
+
+    chunk_tokens: int = 64
+    push_timeout_s: float = 2.0
+    max_waiting_bytes: int = 256 << 20
+    """Hidden states in the line to one peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What generation shares with the rest of the agent."""
+
+    hub: Hub
+    tell: Callable[[Outgoing], None]
+    """Takes messages for the scheduler; neither blocks nor raises."""
+    held: Held
+    """Counts bytes of received tensors."""
+    meter: GenerationMeter
+    tracer: Tracer | None = None
+    uplink: EmulatedLink | None = None

@@ -1,0 +1,332 @@
+"""A tiny exact decoder and rings of agents, for tests of generation: real transports, no weights."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
+from gpu_agent.decoders.base import CacheLayout, DecoderCost, SlotBook, StepItem
+from gpu_agent.generation.engine import GenerationEngine
+from gpu_agent.generation.lane import Lane
+from gpu_agent.generation.meter import GenerationMeter
+from gpu_agent.generation.surroundings import GenerationLimits, Surroundings
+from gpu_agent.generation.table import LoadedDecoder
+from services.domain.decoder import DecoderTable
+from services.domain.ids import ModelKey, PartitionKey
+from tests.support.agent_harness import SECOND_NS, Net, Node, TestPeer, until
+
+MODEL = ModelKey("toy", "1")
+BLOCKS = 6
+HIDDEN = 4
+VOCABULARY = 50
+END = 49
+_PRIME = 32_749
+_COST = DecoderCost(0, 1000, 1000, 100)
+
+TABLE = DecoderTable(
+    model_hash="0" * 64,
+    blocks=BLOCKS,
+    hidden_size=HIDDEN,
+    attention_heads=1,
+    key_value_heads=1,
+    head_size=HIDDEN,
+    vocabulary_size=VOCABULARY,
+    context_tokens=4096,
+    end_token_ids=(END,),
+    block_bytes=100,
+    embedding_bytes=10,
+    head_bytes=10,
+    cache_bytes_per_token=8,
+)
+
+
+class ToyDecoder:
+    """A recurrence in exact integers: outputs depend on every cached token and on their order."""
+
+    def __init__(self, key: PartitionKey, layout: CacheLayout) -> None:
+        self.key = key
+        self.table = TABLE
+        self.memory_bytes = 1000
+        self.book = SlotBook(key, TABLE, layout)
+        self._state: dict[tuple[int, int], np.ndarray] = {}
+        self.closed = False
+        self.steps: list[list[tuple[int, int, int]]] = []
+        """Per step: session, position, tokens of each item."""
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.fails: Exception | None = None
+        self.takes_s = 0.0
+
+    @property
+    def layout(self) -> CacheLayout:
+        return self.book.layout
+
+    @property
+    def free_block_slots(self) -> int:
+        return self.book.free
+
+    @property
+    def sessions(self) -> int:
+        return len(self.book.entries)
+
+    def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
+        assert not self.closed
+        self.book.open(session, entry_block, tokens)
+        for block in range(entry_block, self.key.last_block):
+            self._state[session, block] = np.full(HIDDEN, block + 1, np.int64)
+
+    def close_session(self, session: int) -> None:
+        if self.book.close(session):
+            self._state = {key: value for key, value in self._state.items() if key[0] != session}
+
+    def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
+        assert not self.closed
+        self.entered.set()
+        assert self.gate.wait(20)
+        if self.takes_s:
+            time.sleep(self.takes_s)
+        if self.fails is not None:
+            raise self.fails
+        self.book.check(items)
+        self.steps.append([(each.session, each.position, len(each.inputs)) for each in items])
+        return [self._run(item) for item in items]
+
+    def _run(self, item: StepItem) -> np.ndarray | None:
+        entry = self.book.entries[item.session]
+        if entry == 0:
+            places = np.arange(HIDDEN) + 1
+            hidden = (item.inputs[:, None] * 17 * places + 3 * places) % _PRIME
+        else:
+            hidden = item.inputs.astype(np.int64)
+        for block in range(entry, self.key.last_block):
+            state = self._state[item.session, block]
+            out = np.empty_like(hidden)
+            for row, value in enumerate(hidden):
+                state = (state * 31 + np.roll(value, 1) * (block + 7) + 13) % _PRIME
+                out[row] = (value + state) % _PRIME
+            self._state[item.session, block] = state
+            hidden = out
+        self.book.cached[item.session] = item.position + len(item.inputs)
+        if item.want == "hidden":
+            return hidden.astype(np.float32)
+        if item.want == "nothing":
+            return None
+        mixed = int(hidden[-1] @ np.array([1, 257, 65_537, 91]))
+        return ((mixed * (np.arange(VOCABULARY) + 3) * 7919) % 10_007).astype(np.float32)
+
+    def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
+        layout.check(self.key)
+        return layout
+
+    def apply_layout(self, prepared: CacheLayout) -> None:
+        self.book.layout = prepared
+
+    def close(self) -> None:
+        assert not self.closed
+        assert not self.book.entries
+        self.closed = True
+
+
+def toy(first: int = 0, last: int = BLOCKS, *entries: int, slots: int = 600, tokens: int = 512):
+    layout = CacheLayout(slots, tokens, tuple(sorted({first, *entries})))
+    return ToyDecoder(PartitionKey(MODEL, first, last), layout)
+
+
+def undisturbed(prompt: Sequence[int], count: int, *, ends: bool = False) -> list[int]:
+    """Returns the greedy tokens of one session alone on the whole model."""
+    decoder = toy(tokens=4096)
+    decoder.open_session(1, 0)
+    known, pending = list(prompt), list(prompt)
+    while len(known) < len(prompt) + count:
+        position = len(known) - len(pending)
+        [logits] = decoder.step([StepItem(1, position, np.array(pending, np.int64), "logits")])
+        pending = [int(np.argmax(logits))]
+        known += pending
+        if ends and pending[0] == END:
+            break
+    return known[len(prompt) :]
+
+
+Span = tuple[str, int, int]
+"""An agent, and the blocks really processed there."""
+
+
+def opening(
+    ring: Sequence[Span],
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 8,
+    prompt_tokens: int | None = None,
+    budget_ns: int = 20 * SECOND_NS,
+    gateway: str = "gw-0",
+    timed: bool = False,
+    traceparent: str = "",
+    model: ModelKey = MODEL,
+    **sampling: object,
+) -> frame_pb2.SessionOpening:
+    route = [
+        common_pb2.Hop(
+            agent_id=agent,
+            model=model.name,
+            model_version=model.version,
+            first_block=first,
+            last_block=last,
+        )
+        for agent, first, last in ring
+    ]
+    sampling.setdefault("ignore_eos", True)
+    return frame_pb2.SessionOpening(
+        gateway_id=gateway,
+        request_id=7,
+        route=route,
+        token_ids=prompt,
+        prompt_tokens=len(prompt) if prompt_tokens is None else prompt_tokens,
+        sampling=generation_pb2.SamplingParameters(max_tokens=max_tokens, **sampling),
+        budget_ns=budget_ns,
+        timed=timed,
+        traceparent=traceparent,
+    )
+
+
+def opening_frame(session_id: int, made: frame_pb2.SessionOpening, epoch: int = 1):
+    return frame_pb2.FrameHeader(
+        kind=frame_pb2.FRAME_KIND_SESSION_STEP,
+        epoch=epoch,
+        session_rows=[frame_pb2.SessionRows(session_id=session_id, opening=made)],
+    )
+
+
+class Caller:
+    """A gateway that collects the tokens of its sessions and checks their order."""
+
+    def __init__(self, peer: TestPeer) -> None:
+        self.peer = peer
+        self.tokens: dict[int, list[frame_pb2.SessionToken]] = {}
+        self.wrong: list[str] = []
+        self._starts: dict[int, int] = {}
+        self._changed = asyncio.Event()
+
+    def on_frame(self, frame) -> None:
+        header = frame_pb2.FrameHeader.FromString(frame.header)
+        frame.release()
+        for token in header.session_tokens:
+            got = self.tokens.setdefault(token.session_id, [])
+            if token.position != self._starts[token.session_id] + len(got):
+                self.wrong.append(f"{token.session_id}: {token.position} after {len(got)} tokens")
+            got.append(token)
+        self._changed.set()
+
+    async def open(self, session_id: int, made: frame_pb2.SessionOpening, epoch: int = 1) -> None:
+        self._starts[session_id] = len(made.token_ids)
+        await self.peer.send(made.route[0].agent_id, opening_frame(session_id, made, epoch))
+
+    async def wait_for(self, session_id: int, count: int, timeout_s: float = 10.0) -> list[int]:
+        async with asyncio.timeout(timeout_s):
+            while len(self.tokens.get(session_id, ())) < count:
+                self._changed.clear()
+                await self._changed.wait()
+        return [token.token_id for token in self.tokens[session_id]]
+
+    async def finished(self, session_id: int, timeout_s: float = 10.0) -> list[int]:
+        """Returns the tokens once the last one is here."""
+        async with asyncio.timeout(timeout_s):
+            while not (got := self.tokens.get(session_id)) or not got[-1].finish_reason:
+                self._changed.clear()
+                await self._changed.wait()
+        assert not self.wrong
+        return [token.token_id for token in self.tokens[session_id]]
+
+
+@dataclass
+class RingNode:
+    """An agent that generates."""
+
+    node: Node
+    generation: GenerationEngine
+    decoders: list
+
+    @property
+    def told(self):
+        return self.node.told
+
+    def host(self, decoder) -> object:
+        """Serves an executor."""
+        self.decoders.append(decoder)
+        lane = Lane(decoder, _COST)
+        self.generation.add_decoder(LoadedDecoder(lane, decoder.layout, _COST))
+        return decoder
+
+    async def settled(self) -> None:
+        """Returns when everything posted before was handled."""
+        await self.generation.on_thread(lambda: None)
+        await asyncio.sleep(0)
+
+
+class RingNet:
+    """Agents and gateways that know each other."""
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.nodes: dict[str, RingNode] = {}
+
+    async def caller(self, peer_id: str = "gw-0") -> Caller:
+        hub = self.net._hub(peer_id)
+        caller = Caller(TestPeer(peer_id, hub))
+        await hub.start(caller.on_frame)
+        self.net.introduce()
+        return caller
+
+    async def agent(self, agent_id: str, *decoders, chunk: int = 128, **options) -> RingNode:
+        node = await self.net.agent(agent_id, options.pop("engine_limits", None))
+        around = Surroundings(
+            node.hub,
+            node.told,
+            node.engine.held,
+            GenerationMeter(options.pop("metrics", None)),
+            options.pop("tracer", None),
+            node.engine.link,
+        )
+        limits = GenerationLimits(chunk_tokens=chunk, **options)
+        generation = GenerationEngine(agent_id, around, limits)
+        generation.start()
+        node.engine.hand_sessions_to(generation.on_frame)
+        made = RingNode(node, generation, [])
+        self.nodes[agent_id] = made
+        for decoder in decoders:
+            made.host(decoder)
+        await made.settled()
+        return made
+
+    async def remove(self, agent_id: str) -> None:
+        """Takes an agent away without a word."""
+        made = self.nodes.pop(agent_id)
+        await self.net.remove(agent_id)
+        for decoder in made.decoders:
+            decoder.gate.set()
+        await made.generation.close()
+
+    async def all_free(self, timeout_s: float = 5.0) -> None:
+        """Fails unless every slot, byte and session comes free."""
+        for made in self.nodes.values():
+            generation = made.generation
+            idle = await generation.wait_idle(timeout_s)
+            assert idle, (generation.agent_id, generation.snapshot())
+            await made.settled()
+            await until(lambda g=generation: not g._peers._lines)
+            assert generation.block_slots[0] == 0
+            assert made.node.engine.held_bytes == 0
+            for decoder in made.decoders:
+                assert decoder.sessions == 0
+
+    async def close(self) -> None:
+        for made in self.nodes.values():
+            for decoder in made.decoders:
+                getattr(decoder, "gate", threading.Event()).set()
+            await made.generation.close()
