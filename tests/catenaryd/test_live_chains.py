@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from catenaryd.live.chains import asked_of
+from catenaryd.command_line import cli
+from catenaryd.live.chains import ChainsMeasured, ChainsRun, asked_of
 from catenaryd.live.chains_emulation import KEY, VOCABULARY, Emulation, plan_document
 from catenaryd.live.chains_load import Answered, ChainsOutcome
+from catenaryd.scenarios.chains import live_chains, serve
+from catenaryd.scenarios.chains.jobs import Outcome
 from catenaryd.scenarios.chains.schema import Serve, load_scenario
 from catenaryd.scenarios.chains.schema_parts import System
 from catenaryd.scenarios.chains.settings import cases_of
+from catenaryd.scenarios.report import Report
 from cluster_harness import ROOT
 from gateway.generation.text_codec import TextCodec
 from gpu_agent.decoders.base import CacheLayout
@@ -28,14 +35,16 @@ from services.domain.ids import AgentId, PartitionKey, ServerId
 from services.domain.plan import Agent, ChainHop
 from services.errors import InvalidInput, NotSupported
 from services.model_repository import ModelRepository
-from simulator.chains.cluster import Cluster, Communication, cluster_of
+from simulator.chains.cluster import Cluster, Communication
 from simulator.chains.loop import Durations
 from simulator.chains.plan import plan_of
+from simulator.chains.result import ChainResult
 from simulator.chains.workload import Workload
 
 SCENARIO = ROOT / "scenarios" / "chains" / "table-1-live.yaml"
 SESSIONS = Workload([0, 10**9, 2 * 10**9], [1.0] * 3, [2000.0, 37.0, 7000.0], [30.0, 400.0, 2.0])
 TOKENS = 8192
+DATA = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data")
 
 
 @pytest.fixture(scope="module")
@@ -184,13 +193,11 @@ def test_sessions_are_asked_at_dilated_moments_and_must_fit(cluster: Cluster) ->
         asked_of(replace(SESSIONS, sizes=[1.0, 2.0, 1.0]), Emulation(cluster, 0.5, TOKENS))
 
 
-def test_a_round_trip_once_per_session_cannot_be_emulated(cluster: Cluster) -> None:
+def test_a_round_trip_once_per_session_cannot_be_emulated() -> None:
     scenario = load_scenario(SCENARIO)
     assert isinstance(scenario, Serve)
     setting = cases_of(scenario, [1])[0].settings[0]
-    assert not isinstance(setting.servers, tuple) or setting.servers
-    places = list(setting.servers) if isinstance(setting.servers, tuple) else []
-    other = cluster_of(cluster.model, places, Communication("session", 18.0))
+    other = replace(setting, communication=Communication("session", 18.0)).cluster()
     with pytest.raises(NotSupported, match="per: token"):
         Emulation(other, 1.0, TOKENS).times_of(other.servers[0])
 
@@ -203,6 +210,44 @@ def test_live_scenarios_name_systems_the_scheduler_has() -> None:
             assert scenario.live is not None
             assert all(isinstance(each, System) and each.planner == "catenary"
                        for each in scenario.systems)  # fmt: skip
+
+
+def test_live_without_anything_to_serve_live_is_refused_at_once() -> None:
+    plain = str(SCENARIO.parent / "table-1.yaml")
+    result = CliRunner().invoke(cli, ["simulate", "chains", plain, "--live"])
+    assert isinstance(result.exception, InvalidInput)
+    assert "`live` section" in result.exception.message
+
+
+def test_the_report_sets_live_beside_simulated_and_counts_what_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not (DATA / "traces" / "AzureLLMInferenceTrace_code.csv").exists():
+        pytest.skip(f"needs the Azure code trace below CATENARY_DATA ({DATA})")
+    scenario = load_scenario(SCENARIO, quick=True)
+    assert isinstance(scenario, Serve)
+    row = next(serve.rows(scenario))
+    (job,) = row.jobs(scenario.systems[0])
+    waits, services = np.array([0.0, 1.0, 2.0]), np.array([2.0, 4.0, 6.0])
+    outcome = Outcome(ChainResult(waits, services), 35)
+    slower = ChainsMeasured(
+        ChainResult(waits, 1.1 * services), 0, (), 0, 0, 0, 12, 0.2, 0.004, 30.0
+    )
+
+    async def measured(run: ChainsRun, folder: Path, progress: object) -> ChainsMeasured:
+        assert run.policy == "jffc"
+        assert run.composition.c == 35
+        return slower
+
+    monkeypatch.setattr(live_chains, "run_live", measured)
+    empty = Report("small", scenario.title, (), ())
+    report = live_chains.with_live(scenario, {job: outcome}, empty, lambda _line: None)
+    (facts,) = report.facts["live"]
+    assert facts["live"]["mean_service_s"] == pytest.approx(1.1 * 4.0)
+    assert facts["service_ratio"] == pytest.approx({"p10": 1.1, "p50": 1.1, "p90": 1.1})
+    text = report.markdown()
+    assert "+8.0 %" in text  # (1 + 4.4) / (1 + 4) as long
+    assert "| 3 | 0 | 0 | 0 | 12 |" in text
 
 
 def test_lost_sessions_are_those_without_all_their_tokens() -> None:

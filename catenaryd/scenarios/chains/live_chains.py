@@ -47,6 +47,11 @@ class Pair:
         return [float(each) for each in np.percentile(shares, _SHARES)]
 
 
+def is_live(scenario: Scenario) -> bool:
+    """Returns whether a scenario says how it is served by real processes."""
+    return isinstance(scenario, Serve) and scenario.live is not None
+
+
 def with_live(
     scenario: Scenario, results: Mapping[Job[Any], Any], report: Report, progress: Progress
 ) -> Report:

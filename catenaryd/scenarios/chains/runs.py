@@ -30,6 +30,7 @@ from catenaryd.scenarios.document import update
 from catenaryd.scenarios.jobs import Job, run_all
 from catenaryd.scenarios.plots import draw
 from catenaryd.scenarios.report import Report
+from services.errors import InvalidInput
 
 DOCUMENT = "server-chains.md"
 Progress = Callable[[str], None]
@@ -61,9 +62,12 @@ def run_scenarios(
         progress: Told what is done, line by line.
 
     Raises:
-        InvalidInput: If a file is not a scenario; before anything is run.
+        InvalidInput: If a file is not a scenario, or none can be served live; before anything is
+            run.
     """
     named = [Named(_name(path), load_scenario(path, quick=quick)) for path in paths]
+    if live and not any(live_chains.is_live(each.scenario) for each in named):
+        raise InvalidInput("live", "none of these scenarios has a `live` section")
     jobs = [job for each in named for job in _jobs(each.scenario)]
 
     def count(done: int, of: int) -> None:
