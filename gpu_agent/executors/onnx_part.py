@@ -94,7 +94,7 @@ class OnnxPart:
     ) -> list[np.ndarray]:
         """Returns the outputs; see `Executor.run`."""
         check_arrays(self.inputs, inputs, self.batched)
-        feeds = {name: np.ascontiguousarray(inputs[index]) for index, name in self._feeds}
+        feeds = {name: np.asarray(inputs[index], order="C") for index, name in self._feeds}
         if outputs is None:
             results = self._run_new(inputs, feeds)
         else:

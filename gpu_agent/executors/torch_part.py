@@ -93,7 +93,7 @@ class TorchPart:
         with warnings.catch_warnings():
             # Frames are read-only memory; the part does not write to its inputs.
             warnings.simplefilter("ignore", UserWarning)
-            tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
+            tensors = [torch.from_numpy(np.asarray(array, order="C")) for array in inputs]
         try:
             with torch.inference_mode():
                 moved = [

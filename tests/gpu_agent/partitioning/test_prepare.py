@@ -137,6 +137,14 @@ def test_a_value_captured_by_a_branch_crosses_the_cut(tmp_path: Path) -> None:
     check_every_cut(repository, np.random.default_rng(0).random((2, 3), np.float32))
 
 
+def test_a_value_without_dimensions_keeps_none_on_its_way(tmp_path: Path) -> None:
+    repository = repository_of(tmp_path, relus(4), [])
+    table = prepare_model(repository, KEY, blocks=4)
+    assert {t.shape for b in table.boundaries for t in b.tensors} == {()}
+    assert part(repository, 0, 1).run([np.array(0.5, np.float32)])[0].shape == ()
+    check_every_cut(repository, np.array(0.5, np.float32))
+
+
 def test_a_convolution_stays_with_its_activation(tmp_path: Path) -> None:
     nodes, last = [], "x"
     for i in range(4):
