@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 
 from gpu_agent.decoders.cache_store import CacheStore
+from gpu_agent.decoders.huge_pages import in_huge_pages
 from gpu_agent.decoders.onnx_graph import HIDDEN_IN, HIDDEN_OUT, LOGITS, cut_blocks, cut_head
 from services.errors import InternalError
 
@@ -130,4 +131,6 @@ def _open(content: bytes, folder: Path, threads: int) -> onnxruntime.InferenceSe
     settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
     settings.add_session_config_entry(_WEIGHTS_FOLDER, str(folder.resolve()))
     settings.log_severity_level = 3
-    return onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
+    return in_huge_pages(
+        lambda: onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
+    )
