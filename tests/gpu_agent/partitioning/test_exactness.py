@@ -25,6 +25,8 @@ OCR = (
     "PP-OCRv6_det_small", "PP-OCRv6_rec_small", "ch_ppocr_mobile_v2.0_cls_mobile",
 )  # fmt: skip
 ALL = (*LIGHT, *OCR)
+HEAVY = {"light_vgg19": 4, "light_densenet121": 3, "light_resnet50": 3}
+"""Of these the default suite tries one cut in so many; a run of one takes seconds."""
 SHAPES = {
     "PP-OCRv6_det_small": (1, 3, 160, 256),
     "PP-OCRv6_rec_small": (2, 3, 48, 160),
@@ -106,9 +108,22 @@ def triples(blocks: int) -> list[tuple[int, int]]:
     return list(itertools.combinations(range(1, blocks), 2))
 
 
-@pytest.mark.timeout(400)  # vgg19 has two dozen cuts; on a busy machine they take minutes
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ALL)
-def test_two_parts_equal_the_whole_at_every_offered_cut(name: str, real_model: RealModel) -> None:
+def test_two_parts_equal_the_whole_at_offered_cuts(name: str, real_model: RealModel) -> None:
+    check_cuts(name, real_model, every=HEAVY.get(name, 1))
+
+
+@pytest.mark.system
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", HEAVY)
+def test_two_parts_of_a_heavy_model_equal_the_whole_at_every_offered_cut(
+    name: str, real_model: RealModel
+) -> None:
+    check_cuts(name, real_model, every=1)
+
+
+def check_cuts(name: str, real_model: RealModel, every: int) -> None:
     repository, key = real_model(name)
     value = picture(name)
     expected = whole(repository.model_file(key), value)
@@ -116,7 +131,7 @@ def test_two_parts_equal_the_whole_at_every_offered_cut(name: str, real_model: R
     assert expected.std() > 0, "degenerate weights would make every comparison pass"
     blocks = repository.block_table(key).blocks
     assert blocks >= 5
-    for cut in range(1, blocks):
+    for cut in range(1, blocks, every):
         parts = Parts(repository, key, [cut])
         np.testing.assert_allclose(parts.run(value), expected, rtol=1e-4, atol=1e-5)
         assert_same_decision(name, parts.run(value, rounded=True), expected)
