@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import grpc.aio
@@ -40,13 +41,8 @@ class Stream:
     """Moments of the tokens of one session, in seconds since it was asked for."""
 
     seconds: list[float] = field(default_factory=list)
-    hops_ns: list[list[int]] = field(default_factory=list)
-    """Per token: compute time of each hop, if timed."""
-
-    @property
-    def beside_compute_s(self) -> float:
-        """Time per token that no agent computed, if timed."""
-        return self.per_token_s - statistics.mean(sum(hops) for hops in self.hops_ns[1:]) / 1e9
+    hops_ns: list[int] = field(default_factory=list)
+    """From the end of compute on an agent to its beginning on the next, if timed."""
 
     @property
     def per_token_s(self) -> float:
@@ -99,7 +95,10 @@ class Cluster:
         async for response in stub.Generate(request, timeout=300):
             now = time.perf_counter() - started
             seen.seconds += [now] * len(response.token_ids)
-            seen.hops_ns += [[hop.compute_ns for hop in t.hops] for t in response.timings]
+            for timing in response.timings:
+                for hop, following in pairwise(timing.hops):
+                    gap = hop.send_ns + following.transfer_ns + following.wait_ns
+                    seen.hops_ns.append(gap)
         if len(seen.seconds) != tokens:
             raise RuntimeError(f"{len(seen.seconds)} tokens instead of {tokens}")
         return seen
@@ -150,10 +149,10 @@ async def first_token_while_others_decode(
     alone = min([(await cluster.stream(2)).seconds[0] for _ in range(3)])
     others = [asyncio.create_task(cluster.stream(tokens)) for _ in range(SESSIONS)]
     await cluster.stream(4)  # joins while they begin; when it is done they decode
-    newcomer = await cluster.stream(4)
+    newcomers = [(await cluster.stream(4)).seconds[0] for _ in range(3)]
     streams = await asyncio.gather(*others)
     step = statistics.median(each.per_token_s for each in streams)
-    return newcomer.seconds[0], alone, step
+    return statistics.median(newcomers), alone, step
 
 
 async def measure(quick: bool) -> list[Figure]:
@@ -197,16 +196,9 @@ async def measure(quick: bool) -> list[Figure]:
             for name in ("one", "three"):
                 rate = await clusters[name].together(SESSIONS, tokens)
                 rates[name] = max(rates[name], rate)
-        hop = statistics.median([await cost_of_a_hop(clusters, tokens) for _ in range(rounds)])
+        hop = statistics.median((await clusters["three"].stream(tokens, timed=True)).hops_ns) / 1e9
         newcomer = await first_token_while_others_decode(clusters["one"], 3 * tokens)
     return figures(best, rates, weights, hop, newcomer)
-
-
-async def cost_of_a_hop(clusters: dict[str, Cluster], tokens: int) -> float:
-    """Returns what a further agent adds to a token beside its compute, in seconds."""
-    one = await clusters["one"].stream(tokens, timed=True)
-    three = await clusters["three"].stream(tokens, timed=True)
-    return (three.beside_compute_s - one.beside_compute_s) / 2
 
 
 def figures(
@@ -230,7 +222,7 @@ def figures(
         at_least("eight sessions / one session, one agent", rates["one"] * one, "x", 4.5),
         at_least("eight sessions / one session, three agents", rates["three"] * three, "x", 1.0),
         at_least("int4 / fp32, one session", one / best["int4"], "x", 2.5),
-        at_most("a further hop, beside its compute, per token", hop_s * 1e3, "ms", 1.0),
+        at_most("a hop, from compute to compute, per token", hop_s * 1e3, "ms", 1.0),
         at_most("first token of a ninth session", waiting * 1e3, "ms"),
         at_most("  beyond that of a lone session", (waiting - alone) / step, "steps", 2.5),
     ]
