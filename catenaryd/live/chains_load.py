@@ -18,10 +18,10 @@ from pathlib import Path
 
 import catenary
 from catenaryd.live.chains_emulation import VOCABULARY
+from catenaryd.live.generator import generate_load
 from catenaryd.live.load import LEAD_S
 from catenaryd.supervisor import end_with_parent
 from services.domain.ids import NANOSECONDS_PER_SECOND
-from services.errors import Unavailable
 
 _SETTLE_S = 10.0
 _POLL_S = 0.1
@@ -88,23 +88,7 @@ async def run_load(order: ChainsOrder, folder: Path) -> ChainsOutcome:
     Raises:
         Unavailable: it did not end well.
     """
-    file, answer = folder / "load.json", folder / "outcome.json"
-    answer.unlink(missing_ok=True)
-    await asyncio.to_thread(file.write_text, json.dumps(asdict(order)))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "catenaryd.live.chains_load", str(file), str(answer),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        _, complaints = await process.communicate()
-    except BaseException:
-        process.kill()
-        raise
-    if process.returncode or not answer.exists():
-        last = complaints.decode(errors="replace").strip().splitlines()[-1:]
-        raise Unavailable(f"the load generator failed: {' '.join(last)}")
-    document = json.loads(await asyncio.to_thread(answer.read_text))
+    document = await generate_load("catenaryd.live.chains_load", asdict(order), folder)
     sessions = tuple(Answered(**entry) for entry in document.pop("sessions"))
     return ChainsOutcome(sessions, **document)
 

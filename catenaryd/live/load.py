@@ -21,8 +21,8 @@ import numpy as np
 
 import catenary
 from catenaryd.live.emulation import FEATURES, INPUT
+from catenaryd.live.generator import generate_load
 from catenaryd.supervisor import end_with_parent
-from services.errors import Unavailable
 
 Moments = Mapping[str, Sequence[float]]
 """Per model, seconds from the start, ascending."""
@@ -80,23 +80,7 @@ async def run_load(order: LoadOrder, folder: Path) -> LoadOutcome:
     Raises:
         Unavailable: it did not end well.
     """
-    file, answer = folder / "load.json", folder / "outcome.json"
-    answer.unlink(missing_ok=True)
-    await asyncio.to_thread(file.write_text, json.dumps(asdict(order)))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "catenaryd.live.load", str(file), str(answer),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        _, complaints = await process.communicate()
-    except BaseException:
-        process.kill()
-        raise
-    if process.returncode or not answer.exists():
-        last = complaints.decode(errors="replace").strip().splitlines()[-1:]
-        raise Unavailable(f"the load generator failed: {' '.join(last)}")
-    document = json.loads(await asyncio.to_thread(answer.read_text))
+    document = await generate_load("catenaryd.live.load", asdict(order), folder)
     models = {name: ModelOutcome(**entry) for name, entry in document["models"].items()}
     return LoadOutcome(models, document["send_lag_p99_ms"])
 

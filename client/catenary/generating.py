@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, Literal, Unpack, overload
 
@@ -16,7 +17,7 @@ from catenary.generation import (
 from catenary.text_streams import AsyncTextStream, TextCall, TextStream
 
 
-class GeneratesText:
+class GeneratesText(ABC):
     """The methods of `Client` for language models; `GenerationOptions` says what they take."""
 
     @overload
@@ -93,11 +94,12 @@ class GeneratesText:
         answer = self._text_stream(prompt_call(model, prompt, options))
         return answer if stream else answer.result()
 
+    @abstractmethod
     def _text_stream(self, call: TextCall) -> TextStream:
-        raise NotImplementedError
+        """Returns the pieces of a call as they come."""
 
 
-class GeneratesTextAsync:
+class GeneratesTextAsync(ABC):
     """The methods of `AsyncClient` for language models, as those of `Client`.
 
     With `stream=True` they return the stream at once, otherwise a coroutine to await.
@@ -177,5 +179,6 @@ class GeneratesTextAsync:
         answer = self._text_stream(prompt_call(model, prompt, options))
         return answer if stream else answer.result()
 
+    @abstractmethod
     def _text_stream(self, call: TextCall) -> AsyncTextStream:
-        raise NotImplementedError
+        """Returns the pieces of a call as they come."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpu_agent.decoders.base import CacheLayout, DecoderCost, DecoderExecutor
-from gpu_agent.decoders.timing import measure_cost as _measure
+from gpu_agent.decoders.base import CacheLayout, DecoderExecutor
 from gpu_agent.executors.device import Device
 from services.domain.ids import PartitionKey
 from services.errors import NotSupported
@@ -49,19 +48,3 @@ def load_decoder(
     from gpu_agent.decoders.onnx_executor import OnnxDecoder
 
     return OnnxDecoder(repository, key, layout, threads)
-
-
-def measure_cost(executor: DecoderExecutor) -> DecoderCost:
-    """Returns what a partition costs; an emulated one says so without running.
-
-    An executor on ONNX Runtime takes from it which holes in a batch are worth computing.
-    """
-    from gpu_agent.decoders.emulated import EmulatedDecoder
-
-    if isinstance(executor, EmulatedDecoder):
-        return executor.cost
-    cost = _measure(executor)
-    learn = getattr(executor, "learn_cost", None)
-    if learn is not None:
-        learn(cost)
-    return cost

@@ -28,7 +28,7 @@ from services.errors import InvalidInput
 from services.model_repository import ModelRepository
 
 _BRIDGED_ROWS = {"fp32": 8.0, "int8": 4.0, "int4": 1.0}
-"""What one reading of the weights costs in rows, until `measure_cost` has measured it. Measured for
+"""What one reading of the weights costs in rows, until `learn_cost` is told. Measured for
 SmolLM2-135M: 22 ms against 2 ms a row, 8 against 3.7, 3.5 against 4.2."""
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from gpu_agent.decoders.base import CacheLayout, DecoderCost, DecoderExecutor, StepItem, Want
+from gpu_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, Want
 from services.domain.ids import ModelKey, PartitionKey
 from services.model_repository import ModelRepository
 
@@ -18,25 +18,6 @@ RUNS = 3
 """Runs of each point; the least counts."""
 _MEASURED_SESSION = -1
 """Sessions of the platform have positive numbers."""
-
-
-def measure_cost(executor: DecoderExecutor) -> DecoderCost:
-    """Measures an executor with random rows; takes about a second for SmolLM2-135M.
-
-    Each point is the least of a few runs, the lines are least squares through the points. Sessions
-    that are open stay as they are; only free block slots are used.
-
-    Returns:
-        The cost. If not even one session fits, all of it is 0.
-    """
-    probe = Probe(executor)
-    if probe.most_sessions < 1:
-        return DecoderCost(0, 0, 0, 0)
-    tokens = [n for n in PREFILL_TOKENS if n <= probe.most_tokens] or [1]
-    batches = [b for b in DECODE_SESSIONS if b <= probe.most_sessions]
-    prefill = line(tokens, [_least(partial(probe.prefill, n)) for n in tokens])
-    decode = line(batches, [_least(partial(probe.decode, b)) for b in batches])
-    return DecoderCost(prefill[0], prefill[1], decode[0], decode[1])
 
 
 def time_blocks(repository: ModelRepository, key: ModelKey) -> tuple[int, ...]:

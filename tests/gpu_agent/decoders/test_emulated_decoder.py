@@ -13,7 +13,7 @@ from decoder_ring import DecoderRing
 from gpu_agent.decoders.base import CacheLayout, DecoderCost, StepItem, set_layout
 from gpu_agent.decoders.emulated import EmulatedDecoder, token_at
 from gpu_agent.decoders.importing import block_table
-from gpu_agent.decoders.loading import load_decoder, measure_cost
+from gpu_agent.decoders.loading import load_decoder
 from gpu_agent.executors.device import Device
 from services.domain.decoder import DecoderTable
 from services.domain.ids import ModelKey, PartitionKey
@@ -89,7 +89,7 @@ def test_times_come_from_the_file_times_the_slowdown(
     repository: ModelRepository, profile: Path
 ) -> None:
     device = Device.parse("emulated:mig", slowdown=2.0, profile=profile)
-    assert measure_cost(decoder(repository, 2, 5, device)) == DecoderCost(
+    assert decoder(repository, 2, 5, device).cost == DecoderCost(
         2 * 3 * 1000, 2 * 3 * 200, 2 * 3 * 5000, 2 * 3 * 300
     )
     last = decoder(repository, 6, 8, device, 7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,9 +16,10 @@ import pytest
 from decoder_ring import DecoderRing
 from gpu_agent.decoders.base import CacheLayout, DecoderCost, StepItem, set_layout
 from gpu_agent.decoders.importing import ImportOptions, import_decoder
-from gpu_agent.decoders.loading import load_decoder, measure_cost
+from gpu_agent.decoders.loading import load_decoder
 from gpu_agent.decoders.onnx_executor import OnnxDecoder
 from gpu_agent.executors.device import Device
+from gpu_agent.generation.measuring import measure_between_steps
 from services.domain.ids import ModelKey, PartitionKey
 from services.errors import InvalidInput, ModelNotFound, Overloaded
 from services.model_repository import ModelRepository
@@ -345,9 +346,12 @@ def test_another_precision_is_made_on_demand(
         repository.write_decoder_table(KEY, table)
 
 
-def test_cost_is_measured_without_a_trace(whole: OnnxDecoder) -> None:
+async def test_cost_is_measured_without_a_trace(whole: OnnxDecoder) -> None:
+    async def at_once(work: Callable[[], int]) -> int:
+        return work()
+
     whole.open_session(1, 0)
-    cost = measure_cost(whole)
+    cost = await measure_between_steps(whole, at_once)
     assert cost.prefill_token_ns > 0
     assert cost.decode_ns > 0
     assert (whole.sessions, whole.free_block_slots) == (1, 7 * LAYERS)
