@@ -12,6 +12,7 @@ from scheduler.dispatch.events import (
     BatchFailed,
     Command,
     Event,
+    LatencyRefitted,
     PlanActivated,
     RequestArrived,
     RequestCancelled,
@@ -20,6 +21,7 @@ from scheduler.dispatch.events import (
     SessionRequested,
     SessionsClosed,
     SessionsHeld,
+    SessionsProgressed,
     StageReported,
     Tick,
 )
@@ -50,7 +52,10 @@ class CombinedDispatcher:
         match event:
             case RequestArrived() | StageReported() | BatchFailed():
                 return self.pooled.handle(event, now)
-            case SessionRequested() | SessionsClosed() | SessionsHeld() | SessionFailed():
+            case (
+                SessionRequested() | SessionsClosed() | SessionsHeld() | SessionFailed()
+                | SessionsProgressed() | LatencyRefitted()
+            ):  # fmt: skip
                 return self.chained.handle(event, now)
             case RequestCancelled() | RequestCompleted():
                 if self.chained.has(event.request):

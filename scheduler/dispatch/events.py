@@ -18,6 +18,7 @@ from services.domain.ids import (
     RequestId,
     SessionId,
 )
+from services.domain.latency import LatencyLines, TokenObjectives
 from services.domain.plan import Agent, ChainHop, Plan
 
 
@@ -53,9 +54,11 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class RequestCompleted:
-    """The gateway has every row."""
+    """The gateway has every row, or every token."""
 
     request: RequestId
+    progress: SessionProgress | None = None
+    """Of a request that generated text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,39 @@ class SessionRequested:
     priority: int = 0
     in_flight: AdoptedSession | None = None
     """The session a previous scheduler started for it, if it still goes on."""
+    arrived_ns: Nanoseconds | None = None
+    """When the gateway got it; None: now."""
+    objectives: TokenObjectives | None = None
+    """What it is held to; None: the model's, if it has any."""
+    progress: SessionProgress | None = None
+    """What it generated under a previous scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionProgress:
+    """How far a session is, as its client sees it."""
+
+    request: RequestId
+    generated_tokens: int
+    first_token_ns: Nanoseconds
+    """From the request's arrival to its first token."""
+    decode_ns: Nanoseconds
+    """From its first token to the latest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsProgressed:
+    """These sessions got tokens."""
+
+    sessions: tuple[SessionProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyRefitted:
+    """The latency lines of chains, fitted anew."""
+
+    model: ModelKey
+    lines: tuple[tuple[tuple[ChainHop, ...], LatencyLines], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +197,7 @@ class Tick:
 Event = (
     RequestArrived | RequestCancelled | RequestCompleted | StageReported | BatchFailed
     | SessionRequested | SessionsClosed | SessionsHeld | SessionFailed
+    | SessionsProgressed | LatencyRefitted
     | AgentJoined | AgentLost | PlanActivated | Tick
 )  # fmt: skip
 
@@ -224,6 +261,13 @@ class StartSession:
     request: RequestId
     chain_id: str
     hops: tuple[ChainHop, ...]
+    decode_hops: tuple[ChainHop, ...] = ()
+    """Split phase: the chain that generates once `hops` have run the prompt."""
+    objectives: TokenObjectives | None = None
+    """What it is held to."""
+    predicted_first_token_ns: Nanoseconds = 0
+    """From its arrival; 0 if nothing is known."""
+    predicted_per_token_ns: Nanoseconds = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +278,16 @@ class CloseSessions:
     sessions: tuple[SessionId, ...]
 
 
-Command = DispatchBatch | Reject | CancelBatch | StartSession | CloseSessions
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A model should have so many workers (chains)."""
+
+    model: ModelKey
+    workers: int
+    reason: str
+
+
+Command = DispatchBatch | Reject | CancelBatch | StartSession | CloseSessions | Scale
 
 
 class Dispatcher(Protocol):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.domain.ids import ModelKey, Nanoseconds
+from services.domain.latency import TokenObjectives
 from services.domain.tensors import TensorSpec
 
 
@@ -72,3 +73,5 @@ class ModelManifest:
     """Of a decoder's weights on CPU agents: "fp32", "int8" or "int4"."""
     session_tokens: int = 2048
     """Of a decoder: most tokens of one session, prompt and answer together."""
+    objectives: TokenObjectives | None = None
+    """Of a decoder: what sessions are held to that name no objectives themselves."""

@@ -12,8 +12,10 @@ slot is the cache of one session in one block.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey, PlanId, ServerId
+from services.domain.latency import LatencyLines, TokenObjectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,9 @@ class ChainHop:
         return self.last_block - self.first_block
 
 
+ChainRole = Literal["mixed", "prefill", "decode"]
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """A path through all blocks of a model (GCA, Algorithm 2 of server-chain composition)."""
@@ -64,6 +69,12 @@ class Chain:
     """Sessions at a time, c_k."""
     service_ns: Nanoseconds
     """Expected time of one session, T_k = 1 / mu_k."""
+    role: ChainRole = "mixed"
+    """Whether it runs prompts, generates, or both (split phase, Aladdin section 3.4)."""
+    lines: LatencyLines | None = None
+    """Its latency lines, added up over its hops; None if nothing is known of them."""
+    cache_tokens: float = 0.0
+    """Tokens its caches hold, M; 0: slots are the only limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,8 @@ class ModelPlan:
     """Of every agent on a chain. Together the chains may ask for no more."""
     session_tokens: int = 0
     """Most tokens of one session, prompt and answer together."""
+    objectives: TokenObjectives | None = None
+    """Of sessions that name none."""
 
 
 @dataclass(frozen=True, slots=True)

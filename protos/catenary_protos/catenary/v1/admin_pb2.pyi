@@ -188,6 +188,8 @@ class ChainStatus(_message.Message):
     CAPACITY_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     SERVICE_NS_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
     chain_id: _builtins.str
     capacity: _builtins.int
     """Sessions at a time."""
@@ -195,8 +197,12 @@ class ChainStatus(_message.Message):
     """Sessions it has now."""
     service_ns: _builtins.int
     """Expected time of a session of mean size."""
+    role: _builtins.str
+    """"mixed", "prefill" or "decode"."""
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainHopStatus]: ...
+    @_builtins.property
+    def lines(self) -> Global___LatencyLines: ...
     def __init__(
         self,
         *,
@@ -205,14 +211,62 @@ class ChainStatus(_message.Message):
         capacity: _builtins.int = ...,
         sessions: _builtins.int = ...,
         service_ns: _builtins.int = ...,
+        role: _builtins.str = ...,
+        lines: Global___LatencyLines | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "chain_id", b"chain_id", "hops", b"hops", "service_ns", b"service_ns", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "chain_id", b"chain_id", "hops", b"hops", "lines", b"lines", "role", b"role", "service_ns", b"service_ns", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChainStatus: _TypeAlias = ChainStatus  # noqa: Y015
+
+@_typing.final
+class LatencyLines(_message.Message):
+    """Fitted times of one worker, eq. 1-4 of Aladdin; see services/domain/latency.py."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    PREFILL_NS_FIELD_NUMBER: _builtins.int
+    PREFILL_FLOOR_NS_FIELD_NUMBER: _builtins.int
+    DECODE_CONTEXT_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    DECODE_SESSION_NS_FIELD_NUMBER: _builtins.int
+    DECODE_NS_FIELD_NUMBER: _builtins.int
+    DECODE_LONE_NS_FIELD_NUMBER: _builtins.int
+    PREFILL_ERROR_RATIO_FIELD_NUMBER: _builtins.int
+    DECODE_ERROR_RATIO_FIELD_NUMBER: _builtins.int
+    prefill_token_ns: _builtins.float
+    prefill_ns: _builtins.float
+    prefill_floor_ns: _builtins.float
+    decode_context_token_ns: _builtins.float
+    decode_session_ns: _builtins.float
+    decode_ns: _builtins.float
+    decode_lone_ns: _builtins.float
+    prefill_error_ratio: _builtins.float
+    """Mean of |measured / predicted - 1| over the latest observations; -1 if there were none."""
+    decode_error_ratio: _builtins.float
+    def __init__(
+        self,
+        *,
+        prefill_token_ns: _builtins.float = ...,
+        prefill_ns: _builtins.float = ...,
+        prefill_floor_ns: _builtins.float = ...,
+        decode_context_token_ns: _builtins.float = ...,
+        decode_session_ns: _builtins.float = ...,
+        decode_ns: _builtins.float = ...,
+        decode_lone_ns: _builtins.float = ...,
+        prefill_error_ratio: _builtins.float = ...,
+        decode_error_ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_context_token_ns", b"decode_context_token_ns", "decode_error_ratio", b"decode_error_ratio", "decode_lone_ns", b"decode_lone_ns", "decode_ns", b"decode_ns", "decode_session_ns", b"decode_session_ns", "prefill_error_ratio", b"prefill_error_ratio", "prefill_floor_ns", b"prefill_floor_ns", "prefill_ns", b"prefill_ns", "prefill_token_ns", b"prefill_token_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatencyLines: _TypeAlias = LatencyLines  # noqa: Y015
 
 @_typing.final
 class ChainHopStatus(_message.Message):
@@ -541,6 +595,119 @@ class DrainAgentResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainAgentResponse: _TypeAlias = DrainAgentResponse  # noqa: Y015
+
+@_typing.final
+class WatchScalingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchScalingRequest: _TypeAlias = WatchScalingRequest  # noqa: Y015
+
+@_typing.final
+class ScalingAdvice(_message.Message):
+    """What an autoscaler should bring about. The scheduler drains what is to go by itself; whoever started
+    an agent stops it when it is drained.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENTS_WANTED_FIELD_NUMBER: _builtins.int
+    AGENTS_NOW_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    RETIRING_FIELD_NUMBER: _builtins.int
+    agents_wanted: _builtins.int
+    agents_now: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelScaling]: ...
+    @_builtins.property
+    def retiring(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetiringAgent]:
+        """Agents that are drained, or being drained, to be stopped."""
+
+    def __init__(
+        self,
+        *,
+        agents_wanted: _builtins.int = ...,
+        agents_now: _builtins.int = ...,
+        models: _abc.Iterable[Global___ModelScaling] | None = ...,
+        retiring: _abc.Iterable[Global___RetiringAgent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents_now", b"agents_now", "agents_wanted", b"agents_wanted", "models", b"models", "retiring", b"retiring"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScalingAdvice: _TypeAlias = ScalingAdvice  # noqa: Y015
+
+@_typing.final
+class ModelScaling(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    WORKERS_WANTED_FIELD_NUMBER: _builtins.int
+    WORKERS_NOW_FIELD_NUMBER: _builtins.int
+    ARRIVALS_PER_S_FIELD_NUMBER: _builtins.int
+    ATTAINMENT_RATIO_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.str
+    workers_wanted: _builtins.int
+    """A worker is a chain."""
+    workers_now: _builtins.int
+    arrivals_per_s: _builtins.float
+    attainment_ratio: _builtins.float
+    """Of those finished lately, the share that met both of its objectives; 1 if there were none."""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        workers_wanted: _builtins.int = ...,
+        workers_now: _builtins.int = ...,
+        arrivals_per_s: _builtins.float = ...,
+        attainment_ratio: _builtins.float = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrivals_per_s", b"arrivals_per_s", "attainment_ratio", b"attainment_ratio", "model", b"model", "reason", b"reason", "version", b"version", "workers_now", b"workers_now", "workers_wanted", b"workers_wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelScaling: _TypeAlias = ModelScaling  # noqa: Y015
+
+@_typing.final
+class RetiringAgent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    agent_id: _builtins.str
+    drained: _builtins.bool
+    """True: it holds nothing any more and may be stopped."""
+    def __init__(
+        self,
+        *,
+        agent_id: _builtins.str = ...,
+        drained: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "drained", b"drained"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetiringAgent: _TypeAlias = RetiringAgent  # noqa: Y015
 
 @_typing.final
 class GetTraceRequest(_message.Message):

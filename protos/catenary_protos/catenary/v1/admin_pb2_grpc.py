@@ -69,6 +69,11 @@ class AdminStub:
                 request_serializer=catenary_dot_v1_dot_admin__pb2.GetTraceRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_admin__pb2.GetTraceResponse.FromString,
                 _registered_method=True)
+        self.WatchScaling = channel.unary_stream(
+                '/catenary.v1.Admin/WatchScaling',
+                request_serializer=catenary_dot_v1_dot_admin__pb2.WatchScalingRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_admin__pb2.ScalingAdvice.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -118,6 +123,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchScaling(self, request, context):
+        """How many agents the cluster should have; at once, and whenever that changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -155,6 +167,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetTrace,
                     request_deserializer=catenary_dot_v1_dot_admin__pb2.GetTraceRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_admin__pb2.GetTraceResponse.SerializeToString,
+            ),
+            'WatchScaling': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchScaling,
+                    request_deserializer=catenary_dot_v1_dot_admin__pb2.WatchScalingRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_admin__pb2.ScalingAdvice.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -346,6 +363,33 @@ class Admin:
             '/catenary.v1.Admin/GetTrace',
             catenary_dot_v1_dot_admin__pb2.GetTraceRequest.SerializeToString,
             catenary_dot_v1_dot_admin__pb2.GetTraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchScaling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/catenary.v1.Admin/WatchScaling',
+            catenary_dot_v1_dot_admin__pb2.WatchScalingRequest.SerializeToString,
+            catenary_dot_v1_dot_admin__pb2.ScalingAdvice.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,8 @@ class AdminStub:
     DrainAgent: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]
     GetTrace: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]
     """Where the time of one recent request went; answered by the gateway that served it."""
+    WatchScaling: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchScalingRequest, _admin_pb2.ScalingAdvice]
+    """How many agents the cluster should have; at once, and whenever that changes."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -53,6 +55,8 @@ class AdminAsyncStub(AdminStub):
     DrainAgent: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]  # type: ignore[assignment]
     GetTrace: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]  # type: ignore[assignment]
     """Where the time of one recent request went; answered by the gateway that served it."""
+    WatchScaling: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchScalingRequest, _admin_pb2.ScalingAdvice]  # type: ignore[assignment]
+    """How many agents the cluster should have; at once, and whenever that changes."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -105,5 +109,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetTraceResponse, _abc.Awaitable[_admin_pb2.GetTraceResponse]]:
         """Where the time of one recent request went; answered by the gateway that served it."""
+
+    @_abc_1.abstractmethod
+    def WatchScaling(
+        self,
+        request: _admin_pb2.WatchScalingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ScalingAdvice], _abc.AsyncIterator[_admin_pb2.ScalingAdvice]]:
+        """How many agents the cluster should have; at once, and whenever that changes."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

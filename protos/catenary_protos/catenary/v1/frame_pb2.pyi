@@ -240,6 +240,7 @@ class SessionOpening(_message.Message):
     BUDGET_NS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TIMED_FIELD_NUMBER: _builtins.int
+    DECODE_ROUTE_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     request_id: _builtins.int
     prompt_tokens: _builtins.int
@@ -259,6 +260,10 @@ class SessionOpening(_message.Message):
 
     @_builtins.property
     def sampling(self) -> _generation_pb2.SamplingParameters: ...
+    @_builtins.property
+    def decode_route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]:
+        """Split phase: the ring that generates after `route` has run the prompt; empty if `route` does both."""
+
     def __init__(
         self,
         *,
@@ -271,10 +276,11 @@ class SessionOpening(_message.Message):
         budget_ns: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         timed: _builtins.bool = ...,
+        decode_route: _abc.Iterable[_common_pb2.Hop] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "gateway_id", b"gateway_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "timed", b"timed", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "decode_route", b"decode_route", "gateway_id", b"gateway_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "timed", b"timed", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,7 @@ class GatewayMessage(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     SUBMIT_SESSION_FIELD_NUMBER: _builtins.int
     SESSION_FAILED_FIELD_NUMBER: _builtins.int
+    SESSIONS_PROGRESSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___GatewayHello: ...
     @_builtins.property
@@ -71,6 +72,8 @@ class GatewayMessage(_message.Message):
     def submit_session(self) -> Global___SubmitSession: ...
     @_builtins.property
     def session_failed(self) -> Global___SessionFailed: ...
+    @_builtins.property
+    def sessions_progressed(self) -> Global___SessionsProgressed: ...
     def __init__(
         self,
         *,
@@ -82,12 +85,13 @@ class GatewayMessage(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         submit_session: Global___SubmitSession | None = ...,
         session_failed: Global___SessionFailed | None = ...,
+        sessions_progressed: Global___SessionsProgressed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "submit", b"submit", "submit_session", b"submit_session"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "sessions_progressed", b"sessions_progressed", "submit", b"submit", "submit_session", b"submit_session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "submit", b"submit", "submit_session", b"submit_session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "sessions_progressed", b"sessions_progressed", "submit", b"submit", "submit_session", b"submit_session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "finished", "delivery_failed", "heartbeat", "submit_session", "session_failed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "finished", "delivery_failed", "heartbeat", "submit_session", "session_failed", "sessions_progressed"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -216,6 +220,10 @@ class SubmitSession(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_SLO_NS_FIELD_NUMBER: _builtins.int
+    PER_TOKEN_SLO_NS_FIELD_NUMBER: _builtins.int
+    WAITED_NS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     model: _builtins.str
     model_version: _builtins.str
@@ -227,9 +235,18 @@ class SubmitSession(_message.Message):
     traceparent: _builtins.str
     session_id: _builtins.int
     """After a scheduler change: the session that generates for it now; 0 if there is none."""
+    first_token_slo_ns: _builtins.int
+    """Objectives of the request; 0: those of the model, if it has any."""
+    per_token_slo_ns: _builtins.int
+    waited_ns: _builtins.int
+    """How long the request was at the gateway when this is sent."""
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]:
         """Its ring."""
+
+    @_builtins.property
+    def progress(self) -> Global___SessionProgress:
+        """After a scheduler change: what it has generated so far, and how long that took."""
 
     def __init__(
         self,
@@ -244,14 +261,72 @@ class SubmitSession(_message.Message):
         traceparent: _builtins.str = ...,
         session_id: _builtins.int = ...,
         route: _abc.Iterable[_common_pb2.Hop] | None = ...,
+        first_token_slo_ns: _builtins.int = ...,
+        per_token_slo_ns: _builtins.int = ...,
+        waited_ns: _builtins.int = ...,
+        progress: Global___SessionProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "max_tokens", b"max_tokens", "model", b"model", "model_version", b"model_version", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "session_id", b"session_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "first_token_slo_ns", b"first_token_slo_ns", "max_tokens", b"max_tokens", "model", b"model", "model_version", b"model_version", "per_token_slo_ns", b"per_token_slo_ns", "priority", b"priority", "progress", b"progress", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "session_id", b"session_id", "traceparent", b"traceparent", "waited_ns", b"waited_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubmitSession: _TypeAlias = SubmitSession  # noqa: Y015
+
+@_typing.final
+class SessionProgress(_message.Message):
+    """How far an unfinished session is, as its client sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    DECODE_NS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    generated_tokens: _builtins.int
+    first_token_ns: _builtins.int
+    """From the request's arrival to its first token."""
+    decode_ns: _builtins.int
+    """From the first token to the last one so far."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        generated_tokens: _builtins.int = ...,
+        first_token_ns: _builtins.int = ...,
+        decode_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ns", b"decode_ns", "first_token_ns", b"first_token_ns", "generated_tokens", b"generated_tokens", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionProgress: _TypeAlias = SessionProgress  # noqa: Y015
+
+@_typing.final
+class SessionsProgressed(_message.Message):
+    """Sessions that got tokens since the last time this was said; sent every tenth of a second or so."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionProgress]: ...
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[Global___SessionProgress] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionsProgressed: _TypeAlias = SessionsProgressed  # noqa: Y015
 
 @_typing.final
 class SessionFailed(_message.Message):
@@ -299,20 +374,26 @@ Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
 
 @_typing.final
 class RequestFinished(_message.Message):
-    """The gateway has every row of the request, or has given it up."""
+    """The gateway has every row, or every token, of the request, or has given it up."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
+    @_builtins.property
+    def progress(self) -> Global___SessionProgress:
+        """Of a request that generated text: all of it."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.int = ...,
+        progress: Global___SessionProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -504,12 +585,31 @@ class StartSession(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PLAN_ID_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    DECODE_ROUTE_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_SLO_NS_FIELD_NUMBER: _builtins.int
+    PER_TOKEN_SLO_NS_FIELD_NUMBER: _builtins.int
+    PREDICTED_FIRST_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    PREDICTED_PER_TOKEN_NS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     session_id: _builtins.int
     request_id: _builtins.int
     plan_id: _builtins.str
+    first_token_slo_ns: _builtins.int
+    """What the request is held to; 0: nothing."""
+    per_token_slo_ns: _builtins.int
+    predicted_first_token_ns: _builtins.int
+    """What its chain's latency lines promise; 0 where nothing is known. From arrival to first token;
+    then per token.
+    """
+    predicted_per_token_ns: _builtins.int
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]: ...
+    @_builtins.property
+    def decode_route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]:
+        """Split phase: the chain that generates, to which `route` hands its caches after the prompt; empty
+        if `route` does both.
+        """
+
     def __init__(
         self,
         *,
@@ -518,10 +618,15 @@ class StartSession(_message.Message):
         request_id: _builtins.int = ...,
         plan_id: _builtins.str = ...,
         route: _abc.Iterable[_common_pb2.Hop] | None = ...,
+        decode_route: _abc.Iterable[_common_pb2.Hop] | None = ...,
+        first_token_slo_ns: _builtins.int = ...,
+        per_token_slo_ns: _builtins.int = ...,
+        predicted_first_token_ns: _builtins.int = ...,
+        predicted_per_token_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "plan_id", b"plan_id", "request_id", b"request_id", "route", b"route", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_route", b"decode_route", "epoch", b"epoch", "first_token_slo_ns", b"first_token_slo_ns", "per_token_slo_ns", b"per_token_slo_ns", "plan_id", b"plan_id", "predicted_first_token_ns", b"predicted_first_token_ns", "predicted_per_token_ns", b"predicted_per_token_ns", "request_id", b"request_id", "route", b"route", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -920,6 +1025,9 @@ class GenerationReport(_message.Message):
     PREFILL_CHUNKS_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     PREFILL_NS_FIELD_NUMBER: _builtins.int
+    LONE_STEPS_FIELD_NUMBER: _builtins.int
+    LONE_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    LONE_NS_FIELD_NUMBER: _builtins.int
     sessions: _builtins.int
     used_block_slots: _builtins.int
     """Of its block slots."""
@@ -931,6 +1039,10 @@ class GenerationReport(_message.Message):
     prefill_chunks: _builtins.int
     prefill_tokens: _builtins.int
     prefill_ns: _builtins.int
+    lone_steps: _builtins.int
+    """Of the decode steps, those with a single row (b = 1), which have a line of their own."""
+    lone_context_tokens: _builtins.int
+    lone_ns: _builtins.int
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     def __init__(
@@ -946,10 +1058,13 @@ class GenerationReport(_message.Message):
         prefill_chunks: _builtins.int = ...,
         prefill_tokens: _builtins.int = ...,
         prefill_ns: _builtins.int = ...,
+        lone_steps: _builtins.int = ...,
+        lone_context_tokens: _builtins.int = ...,
+        lone_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_context_tokens", b"decode_context_tokens", "decode_ns", b"decode_ns", "decode_rows", b"decode_rows", "decode_steps", b"decode_steps", "key", b"key", "prefill_chunks", b"prefill_chunks", "prefill_ns", b"prefill_ns", "prefill_tokens", b"prefill_tokens", "sessions", b"sessions", "used_block_slots", b"used_block_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_context_tokens", b"decode_context_tokens", "decode_ns", b"decode_ns", "decode_rows", b"decode_rows", "decode_steps", b"decode_steps", "key", b"key", "lone_context_tokens", b"lone_context_tokens", "lone_ns", b"lone_ns", "lone_steps", b"lone_steps", "prefill_chunks", b"prefill_chunks", "prefill_ns", b"prefill_ns", "prefill_tokens", b"prefill_tokens", "sessions", b"sessions", "used_block_slots", b"used_block_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1103,14 +1218,27 @@ class GenerationCost(_message.Message):
     PREFILL_TOKEN_NS_FIELD_NUMBER: _builtins.int
     DECODE_NS_FIELD_NUMBER: _builtins.int
     DECODE_SESSION_NS_FIELD_NUMBER: _builtins.int
+    DECODE_CONTEXT_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    DECODE_LONE_NS_FIELD_NUMBER: _builtins.int
+    PREFILL_FLOOR_NS_FIELD_NUMBER: _builtins.int
+    PREFILL_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     block_slots: _builtins.int
     session_tokens: _builtins.int
     prefill_ns: _builtins.int
     """A prompt of n tokens takes prefill_ns + n * prefill_token_ns."""
     prefill_token_ns: _builtins.int
     decode_ns: _builtins.int
-    """A step of b sessions takes decode_ns + b * decode_session_ns."""
+    """A step of b > 1 sessions with c tokens cached in all takes decode_ns + b * decode_session_ns +
+    c * decode_context_token_ns.
+    """
     decode_session_ns: _builtins.int
+    decode_context_token_ns: _builtins.float
+    decode_lone_ns: _builtins.int
+    """A step of one session; 0: as the line says."""
+    prefill_floor_ns: _builtins.int
+    """A prompt takes at least this, however short."""
+    prefill_chunk_tokens: _builtins.int
+    """A prompt is run so many tokens at a time, with decode steps of the others in between; 0: whole."""
     def __init__(
         self,
         *,
@@ -1120,10 +1248,14 @@ class GenerationCost(_message.Message):
         prefill_token_ns: _builtins.int = ...,
         decode_ns: _builtins.int = ...,
         decode_session_ns: _builtins.int = ...,
+        decode_context_token_ns: _builtins.float = ...,
+        decode_lone_ns: _builtins.int = ...,
+        prefill_floor_ns: _builtins.int = ...,
+        prefill_chunk_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_slots", b"block_slots", "decode_ns", b"decode_ns", "decode_session_ns", b"decode_session_ns", "prefill_ns", b"prefill_ns", "prefill_token_ns", b"prefill_token_ns", "session_tokens", b"session_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_slots", b"block_slots", "decode_context_token_ns", b"decode_context_token_ns", "decode_lone_ns", b"decode_lone_ns", "decode_ns", b"decode_ns", "decode_session_ns", b"decode_session_ns", "prefill_chunk_tokens", b"prefill_chunk_tokens", "prefill_floor_ns", b"prefill_floor_ns", "prefill_ns", b"prefill_ns", "prefill_token_ns", b"prefill_token_ns", "session_tokens", b"session_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,1 @@
+"""SLO-aware placement of sessions on workers (Aladdin, section 4)."""
