@@ -17,11 +17,16 @@ MODULES = (
     "chain_planning",
     "dispatch",
     "chain_dispatch",
+    "placement",
+    "rebalance",
     "simulation",
     "chain_simulation",
+    "placement_simulation",
     "transport",
     "end_to_end",
     "decoding",
+    "latency_lines",
+    "split_phase",
     "generation",
 )
 

@@ -15,11 +15,13 @@ from catenaryd.importing import import_model
 from catenaryd.planning import plan_group
 from catenaryd.process_options import given, settings_options
 from catenaryd.profiling import profile
+from catenaryd.replay import replay_group
 from catenaryd.simulating import simulate_group
 from catenaryd.supervisor import end_with_parent
 from gateway.settings import GatewaySettings
 from gpu_agent.settings import AgentSettings
 from scheduler.settings import SchedulerSettings
+from services.domain.groups import MOST_GROUPS
 from services.errors import CatenaryError
 from services.lifecycle import Process, run_process
 from services.log import configure_logging, get_logger
@@ -101,10 +103,22 @@ def agent(config: Path | None, /, **flags: Any) -> None:
 
 @cli.command()
 @click.option("--agents", default=3, show_default=True, help="How many agents to start.")
+@click.option(
+    "--max-agents", default=0, show_default=True,
+    help="Start up to so many as load grows, and stop those not needed; 0: always --agents.",
+)  # fmt: skip
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or emulated:CLASS.")
 @click.option(
     "--virtual-gpus", default=1, show_default=True,
     help="So many agents share a device: --agents 4 --virtual-gpus 2 is two devices.",
+)  # fmt: skip
+@click.option(
+    "--schedulers", type=click.IntRange(min=1), default=1, show_default=True,
+    help="How many schedulers to start; those that lead no group stand by.",
+)  # fmt: skip
+@click.option(
+    "--groups", type=click.IntRange(1, MOST_GROUPS), default=1, show_default=True,
+    help="Scheduler groups the agents are dealt out to, each led by one scheduler.",
 )  # fmt: skip
 @click.option("--model", "models", multiple=True, help="Model to serve; may be repeated.")
 @click.option(
@@ -122,7 +136,8 @@ def agent(config: Path | None, /, **flags: Any) -> None:
 def up(config: Path | None, /, as_json: bool, models: tuple[str, ...], **flags: Any) -> None:
     """Runs a whole cluster on this machine until Ctrl-C, restarting whatever dies.
 
-    Prints one line once everything is ready.
+    Prints one line once everything is ready. With --max-agents the cluster has as many agents as
+    the load of its models that generate text needs, --agents at least.
 
     Example: catenaryd up --agents 3 --model efficientnet-lite0 --json
     """
@@ -196,6 +211,7 @@ def create_key(name: str, keys_file: Path, scopes: tuple[str, ...]) -> None:
 cli.add_command(import_model)
 cli.add_command(plan_group)
 cli.add_command(profile)
+cli.add_command(replay_group)
 cli.add_command(simulate_group)
 
 

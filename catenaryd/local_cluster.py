@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 
 import aiohttp
 
+from catenaryd.agent_scaling import AgentScaling, ended
+from catenaryd.group_readiness import what_groups_wait_for
 from catenaryd.process_options import command_line_of
 from catenaryd.supervisor import Child
 from catenaryd.virtual_gpus import devices_for, share_settings
@@ -35,9 +39,14 @@ class ClusterOptions:
     """What `catenaryd up` was asked for."""
 
     agents: int = 3
+    max_agents: int = 0
+    """As many are started as the load needs, `agents` at least; 0: always `agents`."""
     device: str = "cpu"
     virtual_gpus: int = 1
     """So many agents share a device; `agents` counts all of them."""
+    schedulers: int = 1
+    groups: int = 1
+    """Scheduler groups the agents are dealt out to, device by device."""
     models: tuple[str, ...] = ()
     plan_file: Path | None = None
     grpc_port: int = 8001
@@ -81,8 +90,11 @@ class LocalCluster:
 
     def __init__(self, options: ClusterOptions) -> None:
         devices_for(options.agents, options.virtual_gpus)  # refuses what cannot be dealt out
+        _check_scaling(options)
         self.options = options
-        self.scheduler_port = free_port()
+        if options.groups > 1 and options.plan_file is not None:
+            raise InvalidInput("plan", "names agents, which several scheduler groups plan for")
+        self.scheduler_ports = [free_port() for _ in range(options.schedulers)]
         self.metrics_port = free_port()
         self.admin_port = free_port()
         self.grpc_port = options.grpc_port or free_port()
@@ -91,6 +103,9 @@ class LocalCluster:
         self.redis_url = options.redis_url or ""
         self.children: dict[str, Child] = {}
         self._redis_task: asyncio.Task[None] | None = None
+        self._scaling_task: asyncio.Task[None] | None = None
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        """Agents that are being stopped for good."""
 
     @property
     def model_repository(self) -> Path:
@@ -103,49 +118,91 @@ class LocalCluster:
         return f"127.0.0.1:{self.admin_port}"
 
     def agent_ids(self) -> list[str]:
-        """Returns the agents' ids, in order."""
+        """Returns the agents' ids, in order: of those at the start, later of those there are."""
+        most = max(self.options.agents, self.options.max_agents)
+        known = [self._agent_id(index) for index in range(most)]
+        if not self.children:
+            return known[: self.options.agents]
+        return [agent for agent in known if agent in self.children and agent not in self._leaving]
+
+    def _agent_id(self, index: int) -> str:
         own = self.options.each_agent
-        return [
-            str(own[index].get("agent_id", usual)) if index < len(own) else usual
-            for index, usual in enumerate(f"agent-{n}" for n in range(self.options.agents))
-        ]
+        usual = f"agent-{index}"
+        return str(own[index].get("agent_id", usual)) if index < len(own) else usual
 
     def _settings(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Returns name -> (kind, settings) of every child, in the order of starting."""
         options = self.options
         # Everything listens on loopback only: that is what makes `insecure` acceptable here.
         common: dict[str, Any] = {"insecure": True}
-        runtime_dir = options.data_dir / "run"
-        addresses = [f"127.0.0.1:{self.scheduler_port}"]
-        repository = self.model_repository
+        if options.groups > 1:
+            common["scheduler_groups"] = options.groups
         children: dict[str, tuple[str, dict[str, Any]]] = {
-            "scheduler": ("scheduler", {
-                **common, "scheduler_id": "scheduler-0", "port": self.scheduler_port,
-                "model_repository": repository,
+            "scheduler" if index == 0 else f"scheduler-{index}": ("scheduler", {
+                **common, "scheduler_id": f"scheduler-{index}", "port": port,
+                "model_repository": self.model_repository,
                 "models": list(options.models), "plan_file": options.plan_file,
-                "expected_agents": options.agents,
-            }),
+                "expected_agents": self._expected_agents(), **self._scaling_settings(),
+            })
+            for index, port in enumerate(self.scheduler_ports)
+        }  # fmt: skip
+        children |= {
             "gateway": ("gateway", {
                 **common, "gateway_id": "gateway-0", "grpc_port": self.grpc_port,
                 "http_port": self.http_port, "admin_port": self.admin_port,
                 "metrics_port": self.metrics_port,
-                "scheduler_addresses": addresses, "model_repository": repository,
-                "runtime_dir": runtime_dir,
+                **self._meeting_place(),
             }),
         }  # fmt: skip
-        for index, agent_id in enumerate(self.agent_ids()):
-            children[agent_id] = ("agent", {
-                **common, "agent_id": agent_id,
-                "device": device_of(options.device, index // options.virtual_gpus),
-                "scheduler_addresses": addresses, "model_repository": repository,
-                "runtime_dir": runtime_dir,
-                **share_settings(index, options.agents, options.virtual_gpus, options.device),
-            })  # fmt: skip
         for kind, settings in children.values():
             settings.update(options.extra.get(kind, {}))
-        for agent_id, own in zip(self.agent_ids(), options.each_agent, strict=False):
-            children[agent_id][1].update(own)
+        for index in range(options.agents):
+            agent = {**common, **self._agent_settings(index)}
+            children[self._agent_id(index)] = ("agent", agent)
         return children
+
+    def _agent_settings(self, index: int) -> dict[str, Any]:
+        """Returns the settings of an agent, one of the start or a later one."""
+        options = self.options
+        most = max(options.agents, options.max_agents)
+        own = options.each_agent[index] if index < len(options.each_agent) else {}
+        return {
+            "insecure": True, "agent_id": self._agent_id(index),
+            "device": device_of(options.device, index // options.virtual_gpus),
+            **self._meeting_place(),
+            **share_settings(index, most, options.virtual_gpus, options.device),
+            **self._group_settings(index),
+            **options.extra.get("agent", {}),
+            **own,
+        }  # fmt: skip
+
+    def _meeting_place(self) -> dict[str, Any]:
+        """Returns how gateways and agents find the schedulers, the models and each other."""
+        return {
+            "scheduler_addresses": [f"127.0.0.1:{port}" for port in self.scheduler_ports],
+            "model_repository": self.model_repository,
+            "runtime_dir": self.options.data_dir / "run",
+        }
+
+    def _scaling_settings(self) -> dict[str, Any]:
+        options = self.options
+        if not options.max_agents:
+            return {}
+        return {"min_agents": options.agents, "max_agents": options.max_agents}
+
+    def _group_of(self, index: int) -> int:
+        """Returns the scheduler group of agent `index`; virtual GPUs of a device share theirs."""
+        return (index // self.options.virtual_gpus) % self.options.groups
+
+    def _group_settings(self, index: int) -> dict[str, Any]:
+        several = self.options.groups > 1
+        return {"scheduler_group": str(self._group_of(index))} if several else {}
+
+    def _expected_agents(self) -> int:
+        """Returns so many that each group's even share of them will come."""
+        groups = self.options.groups
+        sizes = Counter(map(self._group_of, range(self.options.agents)))
+        return groups * max(1, min(sizes[group] for group in range(groups)))
 
     async def start(self, progress: Callable[[str], None] = lambda _line: None) -> dict[str, Any]:
         """Starts everything and returns the facts once every model is ready.
@@ -160,18 +217,47 @@ class LocalCluster:
             self.redis_url = await self.redis.start()
             self._redis_task = asyncio.create_task(self._keep_redis(), name="keep-redis")
         for name, (kind, settings) in self._settings().items():
-            config = ["--config", str(self.options.config_file)] if self.options.config_file else []
-            child = Child(
-                name,
-                [*config, kind, *command_line_of(settings)],
-                data_dir / "logs" / f"{name}.log",
-                # The URL holds a password, and arguments are for all to see.
-                {"CATENARY_REDIS_URL": self.redis_url} if kind == "scheduler" else {},
-            )
-            self.children[name] = child
-            await child.start()
+            await self._start_child(name, kind, settings)
         await self._wait_until_ready(progress)
-        return self.facts()
+        facts = self.facts()
+        if self.options.max_agents:
+            scaling = AgentScaling(self.admin_target, self, self.options.max_agents)
+            self._scaling_task = asyncio.create_task(scaling.run(), name="scale-agents")
+        return facts
+
+    async def start_agent(self) -> str:
+        """Starts one more agent, under the first id that is free, and returns that id."""
+        index = next(
+            index for index in itertools.count()
+            if (name := self._agent_id(index)) not in self.children and name not in self._leaving
+        )  # fmt: skip
+        name = self._agent_id(index)
+        await self._start_child(name, "agent", self._agent_settings(index))
+        return name
+
+    async def stop_agent(self, agent_id: str) -> None:
+        """Begins to stop an agent for good; its id is free again when it has ended."""
+        child = self.children.pop(agent_id)
+
+        async def leave() -> None:
+            try:
+                await child.stop(DRAIN_S)
+            finally:
+                del self._leaving[agent_id]
+
+        self._leaving[agent_id] = asyncio.create_task(leave(), name=f"stop-{agent_id}")
+
+    async def _start_child(self, name: str, kind: str, settings: dict[str, Any]) -> None:
+        config = ["--config", str(self.options.config_file)] if self.options.config_file else []
+        child = Child(
+            name,
+            [*config, kind, *command_line_of(settings)],
+            self.options.data_dir / "logs" / f"{name}.log",
+            # The URL holds a password, and arguments are for all to see.
+            {"CATENARY_REDIS_URL": self.redis_url} if kind == "scheduler" else {},
+        )
+        self.children[name] = child
+        await child.start()
 
     async def _keep_redis(self) -> None:
         assert self.redis is not None
@@ -190,7 +276,9 @@ class LocalCluster:
             while True:
                 status, text = await _get(session, url)
                 if status == 200:
-                    return
+                    text = await self._what_groups_wait_for()
+                    if not text:
+                        return
                 self._raise_if_hopeless()
                 if text and text != said:
                     progress(text)
@@ -201,6 +289,10 @@ class LocalCluster:
                         f" ({said or 'no answer'}); see {self.options.data_dir / 'logs'}"
                     )
                 await asyncio.sleep(POLL_S)
+
+    async def _what_groups_wait_for(self) -> str:
+        groups = self.options.groups
+        return await what_groups_wait_for(self.admin_target, groups) if groups > 1 else ""
 
     def _raise_if_hopeless(self) -> None:
         for child in self.children.values():
@@ -221,16 +313,30 @@ class LocalCluster:
 
     async def stop(self) -> None:
         """Drains the gateway, then agents and scheduler, then ends Redis."""
+        await ended(self._scaling_task)
         if "gateway" in self.children:
             await self.children["gateway"].stop(DRAIN_S)
         others = [child for name, child in self.children.items() if name != "gateway"]
-        await asyncio.gather(*(child.stop(DRAIN_S) for child in others))
+        await asyncio.gather(*(child.stop(DRAIN_S) for child in others), *self._leaving.values())
         if self._redis_task is not None:
             self._redis_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._redis_task
         if self.redis is not None:
             await self.redis.stop()
+
+
+def _check_scaling(options: ClusterOptions) -> None:
+    if not options.max_agents:
+        return
+    if options.max_agents < options.agents:
+        raise InvalidInput("max_agents", f"must not be less than agents ({options.agents})")
+    if options.virtual_gpus > 1:
+        raise InvalidInput("max_agents", "agents that share devices cannot be scaled")
+    if options.groups > 1:
+        raise InvalidInput("max_agents", "agents of several scheduler groups cannot be scaled")
+    if options.plan_file is not None:
+        raise InvalidInput("max_agents", "agents of a given plan cannot be scaled")
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from catenaryd.planning_chains import chains_document, print_chains
 from catenaryd.planning_chains_input import read_chains_input
+from catenaryd.planning_groups import groups
 from scheduler.planning.chains.problem import StopRule
 from scheduler.planning.pooled import (
     LeastCost,
@@ -35,6 +36,9 @@ def plan_group() -> None:
 
     Example: catenaryd plan pools --dataset data/ppipe --instance maf19/0.3-0.33-0.37/G1/HC1-L
     """
+
+
+plan_group.add_command(groups)
 
 
 @plan_group.command()

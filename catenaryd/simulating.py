@@ -170,6 +170,42 @@ def chains(scenarios: tuple[Path, ...], schema: bool, **flags: Any) -> None:
     command.run_command(scenarios, **flags)
 
 
+@simulate_group.command("placement")
+@click.argument("scenarios", nargs=-1, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--schema", is_flag=True, help="Print the JSON schema of scenario files.")
+@click.option("--quick", is_flag=True, help="The short form of each scenario.")
+@click.option(
+    "--live", is_flag=True,
+    help="Start real agents, for scenarios of kind live: a real model under a load in steps.",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for plots, facts and the tables in slo-placement.md.",
+)  # fmt: skip
+@click.option(
+    "--workers", type=click.IntRange(0), default=0,
+    help="Simulations at a time; 0: one per CPU.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def placement(scenarios: tuple[Path, ...], schema: bool, **flags: Any) -> None:
+    """Places sessions on workers under objectives, by scenario files; - reads standard input.
+
+    Example: catenaryd simulate placement scenarios/placement/lognormal.yaml --json
+
+    Example: catenaryd simulate placement scenarios/placement/out-of-sample-13b.yaml --quick
+
+    Example: catenaryd simulate placement scenarios/placement/live-steps.yaml --live --json
+    """
+    from catenaryd.scenarios.placement import command
+
+    if schema:
+        command.print_schema()
+        return
+    if not scenarios:
+        raise click.UsageError("give scenario files, or --schema")
+    command.run_command(scenarios, **flags)
+
+
 def _plan(dataset: Dataset, problem: PoolingProblem, instance: str, planner: str) -> PooledPlan:
     from catenaryd.scenarios import planners
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any, Protocol
 
 import grpc.aio
@@ -10,6 +11,8 @@ from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from gateway.bookkeeping import Bookkeeping
 from gateway.grpc_calls import answered, metadata_of
 from gateway.waterfall import trace_of
+from services.domain.groups import GROUP_METADATA
+from services.error_tables import abort, error_of_exception
 from services.errors import InvalidInput, Unavailable
 from services.security.keys import SCOPE_ADMIN, ApiKeys
 
@@ -29,6 +32,11 @@ class HasChannel(Protocol):
         """To the scheduler that leads; None while there is none."""
         ...
 
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Goes with every call."""
+        ...
+
 
 class SchedulerAdmin:
     """Calls the Admin service of the scheduler that leads."""
@@ -36,8 +44,10 @@ class SchedulerAdmin:
     def __init__(self, link: HasChannel) -> None:
         self._link = link
 
-    async def call(self, method: str, request: Any, timeout_s: float | None) -> Any:
-        """Returns the scheduler's answer.
+    async def call(
+        self, method: str, request: Any, timeout_s: float | None, group: str | None = None
+    ) -> Any:
+        """Returns the scheduler's answer; with one group it does not matter which is named.
 
         Raises:
             Unavailable: no scheduler leads this gateway at present.
@@ -48,7 +58,21 @@ class SchedulerAdmin:
             raise Unavailable("no scheduler is connected", retry_after_ns=_RETRY_NS)
         rpc = getattr(admin_pb2_grpc.AdminStub(channel), method)
         limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else min(timeout_s, LONGEST_TIMEOUT_S)
-        return await rpc(request, timeout=limit_s)
+        return await rpc(request, timeout=limit_s, metadata=self._link.metadata or None)
+
+    def watch_scaling(
+        self, request: admin_pb2.WatchScalingRequest
+    ) -> AsyncIterable[admin_pb2.ScalingAdvice]:
+        """Returns what the scheduler advises, until its stream ends.
+
+        Raises:
+            Unavailable: no scheduler leads this gateway at present.
+        """
+        channel = self._link.channel
+        if channel is None:
+            raise Unavailable("no scheduler is connected", retry_after_ns=_RETRY_NS)
+        stub = admin_pb2_grpc.AdminStub(channel)
+        return stub.WatchScaling(request, metadata=self._link.metadata or None)
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -118,9 +142,22 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             raise InvalidInput("request_id", "is not among the recent requests of this gateway")
         return trace_of(found, self._books.gateway_id)
 
+    async def WatchScaling(  # noqa: N802
+        self, request: admin_pb2.WatchScalingRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.ScalingAdvice]:
+        """How many agents there should be, at once and whenever that changes."""
+        try:
+            self._authorize(context)
+            async for advice in self._scheduler.watch_scaling(request):
+                yield advice
+        except Exception as error:
+            await abort(context, error_of_exception(error))
+        await abort(context, Unavailable("the scheduler ended the stream"))
+
     async def _forward(self, method: str, request: Any, context: Context) -> Any:
         self._authorize(context)
-        return await self._scheduler.call(method, request, context.time_remaining())
+        group = metadata_of(context).get(GROUP_METADATA)
+        return await self._scheduler.call(method, request, context.time_remaining(), group)
 
     def _authorize(self, context: Context) -> None:
         presented = metadata_of(context).get("authorization")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Histogram
 
+from gateway.generation.objectives import ObjectivesReport
 from gateway.generation.record import SessionRecord
 from gateway.recent_requests import FinishedRequest, RecentRequests
 from gateway.waterfall import bars_of
@@ -45,7 +46,7 @@ class Bookkeeping:
         if request.outcome != "CANCELLED":
             met = request.outcome == OK and request.finished_ns <= deadline_ns
             if request.session is not None:
-                met = met and request.session.met_objectives(request.arrival.monotonic_ns)
+                met = met and request.session.objectives.met
             metrics.observe_slo(model, met)
         if request.arrival.trace.sampled and self.tracer.enabled:
             self._export(request)
@@ -85,8 +86,24 @@ class Bookkeeping:
             first_ns = session.first_token_ns - request.arrival.monotonic_ns
             metrics.first_token_seconds.labels(*labels).observe(first_ns / 1e9)
         if session.completion_tokens > 1:
-            each_s = session.time_per_output_token_ns / 1e9
+            each_s = session.objectives.per_token_ns / 1e9
             metrics.token_seconds.labels(*labels).observe(each_s)
+        if request.outcome != "CANCELLED":
+            self._judge(model, session.objectives)
+
+    def _judge(self, model: str, report: ObjectivesReport) -> None:
+        """Counts what was met of a generation's objectives, and how true its predictions were."""
+        metrics = self.metrics
+        for name, slo_ns, met, measured_ns, predicted_ns in (
+            (names.FIRST_TOKEN, report.first_token_slo_ns, report.met_first_token,
+             report.first_token_ns, report.predicted_first_token_ns),
+            (names.PER_TOKEN, report.per_token_slo_ns, report.met_per_token,
+             report.per_token_ns, report.predicted_per_token_ns),
+        ):  # fmt: skip
+            if slo_ns:
+                metrics.token_objectives.labels(model, name, "true" if met else "false").inc()
+            if measured_ns and predicted_ns:
+                metrics.prediction_ratio.labels(model, name).observe(measured_ns / predicted_ns)
 
     def _export(self, request: FinishedRequest) -> None:
         arrival, session = request.arrival, request.session
@@ -134,4 +151,18 @@ def _attributes(model: str, session: SessionRecord) -> dict[str, AttributeValue]
         names.ATTRIBUTE_INPUT_TOKENS: session.prompt_tokens,
         names.ATTRIBUTE_OUTPUT_TOKENS: session.completion_tokens,
         names.ATTRIBUTE_FINISH_REASONS: (session.finish_reason,) if session.finish_reason else (),
+        **_objective_attributes(session.objectives),
     }
+
+
+def _objective_attributes(report: ObjectivesReport) -> dict[str, AttributeValue]:
+    """Returns measured, promised and predicted times in seconds; what is not known is left out."""
+    times_ns = {
+        names.ATTRIBUTE_FIRST_TOKEN: report.first_token_ns,
+        names.ATTRIBUTE_FIRST_TOKEN_SLO: report.first_token_slo_ns,
+        names.ATTRIBUTE_FIRST_TOKEN_PREDICTED: report.predicted_first_token_ns,
+        names.ATTRIBUTE_PER_TOKEN: report.per_token_ns,
+        names.ATTRIBUTE_PER_TOKEN_SLO: report.per_token_slo_ns,
+        names.ATTRIBUTE_PER_TOKEN_PREDICTED: report.predicted_per_token_ns,
+    }
+    return {name: duration_ns / 1e9 for name, duration_ns in times_ns.items() if duration_ns}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
@@ -92,11 +93,19 @@ class DataPlane:
             raise
         return InferenceResponse(request.model, request.id, outputs)
 
-    def connected(self) -> None:
-        """Tells a new scheduler of every unfinished request."""
+    def connected(self, mine: Callable[[int], bool] | None = None) -> None:
+        """Tells a new scheduler of every unfinished request; of those `mine` names if given."""
         now_ns = time.monotonic_ns()
         for pending in list(self._requests.values()):
-            self._outbox.send(_Message(submit=pending.submission(now_ns)))
+            if mine is None or mine(pending.number):
+                self._outbox.send(_Message(submit=pending.submission(now_ns)))
+
+    def resubmission(self, number: int) -> scheduler_pb2.GatewayMessage | None:
+        """Returns what another scheduler is told of a request that no batch was made for yet."""
+        pending = self._requests.get(number)
+        if pending is None or pending.attempts:
+            return None
+        return _Message(submit=pending.submission(time.monotonic_ns()))
 
     def dispatch(self, order: scheduler_pb2.DispatchBatch) -> None:
         """Carries out the scheduler's order to send rows."""

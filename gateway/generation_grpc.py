@@ -11,6 +11,7 @@ import grpc.aio
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from gateway.front_desk import FrontDesk
 from gateway.generation.answer import Generation
+from gateway.generation.objectives import ObjectivesReport
 from gateway.generation.request import (
     ChatPrompt,
     GenerationTerms,
@@ -98,9 +99,21 @@ def terms_of(request: generation_pb2.GenerateRequest) -> GenerationTerms:
     """Returns what is asked beside the text."""
     return GenerationTerms(
         deadline_ns=min(request.deadline_ns, _LONGEST_NS) or None,
-        time_to_first_token_ns=request.time_to_first_token_slo_ns or None,
-        time_per_output_token_ns=request.time_per_output_token_slo_ns or None,
+        time_to_first_token_ns=min(request.time_to_first_token_slo_ns, _LONGEST_NS) or None,
+        time_per_output_token_ns=min(request.time_per_output_token_slo_ns, _LONGEST_NS) or None,
         timed=request.timings,
+    )
+
+
+def _objectives_message(report: ObjectivesReport) -> generation_pb2.ObjectivesReport:
+    return generation_pb2.ObjectivesReport(
+        time_to_first_token_slo_ns=report.first_token_slo_ns,
+        time_per_output_token_slo_ns=report.per_token_slo_ns,
+        time_to_first_token_ns=report.first_token_ns,
+        time_per_output_token_ns=report.per_token_ns,
+        predicted_time_to_first_token_ns=report.predicted_first_token_ns,
+        predicted_time_per_output_token_ns=report.predicted_per_token_ns,
+        met=report.met,
     )
 
 
@@ -120,4 +133,5 @@ def _response_of(piece: Piece, generation: Generation, own_id: str) -> Response:
     if piece.finish_reason:
         response.usage.prompt_tokens = generation.prompt_tokens
         response.usage.completion_tokens = generation.completion_tokens
+        response.objectives.CopyFrom(_objectives_message(generation.objectives))
     return response

@@ -16,7 +16,7 @@ from catenary_protos.catenary.v1 import (
 )
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
-from gateway.admin import AdminService, SchedulerAdmin
+from gateway.admin import AdminService
 from gateway.admission import Admission
 from gateway.bookkeeping import Bookkeeping
 from gateway.catalog import Catalog
@@ -25,11 +25,12 @@ from gateway.front_desk import FrontDesk
 from gateway.generation.plane import SessionPlane
 from gateway.generation.text_codec import TextCodecs
 from gateway.generation_grpc import GenerationService
+from gateway.groups.schedulers import Schedulers
 from gateway.http_door import HttpDoor
 from gateway.oip_grpc import InferenceService
 from gateway.readiness import Readiness
 from gateway.repository import Repository
-from gateway.scheduler_link import SchedulerLink
+from gateway.scaling_gauges import ScalingGauges
 from gateway.scheduler_listener import Listener
 from gateway.settings import GatewaySettings
 from services.errors import Unavailable
@@ -66,10 +67,14 @@ class GatewayProcess:
         self._keys = ApiKeys.load(settings.api_keys_file)
         self._catalog = Catalog()
         self._readiness = Readiness(self._catalog, settings.unavailable_grace_s)
-        self._link = SchedulerLink(settings.scheduler_addresses, client_security)
+        self._schedulers = Schedulers(settings, client_security, self._metrics)
+        outbox, scheduler_admin = self._schedulers.outbox, self._schedulers.admin
         books = Bookkeeping(self.name, self._metrics, self._tracer)
-        self._plane = DataPlane(self._catalog, self._link, self._hub, books)
-        self._sessions = SessionPlane(self.name, self._link, self._hub, books, self._plane.numbers)
+        self._plane = DataPlane(self._catalog, outbox, self._hub, books)
+        self._sessions = SessionPlane(
+            self.name, outbox, self._hub, books, self._plane.numbers,
+            int(settings.progress_interval_s * 1e9),
+        )  # fmt: skip
         self._plane.results.others[frame_pb2.FRAME_KIND_SESSION_TOKENS] = self._sessions.tokens
         self._admission = Admission(
             settings.max_in_flight_bytes,
@@ -77,7 +82,6 @@ class GatewayProcess:
             settings.max_request_bytes,
         )
         self._codecs = TextCodecs(settings.model_repository)
-        scheduler_admin = SchedulerAdmin(self._link)
         self._desk = FrontDesk(
             self.name, self._catalog, self._plane, self._admission, self._keys, self._readiness,
             self._tracer, self._sessions, self._codecs,
@@ -87,7 +91,7 @@ class GatewayProcess:
         self._http = HttpDoor(self._desk, self._repository)
         self._servers: list[grpc.aio.Server] = []
         self._health: list[HealthSwitch] = []
-        self._link_task: asyncio.Task[None] | None = None
+        self._gauges = ScalingGauges(scheduler_admin, self._metrics)
         self._stop_metrics = _nothing
         self.grpc_port = self.http_port = self.admin_port = 0
         self.metrics_port: int | None = None
@@ -105,6 +109,7 @@ class GatewayProcess:
             self.metrics_port, self._stop_metrics = start_metrics_server(
                 settings.metrics_host, settings.metrics_port, self._metrics.registry
             )
+            self._gauges.start()
         await self._open_inference()
         await self._open_admin()
         tls = ServerSecurity.from_settings(settings, mutual=False).ssl_context()
@@ -114,7 +119,7 @@ class GatewayProcess:
         listener = Listener(
             self.name, planes, self._catalog, self._codecs, self._readiness, self._hub
         )
-        self._link_task = asyncio.create_task(self._link.run(listener))
+        self._schedulers.start(listener, planes)
         _log.info("doors_open", grpc=self.grpc_port, http=self.http_port, admin=self.admin_port)
 
     async def wait_ready(self, timeout_s: float) -> None:
@@ -131,9 +136,8 @@ class GatewayProcess:
             raise Unavailable(f"not ready within {timeout_s:g} s: {why}") from None
 
     async def failed(self) -> None:
-        """Raises if the scheduler link ended, which it never should."""
-        assert self._link_task is not None
-        await asyncio.shield(self._link_task)
+        """Raises if a link to a scheduler ended, which it never should."""
+        await self._schedulers.failed()
 
     async def drain(self, timeout_s: float) -> None:
         """Not ready, nothing new; returns when everything is answered or the time is up."""
@@ -154,11 +158,10 @@ class GatewayProcess:
             await health.shutdown()
         await asyncio.gather(*(server.stop(_STOP_GRACE_S) for server in self._servers))
         await self._http.stop()
-        if self._link_task is not None:
-            self._link_task.cancel()
-            await asyncio.gather(self._link_task, return_exceptions=True)
+        await self._schedulers.stop()
         await self._hub.close()
         await asyncio.to_thread(self._tracer.shutdown)
+        await self._gauges.close()
         await asyncio.to_thread(self._stop_metrics)
 
     async def _open_inference(self) -> None:

@@ -61,9 +61,17 @@ class SchedulerLink:
     dropped: on the next `connected` the listener says again what still matters.
     """
 
-    def __init__(self, addresses: Sequence[str], security: ClientSecurity) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        security: ClientSecurity,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Looks for a leader at `addresses`, of the group that `metadata` names if it does."""
         self._addresses = tuple(addresses)
         self._security = security
+        self.metadata = tuple(metadata)
+        """Goes with every call to the scheduler."""
         self._writer: PackedWriter[scheduler_pb2.GatewayMessage] | None = None
         self._later: list[scheduler_pb2.GatewayMessage] = []
         self._later_timer: asyncio.TimerHandle | None = None
@@ -141,7 +149,7 @@ class SchedulerLink:
         channel = open_channel(address, self._security)
         try:
             stub = scheduler_pb2_grpc.SchedulerStub(channel)
-            call = stub.GatewaySession()
+            call = stub.GatewaySession(metadata=self.metadata or None)
 
             async def send(messages: list[scheduler_pb2.GatewayMessage]) -> None:
                 await call.write(scheduler_pb2.GatewayMessages(messages=messages))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
@@ -63,10 +63,10 @@ class Listener:
             gateway_id=self._gateway_id, incarnation=self._incarnation, peer=peer
         )
 
-    def connected(self, epoch: int) -> None:
-        """Says again what is unfinished."""
-        self._plane.connected()
-        self._sessions.connected()
+    def connected(self, epoch: int, mine: Callable[[int], bool] | None = None) -> None:
+        """Says again what is unfinished; of that, what `mine` says of the number."""
+        self._plane.connected(mine)
+        self._sessions.connected(mine)
         self._readiness.connected()
 
     def disconnected(self) -> None:

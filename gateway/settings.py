@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from services.domain.groups import MOST_GROUPS
 from services.settings import ProcessSettings
 
 MEBIBYTE = 1024 * 1024
@@ -35,6 +36,10 @@ class GatewaySettings(ProcessSettings):
         min_length=1,
         description="host:port of every scheduler; the leader among them is found by asking.",
     )
+    scheduler_groups: int = Field(
+        default=1, ge=1, le=MOST_GROUPS, description="Scheduler groups of the cluster; requests go "
+        "round robin to those that serve their model.",
+    )  # fmt: skip
     model_repository: Path = Field(
         default=Path("models"),
         description="Folder that holds models/<name>/<version>/: tokenizers and chat templates.",
@@ -67,6 +72,11 @@ class GatewaySettings(ProcessSettings):
     runtime_dir: Path = Field(
         default_factory=lambda: Path(tempfile.gettempdir()) / "catenary",
         description="Folder for the sockets of the shared-memory transport.",
+    )
+    progress_interval_s: float = Field(
+        default=0.1,
+        gt=0.0,
+        description="How often the scheduler hears how far running generations are.",
     )
     unavailable_grace_s: float = Field(
         default=3.0,

@@ -79,13 +79,18 @@ class Control:
         orders: Orders,
         outbox: Outbox,
         times: ControlTimes | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Sends what is put into `outbox`, gives orders to `orders`."""
+        """Sends what is put into `outbox`, gives orders to `orders`.
+
+        `metadata` goes with the stream: the scheduler group we belong to, if there are several.
+        """
         self._addresses = list(addresses)
         self._security = security
         self._orders = orders
         self._outbox = outbox
         self._times = times or ControlTimes()
+        self._metadata = tuple(metadata)
         self.connected = asyncio.Event()
         """Set while a leader has welcomed us."""
         self._sent = asyncio.Event()
@@ -121,7 +126,7 @@ class Control:
         channel = open_channel(address, self._security)
         try:
             stub: Any = scheduler_pb2_grpc.SchedulerStub(channel)
-            call = stub.AgentSession()
+            call = stub.AgentSession(metadata=self._metadata or None)
             try:
                 await self._greet(call, address)
                 await _first_failure(self._read(call), self._write(call))

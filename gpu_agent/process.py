@@ -22,6 +22,7 @@ from gpu_agent.generation.surroundings import GenerationLimits, Surroundings
 from gpu_agent.loading import Host, Loader
 from gpu_agent.outbox import Outbox
 from gpu_agent.share import Claim, take_share
+from services.domain.groups import chosen_group, metadata_of_group
 from services.grpc_kit import HealthSwitch, bind, create_server, enable_health_and_reflection
 from services.log import get_logger
 from services.model_repository import ModelRepository
@@ -110,6 +111,12 @@ class AgentProcess:
             self,
             self.outbox,
             ControlTimes(settings.heartbeat_s, settings.silence_s),
+            metadata_of_group(
+                chosen_group(
+                    settings.scheduler_group, settings.agent_id, settings.scheduler_groups
+                ),
+                settings.scheduler_groups,
+            ),
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Task[None] | None = None

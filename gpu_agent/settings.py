@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from gpu_agent.executors.device import MOST_VIRTUAL_GPUS
+from services.domain.groups import AUTO, MOST_GROUPS
 from services.settings import ProcessSettings
 
 
@@ -34,6 +35,16 @@ class AgentSettings(ProcessSettings):
         default_factory=lambda: ["127.0.0.1:8004"],
         description="host:port of every scheduler, leader and standbys; one that leads is obeyed.",
     )
+    scheduler_groups: int = Field(
+        1,
+        ge=1,
+        le=MOST_GROUPS,
+        description="Scheduler groups the cluster's agents are divided into.",
+    )
+    scheduler_group: str = Field(
+        AUTO, description='Group this agent belongs to; "auto": by the number at the end of '
+        "agent_id, else by a checksum of it.",
+    )  # fmt: skip
     model_repository: Path = Field(
         Path("models"), description="Folder that holds models/<name>/<version>/."
     )

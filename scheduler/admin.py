@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import NoReturn, Protocol, TypeVar
 
 import grpc.aio
@@ -15,13 +16,25 @@ from scheduler.explain import explain
 from scheduler.planning import placement_document
 from scheduler.switch_report import SwitchReport
 from scheduler.term import Term
+from services.domain.groups import GROUP_METADATA
 from services.domain.ids import AgentId
 from services.domain.plan import Chain
 from services.error_tables import abort, error_of_exception
-from services.errors import CatenaryError, InternalError, NoActivePlan, NotSupported
+from services.errors import (
+    CatenaryError,
+    InternalError,
+    InvalidInput,
+    NoActivePlan,
+    NotSupported,
+    Unavailable,
+)
 
 _LONGEST_S = 60.0
 _MARGIN_S = 0.2
+_LOOK_S = 1.0
+"""Whoever watches hears this soon that the term is over."""
+_SAY_AGAIN_S = 10.0
+"""Advice is repeated this often: silence means that the stream is broken."""
 
 Context = grpc.aio.ServicerContext[object, object]
 T = TypeVar("T")
@@ -30,13 +43,28 @@ T = TypeVar("T")
 class Office(Protocol):
     """Who knows whether this process leads."""
 
-    def term(self) -> Term:
-        """Returns the present term.
+    def term(self, group: int | None = None) -> Term:
+        """Returns the present term of a group; without one, of the lowest that is led here.
 
         Raises:
-            Unavailable: this process does not lead.
+            InvalidInput: there is no such group.
+            Unavailable: this process does not lead it.
         """
         ...
+
+
+def group_of(context: Context) -> int | None:
+    """Returns the scheduler group a call is for, None if it does not say.
+
+    Raises:
+        InvalidInput: what it says is no number.
+    """
+    for key, value in context.invocation_metadata() or ():
+        if key == GROUP_METADATA:
+            if not str(value).isdecimal():
+                raise InvalidInput(GROUP_METADATA, "must be a number")
+            return int(value)
+    return None
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -123,10 +151,29 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> NoReturn:
         await abort(context, NotSupported("traces are kept by the gateways; ask one of them"))
 
+    async def WatchScaling(  # noqa: N802, D102
+        self, request: admin_pb2.WatchScalingRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.ScalingAdvice]:
+        try:
+            group = group_of(context)
+            term = self._office.term(group)
+            told: admin_pb2.ScalingAdvice | None = None
+            told_s = 0.0
+            while self._office.term(group) is term:
+                advice = term.autoscaler.advice()
+                now_s = time.monotonic()
+                if advice != told or now_s - told_s >= _SAY_AGAIN_S:
+                    told, told_s = advice, now_s
+                    yield advice
+                await term.autoscaler.changed(_LOOK_S)
+            raise Unavailable("another term began; ask again")
+        except CatenaryError as error:
+            await abort(context, error)
+
     async def _answer(self, context: Context, work: Callable[[Term], Awaitable[T]]) -> T:
         error: CatenaryError
         try:
-            return await work(self._office.term())
+            return await work(self._office.term(group_of(context)))
         except CatenaryError as known:
             error = known
         except Exception as unknown:
@@ -168,6 +215,7 @@ def status_of(term: Term) -> admin_pb2.GetStatusResponse:
             utilisation_ratio=term.utilisation.ratio(agent_id),
             virtual_level=record.agent.virtual_level,
             device_id=record.agent.device_id,
+            group=term.group,
         )
     _add_models(status, term)
     for reference, problem in term.deployments.problems.items():
@@ -190,12 +238,17 @@ def _add_models(status: admin_pb2.GetStatusResponse, term: Term) -> None:
             reason=reason,
             pipelines=len(plan.pipelines) if plan is not None else 0,
             queued_requests=term.waiting.count(key) + term.dispatcher.chained.queued(key),
-            chains=[_chain(chain, by_chain) for chain in plan.chains] if plan is not None else (),
+            chains=[
+                _chain(chain, by_chain, term.sessions.latency.message(key, chain))
+                for chain in (plan.chains if plan is not None else ())
+            ],
             sessions=sessions[key],
         )
 
 
-def _chain(chain: Chain, sessions: Mapping[str, int]) -> admin_pb2.ChainStatus:
+def _chain(
+    chain: Chain, sessions: Mapping[str, int], lines: admin_pb2.LatencyLines | None
+) -> admin_pb2.ChainStatus:
     return admin_pb2.ChainStatus(
         chain_id=chain.chain_id,
         hops=[
@@ -207,6 +260,8 @@ def _chain(chain: Chain, sessions: Mapping[str, int]) -> admin_pb2.ChainStatus:
         capacity=chain.capacity,
         sessions=sessions.get(chain.chain_id, 0),
         service_ns=chain.service_ns,
+        role=chain.role,
+        lines=lines,
     )
 
 

@@ -16,8 +16,9 @@ from scheduler.planning.live import (
     SessionShape,
     chain_jobs,
     explain_chains,
+    joined_roles,
     placed,
-    solve_job,
+    solve_roles,
     taken_by,
 )
 from scheduler.scaling import SessionLoad
@@ -75,6 +76,7 @@ class ChainMaker:
         measured: What agents measured.
         compose_elsewhere: Composes the chains of a cluster in another process.
         partitions: Agents per chain where the deployment does not say; 0: as is best.
+        prefill_agents: Agents of a model that run prompts for the others; 0: all do both.
     """
 
     def __init__(
@@ -83,11 +85,13 @@ class ChainMaker:
         measured: Measured,
         compose_elsewhere: ComposeCluster,
         partitions: int = 0,
+        prefill_agents: int = 0,
     ) -> None:
         self._deployments = deployments
         self._measured = measured
         self._compose_elsewhere = compose_elsewhere
         self._partitions = partitions
+        self._prefill_agents = prefill_agents
 
     def is_quick(self, agents: Sequence[Agent]) -> bool:
         """True if `make_now` does not keep anybody waiting."""
@@ -124,6 +128,7 @@ class ChainMaker:
             measured=self._measured.generation(),
             present=wish.present,
             partitions=self._partitions,
+            prefill_agents=self._prefill_agents,
         )
 
 
@@ -135,10 +140,11 @@ def compose_cluster(cluster: ChainCluster) -> Composed:
     loads = list(cluster.loads)
     problems: list[str] = []
     while loads:
-        answers, failed = [], {}
+        answers: list[tuple[ChainJob, Composition]] = []
+        failed = {}
         for job in chain_jobs(replace(cluster, loads=tuple(loads))):
             try:
-                answers.append((job, solve_job(job, compose)))
+                answers += solve_roles(job, compose)
             except PlanInfeasible as error:
                 failed[job.load.deployed.key] = (job.model_bytes, error.message)
         if not failed:
@@ -160,5 +166,5 @@ def _made(wish: ChainWish, composed: Composed) -> ChainsMade:
     for problem in composed.problems:
         _log.warning("no_chains", error=problem)
     lines = [line for answer in composed.answers for line in explain_chains(*answer)]
-    models = tuple(placed(*answer) for answer in composed.answers)
+    models = joined_roles(placed(*answer) for answer in composed.answers)
     return ChainsMade(models, tuple(lines), composed.problems, wish.loads)

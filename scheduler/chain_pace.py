@@ -1,4 +1,4 @@
-"""How long a mean session takes on a path through a model, by what is known at this moment."""
+"""How long sessions and their steps take on a path through a model, by what is known now."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 
 from scheduler.deployments import Deployments
 from scheduler.measured import Measured
-from scheduler.planning import ServiceTime
+from scheduler.planning import ChainLatency, ServiceTime
+from scheduler.planning.latency import ClusterLines
 from scheduler.planning.live import ChainCosts, SessionShape
 from scheduler.roster import Roster
+from services.domain.decoder import DecoderTable
 from services.domain.ids import ModelKey, Nanoseconds
+from services.domain.latency import LatencyLines
 from services.domain.plan import ChainHop
 from services.errors import PlanInfeasible
 
@@ -19,17 +22,39 @@ Shapes = Callable[[ModelKey], SessionShape]
 def service_times(
     deployments: Deployments, measured: Measured, roster: Roster, shape: Shapes
 ) -> ServiceTime:
-    """Returns a function for the chains of any deployed model that generates text."""
+    """Returns a function for the chains of any deployed model that generates text.
+
+    Costs are those agents report by now, where they report.
+    """
     agents = [record.agent for record in roster.values()]
     times = measured.generation()
     costs: dict[ModelKey, ChainCosts] = {}
 
     def service_ns(model: ModelKey, hops: Sequence[ChainHop]) -> Nanoseconds:
         if model not in costs:
-            deployment = deployments.ready.get(model)
-            if deployment is None or deployment.decoder is None:
-                raise PlanInfeasible(f"{model}: has chains and does not generate text")
-            costs[model] = ChainCosts(deployment.decoder, agents, times, model, shape(model))
+            decoder = _decoder(deployments, model)
+            costs[model] = ChainCosts(decoder, agents, times, model, shape(model))
         return costs[model].service_ns(hops)
 
     return service_ns
+
+
+def latency_lines(deployments: Deployments, measured: Measured, roster: Roster) -> ChainLatency:
+    """Returns a function for the chains of any deployed model that generates text."""
+    agents = [record.agent for record in roster.values()]
+    times = measured.generation()
+    found: dict[ModelKey, ClusterLines] = {}
+
+    def lines(model: ModelKey, hops: Sequence[ChainHop]) -> LatencyLines | None:
+        if model not in found:
+            found[model] = ClusterLines(_decoder(deployments, model), agents, times, model)
+        return found[model].lines(hops)
+
+    return lines
+
+
+def _decoder(deployments: Deployments, model: ModelKey) -> DecoderTable:
+    deployment = deployments.ready.get(model)
+    if deployment is None or deployment.decoder is None:
+        raise PlanInfeasible(f"{model}: has chains and does not generate text")
+    return deployment.decoder

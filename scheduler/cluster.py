@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler import targets
-from scheduler.chain_pace import service_times
+from scheduler.chain_pace import latency_lines, service_times
 from scheduler.clock import now_ns
 from scheduler.deployments import Deployments
 from scheduler.fleet import Fleet, Goal, Yard
@@ -99,6 +99,7 @@ class Cluster:
         self._in_force = InForce(
             stage, deployments, measured,
             lambda: service_times(deployments, measured, roster, shape),
+            lambda: latency_lines(deployments, measured, roster),
         )  # fmt: skip
         self._steering = Steering(self, limits.switch_timeout_ns)
         self._ready: dict[ModelKey, str] = {}

@@ -94,6 +94,7 @@ class Deployment:
             partitions=self.wish.partitions,
             decoder=self.decoder,
             session_tokens=self.manifest.session_tokens if self.decoder is not None else 0,
+            objectives=self.manifest.objectives,
         )
 
 

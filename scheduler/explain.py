@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduler.plan_notes import PlanNotes
 from scheduler.switch_report import SwitchReport
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
+from services.domain.latency import TokenObjectives
 from services.domain.plan import ModelPlan, Pipeline, Plan, Stage
 
 
@@ -44,25 +45,40 @@ def _model(model: ModelPlan) -> list[str]:
     return lines
 
 
+_ROLES = {"mixed": "", "prefill": " for prompts", "decode": " for what follows them"}
+
+
 def _chains(model: ModelPlan) -> list[str]:
     slots = {(cache.agent, cache.partition): cache.block_slots for cache in model.caches}
     lines = [
         f"{model.model}: generates text; sessions of up to {model.session_tokens} tokens;"
         f" deadline {_ms(model.slo_ns)} unless a request names one."
+        f"{_objectives(model.objectives)}"
     ]
     for number, chain in enumerate(model.chains, start=1):
         path = ", then ".join(
             f"blocks {hop.first_block} to {hop.last_block - 1} on {hop.agent}" for hop in chain.hops
         )
         lines.append(
-            f"  Chain {number}, {chain.capacity} session(s) at a time, a mean one takes"
-            f" {_ms(chain.service_ns)}: {path}."
+            f"  Chain {number}{_ROLES[chain.role]}, {chain.capacity} session(s) at a time, a mean"
+            f" one takes {_ms(chain.service_ns)}: {path}."
         )
     hosted = [
         f"{agent} hosts blocks {key.first_block} to {key.last_block - 1} with {number} block slots"
         for (agent, key), number in slots.items()
     ]
     return [*lines, f"  {'; '.join(hosted)}."]
+
+
+def _objectives(objectives: TokenObjectives | None) -> str:
+    if objectives is None:
+        return ""
+    wanted = []
+    if objectives.first_token_ns:
+        wanted.append(f"its first token within {_ms(objectives.first_token_ns)}")
+    if objectives.per_token_ns:
+        wanted.append(f"each further one within {_ms(objectives.per_token_ns)} in the mean")
+    return f" A request that names no objectives gets {' and '.join(wanted)}." if wanted else ""
 
 
 def _stage(stage: Stage, batch: int) -> str:

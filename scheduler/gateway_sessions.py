@@ -126,7 +126,7 @@ class GatewaySessions:
     def _give_up(self, gateway: Gateway, numbers: Iterable[int]) -> None:
         now = now_ns()
         for number in list(numbers):
-            self._end(gateway, number, RequestCancelled, now)
+            self._end(gateway, RequestCancelled(RequestId(gateway.gateway_id, number)), now)
 
     def _handle(self, gateway: Gateway, messages: Iterable[scheduler_pb2.GatewayMessage]) -> None:
         now = now_ns()
@@ -136,10 +136,19 @@ class GatewaySessions:
                 self._submit(gateway, message.submit, now)
             elif kind == "submit_session":
                 self._submit_session(gateway, message.submit_session, now)
+            elif kind == "sessions_progressed":
+                progressed = message.sessions_progressed
+                self._leader.feed(
+                    session_converters.sessions_progressed(gateway.gateway_id, progressed), now
+                )
             elif kind == "finished":
-                self._end(gateway, message.finished.request_id, RequestCompleted, now)
+                completed = session_converters.request_completed(
+                    gateway.gateway_id, message.finished
+                )
+                self._end(gateway, completed, now)
             elif kind == "cancel":
-                self._end(gateway, message.cancel.request_id, RequestCancelled, now)
+                request = RequestId(gateway.gateway_id, message.cancel.request_id)
+                self._end(gateway, RequestCancelled(request), now)
             elif kind == "delivery_failed":
                 failed = message.delivery_failed
                 event = converters.batch_failed(failed.batch_id, failed.failure)
@@ -151,17 +160,13 @@ class GatewaySessions:
                 )
 
     def _end(
-        self,
-        gateway: Gateway,
-        number: int,
-        kind: type[RequestCompleted] | type[RequestCancelled],
-        now: Nanoseconds,
+        self, gateway: Gateway, event: RequestCompleted | RequestCancelled, now: Nanoseconds
     ) -> None:
-        request = RequestId(gateway.gateway_id, number)
-        gateway.open.discard(number)
+        request = event.request
+        gateway.open.discard(request.number)
         self.sampled.pop(request, None)
         if not self._waiting.discard(request):
-            self._leader.feed(kind(request), now)
+            self._leader.feed(event, now)
 
     def _submit(
         self, gateway: Gateway, message: scheduler_pb2.SubmitRequest, now: Nanoseconds
@@ -185,7 +190,10 @@ class GatewaySessions:
             model = self._deployed(ModelKey(message.model, message.model_version), generates=True)
             message.model_version = model.version
             adopted = self._leader.sessions.adopted(message)
-            return session_converters.session_requested(gateway.gateway_id, message, now, adopted)
+            usual = self._leader.sessions.objectives(model)
+            return session_converters.session_requested(
+                gateway.gateway_id, message, now, adopted, usual
+            )
 
         self._enter(gateway, message.request_id, message.traceparent, event, now)
 

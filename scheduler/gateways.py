@@ -9,6 +9,7 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from scheduler.dispatch.events import AdoptedSession, Event
 from scheduler.sessions import Session
 from services.domain.ids import Epoch, GatewayId, ModelKey, Nanoseconds
+from services.domain.latency import TokenObjectives
 
 GatewaySession = Session[scheduler_pb2.SchedulerToGatewayMessage]
 
@@ -74,6 +75,10 @@ class Sessions(Protocol):
 
     def generates(self, model: ModelKey) -> bool:
         """True if a deployed model generates text."""
+        ...
+
+    def objectives(self, model: ModelKey) -> TokenObjectives | None:
+        """Returns what requests of a model are held to that name no objectives."""
         ...
 
     def adopted(self, message: scheduler_pb2.SubmitSession) -> AdoptedSession | None:

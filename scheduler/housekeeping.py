@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 _TURN_S = 0.05
 _RECONCILE_S = 0.25
 _RETRY_DEPLOYMENTS_S = 5.0
+_PLACEMENTS = {
+    "placed": "placed_requests",
+    "forced": "forced_placements",
+    "inadmissible": "inadmissible_requests",
+    "rebalanced": "rebalanced_sessions",
+}
+"""Label of the metric: counter of the dispatcher."""
 
 
 async def keep_house(term: Term, metrics: Metrics) -> None:
@@ -28,6 +35,7 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
     while True:
         now_s = time.monotonic()
         term.expire_waiting()
+        term.autoscaler.tick(now_ns())
         if now_s >= heartbeat_s:
             heartbeat_s = now_s + settings.heartbeat_s
             _beat(term, now_s)
@@ -67,6 +75,8 @@ def _show(term: Term, metrics: Metrics) -> None:
         queued = term.waiting.count(model) + term.dispatcher.chained.queued(model)
         metrics.queued_requests.labels(model.name).set(queued)
     _show_chains(term, metrics)
+    term.sessions.latency.show(metrics)
+    term.autoscaler.show(metrics)
 
 
 def _show_chains(term: Term, metrics: Metrics) -> None:
@@ -85,9 +95,13 @@ def _count(now: dict[str, int], told: dict[str, int], metrics: Metrics) -> dict[
     """Adds what the dispatcher counted since it was last asked; returns what is told now."""
 
     def since(name: str) -> int:
-        return now[name] - told.get(name, 0)
+        return now.get(name, 0) - told.get(name, 0)
 
     metrics.reservation_drift.inc(since("drift_ns_sum") / NANOSECONDS_PER_SECOND)
     metrics.reservation_corrections.inc(since("corrections"))
     metrics.reservation_conflicts.inc(since("displaced_batches"))
+    for outcome, name in _PLACEMENTS.items():
+        metrics.placements.labels(outcome).inc(since(name))
+    if "theta_millionths" in now:
+        metrics.placement_theta.set(now["theta_millionths"] / 1e6)
     return now

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from scheduler.deployments import Deployments
 from scheduler.measured import Measured
-from scheduler.planning import Placement, ServiceTime, complete_plan
+from scheduler.planning import ChainLatency, Placement, ServiceTime, complete_plan
 from services.domain.ids import Epoch, ModelKey, PlanId
 from services.domain.plan import ModelPlan, Plan
 from services.errors import CatenaryError
@@ -53,12 +53,13 @@ class InForce:
 
     def __init__(
         self, dispatching: Dispatching, deployments: Deployments, measured: Measured,
-        pace: Callable[[], ServiceTime],
+        pace: Callable[[], ServiceTime], latency: Callable[[], ChainLatency],
     ) -> None:  # fmt: skip
         self._dispatching = dispatching
         self._deployments = deployments
         self._measured = measured
         self._pace = pace
+        self._latency = latency
         self._plans = 0
         self.active: ActivePlan | None = None
         self.restored: tuple[Placement, PlanId] | None = None
@@ -98,11 +99,12 @@ class InForce:
     ) -> Iterator[ModelPlan]:
         """Yields the models that can be served; one that cannot does not hinder the others."""
         tables = {key: each.table for key, each in self._deployments.ready.items()}
-        compute, pace = self._measured.for_placement(placement), self._pace()
+        compute = self._measured.for_placement(placement)
+        pace, latency = self._pace(), self._latency()
         for model in placement.models:
             try:
                 part = Placement((model,))
-                yield from complete_plan(part, tables, compute, plan_id, pace).models
+                yield from complete_plan(part, tables, compute, plan_id, pace, latency).models
             except CatenaryError as error:
                 problems[model.model] = error.message
 

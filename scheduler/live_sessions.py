@@ -26,8 +26,10 @@ Hops = tuple[ChainHop, ...]
 class _Entry:
     request: RequestId
     chain_id: str
-    """Empty for a session of a predecessor."""
+    """Empty for a session of a predecessor; "first+second" for one with two chains."""
     hops: Hops
+    prompt_hops: int = 0
+    """Split phase: so many of the hops, the first ones, only run its prompt."""
 
 
 class LiveSessions:
@@ -47,7 +49,9 @@ class LiveSessions:
 
     def started(self, command: StartSession) -> None:
         """Notes a new session."""
-        self._enter(command.session, _Entry(command.request, command.chain_id, command.hops))
+        hops = command.hops + command.decode_hops
+        prompt_hops = len(command.hops) if command.decode_hops else 0
+        self._enter(command.session, _Entry(command.request, command.chain_id, hops, prompt_hops))
 
     def adopted(self, session: SessionId, request: RequestId, hops: Hops) -> None:
         """Notes a session of a predecessor; the book has it by now if it goes on."""
@@ -68,6 +72,10 @@ class LiveSessions:
     def uses_agent(self, agent: AgentId) -> bool:
         """True if a session holds something of an agent."""
         return any(cache.used for cache in self._slots.caches() if cache.agent == agent)
+
+    def count_at(self, agent: AgentId) -> int:
+        """Returns how many hold something of an agent."""
+        return len(self._slots.sessions_at(agent))
 
     def uses_partition(self, agent: AgentId, partition: PartitionKey) -> bool:
         """True if a session holds slots of a partition of an agent."""
@@ -91,7 +99,18 @@ class LiveSessions:
 
     def by_chain(self) -> Counter[str]:
         """Returns how many there are of each chain."""
-        return Counter(entry.chain_id for entry in self._sessions.values())
+        found: Counter[str] = Counter()
+        for session, entry in self._sessions.items():
+            if not entry.prompt_hops:
+                found[entry.chain_id] += 1
+                continue
+            mark = f"+{entry.hops[0].partition.model}/"
+            prefill, _, number = entry.chain_id.rpartition(mark)
+            found[mark[1:] + number] += 1
+            holders = self._slots.agents(session)
+            if any(hop.agent in holders for hop in entry.hops[: entry.prompt_hops]):
+                found[prefill] += 1
+        return found
 
     def by_model(self) -> Counter[ModelKey]:
         """Returns how many there are of each model."""

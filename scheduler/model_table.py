@@ -7,6 +7,7 @@ from collections.abc import Callable
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from scheduler.deployments import Deployment, Deployments
 from services.domain.ids import ModelKey
+from services.domain.plan import ModelPlan, Plan
 from services.domain.tensors import ANY, TensorSpec
 
 _ROWS_PER_BATCH = 64
@@ -14,16 +15,25 @@ _ROWS_PER_BATCH = 64
 
 
 def model_table(
-    deployments: Deployments, reason: Callable[[ModelKey], str], plan_id: str
+    deployments: Deployments, reason: Callable[[ModelKey], str], plan: Plan | None
 ) -> scheduler_pb2.ModelTable:
-    """Returns every model that is wanted, ready or not."""
-    table = scheduler_pb2.ModelTable(plan_id=plan_id)
+    """Returns every model that is wanted, ready or not; `plan` is the one in force."""
+    table = scheduler_pb2.ModelTable(plan_id=plan.plan_id if plan is not None else "")
+    workers = {model.model: _workers(model) for model in plan.models} if plan is not None else {}
     for key, deployment in deployments.ready.items():
-        table.models.append(_served(key, deployment, reason(key)))
+        served = _served(key, deployment, reason(key))
+        served.workers = workers.get(key, 0) if served.ready else 0
+        table.models.append(served)
     for reference, problem in deployments.problems.items():
         name, _, version = reference.partition(":")
         table.models.add(name=name, version=version, ready=False, not_ready_reason=problem)
     return table
+
+
+def _workers(model: ModelPlan) -> int:
+    """Returns its chains, or the agents of its pipelines."""
+    stages = (stage for pipeline in model.pipelines for stage in pipeline.stages)
+    return len(model.chains) or len({agent for stage in stages for agent in stage.agents})
 
 
 def _served(key: ModelKey, deployment: Deployment, reason: str) -> scheduler_pb2.ServedModel:

@@ -6,9 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from catenary_protos.catenary.v1 import scheduler_pb2
-from scheduler import targets
 from scheduler.deployments import Wish
+from scheduler.draining import is_idle, tell_drained
 from scheduler.planning import Placement
 from scheduler.plans import document_of, placement_of
 from scheduler.switch import Phase
@@ -121,22 +120,12 @@ async def drain_agent(term: Term, agent_id: AgentId, timeout_s: float) -> bool:
     record.draining = True
     term.cluster.reconcile(time.monotonic())
     deadline_s = time.monotonic() + timeout_s
-    while not _idle(term, agent_id):
+    while not is_idle(term, agent_id):
         if time.monotonic() >= deadline_s:
             return False
         await asyncio.sleep(_LOOK_S)
-    if record.session is not None:
-        record.session.send(
-            scheduler_pb2.SchedulerToAgentMessage(epoch=term.epoch, drain=scheduler_pb2.Drain())
-        )
+    tell_drained(term, agent_id)
     return True
-
-
-def _idle(term: Term, agent_id: AgentId) -> bool:
-    active = term.cluster.active
-    planned = active is not None and agent_id in targets.agents_of(active.placement)
-    is_used = term.in_flight.uses_agent(agent_id) or term.live.uses_agent(agent_id)
-    return not planned and not is_used
 
 
 async def _until(

@@ -6,10 +6,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from scheduler.autoscaler import Autoscaler
 from scheduler.cluster import Cluster
 from scheduler.deployments import Deployments
 from scheduler.dispatch import CombinedDispatcher
 from scheduler.in_flight import InFlight
+from scheduler.length_records import LengthRecords
 from scheduler.live_sessions import LiveSessions
 from scheduler.measured import Measured
 from scheduler.peers import Peers
@@ -40,6 +42,8 @@ class Sources:
     peers: Peers
     file_mark: FileMark
     planner: Planner
+    autoscaler: Autoscaler
+    lengths: LengthRecords
 
 
 class Persistence:
@@ -60,6 +64,7 @@ class Persistence:
         write_reservations(self._journal, self._sources.dispatcher.take_changes())
         self._sources.in_flight.collect(self._journal)
         self._sources.live.collect(self._journal)
+        self._sources.lengths.collect(self._journal)
         if self._rare_changed:
             self._rare_changed = False
             self._collect_rare()
@@ -72,6 +77,7 @@ class Persistence:
         tables: dict[str, Fields] = {**tables_of(self._sources.dispatcher.snapshot())}
         tables[Table.BATCHES] = self._sources.in_flight.records()
         tables[Table.SESSIONS] = self._sources.live.records()
+        tables[Table.LENGTHS] = self._sources.lengths.records()
         tables.update({table: dict(fields) for table, fields in self._written.items()})
         return Changes(tables, [], replace=True)
 
@@ -113,6 +119,8 @@ def _plan_records(sources: Sources) -> Fields:
         records["fixed_before"] = _document(cluster.wishes.fixed_before)
     if sources.planner.notes is not None:
         records["notes"] = sources.planner.notes.as_record()
+    if sources.autoscaler.models:
+        records["scaling"] = sources.autoscaler.record()
     if cluster.last_switch is not None:
         records["last_switch"] = cluster.last_switch.as_record()
     if cluster.active is not None:

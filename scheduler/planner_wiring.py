@@ -22,7 +22,9 @@ def planner_of(
     """Returns a planner that begins now."""
     rules = PlanningRules(settings.plan_margin, settings.plan_max_partitions)
     solver = Solver(settings.plan_time_limit_s)
-    chains = ChainMaker(deployments, measured, solver.compose, settings.chain_agents)
+    chains = ChainMaker(
+        deployments, measured, solver.compose, settings.chain_agents, settings.split_prefill_agents
+    )
     maker = PlanMaker(settings.planner, rules, deployments, measured, solver.solve, chains)
     patience = Patience(settings.settle_s, settings.replan_after_s, settings.expected_agents)
     replanning = Replanning(settings.replan_policy())

@@ -105,4 +105,7 @@ async def _filled(entry: object, deployments: Deployments) -> object:
     }
     if deployment.decoder is not None and "chains" in entry:
         defaults["session_tokens"] = deployment.manifest.session_tokens
+        if deployment.manifest.objectives is not None:
+            for name, slo_ns in deployment.manifest.objectives.named().items():
+                defaults[name] = slo_ns / NANOSECONDS_PER_MILLISECOND
     return {**defaults, **entry, "name": key.name, "version": key.version}

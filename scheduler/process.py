@@ -1,14 +1,13 @@
-"""The scheduler process: one gRPC port, one Redis, and a term each time it leads."""
+"""The scheduler process: one gRPC port, one Redis, and a term for each group it leads."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 from collections.abc import Callable
 
 import grpc.aio
-from redis.exceptions import RedisError
+from prometheus_client import CollectorRegistry
 
 from catenary_protos.catenary.v1 import (
     admin_pb2,
@@ -17,26 +16,24 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2_grpc,
 )
 from scheduler.admin import AdminService
+from scheduler.campaign import Campaign
 from scheduler.service import SchedulerService
 from scheduler.settings import SchedulerSettings
-from scheduler.state.keys import Keys
-from scheduler.state.lease import Lease
-from scheduler.state.script import pass_cancellation
-from scheduler.state.store import Store
+from scheduler.shard import REDIS_FAILURES, Shard
 from scheduler.term import Surroundings, Term
-from services.errors import CatenaryError, StaleEpoch, Unavailable
+from services.domain.groups import chosen_group, share_of
+from services.errors import CatenaryError, InvalidInput, Unavailable
 from services.grpc_kit import HealthSwitch, bind, create_server, enable_health_and_reflection
 from services.log import get_logger
 from services.redis_client import connect
 from services.security.tls import ServerSecurity
+from services.telemetry.grouped import grouped
 from services.telemetry.metrics import Metrics, start_metrics_server
 from services.telemetry.tracing import Tracer
 
 _log = get_logger(__name__)
 _REDIS_TIMEOUT_S = 1.0
 _FIRST_CONTACT_S = 30.0
-_PAUSE_S = 0.2
-_REDIS_FAILURES = (RedisError, OSError, TimeoutError)
 _SERVICES = (
     scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"],
     admin_pb2.DESCRIPTOR.services_by_name["Admin"],
@@ -64,16 +61,11 @@ class SchedulerProcess:
         )
         self._security = ServerSecurity.from_settings(settings)
         self._redis = connect(settings.redis_url, timeout_s=_REDIS_TIMEOUT_S, retries=1)
-        keys = Keys(settings.cluster)
-        token = f"{settings.scheduler_id}/{secrets.token_hex(8)}"
-        self._lease = Lease(self._redis, keys, token, settings.lease_s)
-        self._store = Store(self._redis, keys)
+        self._shards = self._make_shards()
         self._server: grpc.aio.Server | None = None
         self._health: HealthSwitch | None = None
         self._stop_metrics: Callable[[], None] | None = None
-        self._leading: asyncio.Task[None] | None = None
-        self._first_contact = asyncio.Event()
-        self._term: Term | None = None
+        self._draining = False
         self.port = 0
         self.metrics_port = 0
 
@@ -84,18 +76,30 @@ class SchedulerProcess:
 
     @property
     def leads(self) -> bool:
-        """True while this process holds the lease and serves."""
-        return self._term is not None
+        """True while this process leads a group and serves it."""
+        return any(shard.term is not None for shard in self._shards)
 
-    def term(self) -> Term:
-        """Returns the present term.
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The groups it leads, lowest first."""
+        return tuple(shard.group for shard in self._shards if shard.term is not None)
+
+    def term(self, group: int | None = None) -> Term:
+        """Returns the present term of a group; without one, of the lowest that is led here.
 
         Raises:
-            Unavailable: this process does not lead.
+            InvalidInput: there is no such group.
+            Unavailable: this process does not lead it.
         """
-        if self._term is None:
-            raise Unavailable(f"{self.name} does not lead; ask another scheduler")
-        return self._term
+        if group is None:
+            group = next(iter(self.groups), 0)
+        if not 0 <= group < len(self._shards):
+            raise InvalidInput("group", f"this cluster has {len(self._shards)} scheduler groups")
+        term = self._shards[group].term
+        if term is None:
+            what = f"lead group {group}" if len(self._shards) > 1 else "lead"
+            raise Unavailable(f"{self.name} does not {what}; ask another scheduler")
+        return term
 
     async def start(self) -> None:
         """Returns once it listens and either leads or stands by.
@@ -113,42 +117,48 @@ class SchedulerProcess:
         await server.start()
         if settings.metrics_port is not None:
             self.metrics_port, self._stop_metrics = start_metrics_server(
-                settings.metrics_host, settings.metrics_port, self._metrics.registry
+                settings.metrics_host, settings.metrics_port, self._registry
             )
-        self._metrics.leader.set(0)
-        self._leading = asyncio.create_task(self._lead_for_ever(), name="lead")
-        contact = asyncio.create_task(self._first_contact.wait())
+        await self._begin_to_campaign()
+
+    async def _begin_to_campaign(self) -> None:
+        """Returns once every group is led here, or known to be led elsewhere or to be free."""
+        for shard in self._shards:
+            shard.start()
+        contact = asyncio.create_task(self._contacted())
+        watched: set[asyncio.Task[None]] = {contact, *(shard.task for shard in self._shards)}
         try:
             await asyncio.wait(
-                {contact, self._leading},
-                timeout=_FIRST_CONTACT_S,
-                return_when=asyncio.FIRST_COMPLETED,
+                watched, timeout=_FIRST_CONTACT_S, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             contact.cancel()
-        if self._leading.done():
-            self._leading.result()
-        if not self._first_contact.is_set():
+        for shard in self._shards:
+            if shard.task.done():
+                shard.task.result()
+        if not all(shard.contacted.is_set() for shard in self._shards):
             raise Unavailable(f"Redis did not answer within {_FIRST_CONTACT_S:.0f} s")
+
+    async def _contacted(self) -> None:
+        for shard in self._shards:
+            await shard.contacted.wait()
 
     async def failed(self) -> None:
         """Raises when this process can neither lead nor stand by any more."""
-        if self._leading is not None:
-            await asyncio.shield(self._leading)
+        tasks = {shard.task for shard in self._shards}
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
 
     async def drain(self, timeout_s: float) -> None:
-        """Gives the lease back with everything written, so that a standby goes on at once."""
-        if self._health is not None:
-            self._health.set_serving(False)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._resign()
-        except (TimeoutError, CatenaryError, *_REDIS_FAILURES) as error:
-            _log.warning("drain_unfinished", error=repr(error))
+        """Gives the leases back with everything written, so that a standby goes on at once."""
+        self._draining = True
+        self._switch_health()
+        await asyncio.gather(*(self._resign(shard, timeout_s) for shard in self._shards))
 
     async def stop(self) -> None:
         """Frees everything. Idempotent."""
-        await self._end_leading()
+        await asyncio.gather(*(shard.end() for shard in self._shards))
         if self._health is not None:
             await self._health.shutdown()
         if self._server is not None:
@@ -160,77 +170,49 @@ class SchedulerProcess:
         await asyncio.to_thread(self._tracer.shutdown)
         await self._redis.aclose()
 
-    # ---- leading ----
+    # ---- inside ----
 
-    async def _lead_for_ever(self) -> None:
-        while True:
-            try:
-                acquired = await self._lease.try_acquire()
-                if acquired:
-                    await self._lead()
-                else:
-                    self._first_contact.set()
-                    await asyncio.sleep(self._settings.lease_s / 4 * random.uniform(0.5, 1.0))
-            except _REDIS_FAILURES as failure:
-                pass_cancellation()
-                _log.warning("redis_lost", error=repr(failure))
-                await asyncio.sleep(_PAUSE_S)
+    def _make_shards(self) -> tuple[Shard, ...]:
+        settings = self._settings
+        groups = settings.scheduler_groups
+        token = f"{self.name}/{secrets.token_hex(8)}"
+        preferred = chosen_group(settings.scheduler_group, self.name, groups)
+        campaign = Campaign(token, preferred, groups, settings.takeover_grace_s)
+        own = settings.model_copy(update=_shares(settings))
+        # Gauges of two groups must not overwrite each other.
+        self._group_metrics = [self._metrics] if groups == 1 else [Metrics() for _ in range(groups)]
+        return tuple(
+            Shard(
+                Surroundings(own, metrics, self._tracer, group),
+                self._redis, campaign, self._switch_health,
+            )
+            for group, metrics in enumerate(self._group_metrics)
+        )  # fmt: skip
 
-    async def _lead(self) -> None:
-        around = Surroundings(self._settings, self._metrics, self._tracer)
-        term = Term(around, self._lease, self._store)
-        try:
-            await self._begin(term)
-            _log.info("leading", epoch=self._lease.epoch)
-            self._takes_office(term)
-            await term.run()
-        except StaleEpoch as error:
-            _log.warning("leadership_lost", error=error.message)
-        finally:
-            self._leaves_office(term)
+    @property
+    def _registry(self) -> CollectorRegistry:
+        if len(self._group_metrics) == 1:
+            return self._metrics.registry
+        registries = {str(g): each.registry for g, each in enumerate(self._group_metrics)}
+        return grouped("group", registries)
 
-    async def _begin(self, term: Term) -> None:
-        """Lets a term take over; the lease is kept meanwhile."""
-
-        async def keep_lease() -> None:
-            while True:
-                await asyncio.sleep(self._settings.lease_s / 4)
-                await self._lease.renew()
-
-        keeper = asyncio.create_task(keep_lease())
-        try:
-            await term.begin()
-        except CatenaryError:
-            await self._lease.release()  # a wrong plan file: nobody else must wait for us
-            raise
-        finally:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
-
-    def _takes_office(self, term: Term) -> None:
-        self._term = term
-        self._metrics.leader.set(1)
-        self._metrics.epoch.set(self._lease.epoch)
+    def _switch_health(self) -> None:
         if self._health is not None:
-            self._health.set_serving(True)
-        self._first_contact.set()
+            self._health.set_serving(self.leads and not self._draining)
 
-    def _leaves_office(self, term: Term) -> None:
-        self._term = None
-        self._metrics.leader.set(0)
-        if self._health is not None:
-            self._health.set_serving(False)
-        term.close(Unavailable(f"{self.name} does not lead any more"))
+    async def _resign(self, shard: Shard, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await shard.resign()
+        except (TimeoutError, CatenaryError, *REDIS_FAILURES) as error:
+            _log.warning("drain_unfinished", error=repr(error), group=shard.group)
 
-    async def _resign(self) -> None:
-        term = self._term
-        await self._end_leading()
-        if term is not None:
-            await term.write_behind.flush()
-            await self._lease.release()
 
-    async def _end_leading(self) -> None:
-        if self._leading is not None:
-            self._leading.cancel()
-            await asyncio.gather(self._leading, return_exceptions=True)
-            self._leading = None
+def _shares(settings: SchedulerSettings) -> dict[str, int]:
+    """Returns what of the whole cluster's numbers of agents is each group's."""
+    groups = settings.scheduler_groups
+    return {
+        "expected_agents": share_of(settings.expected_agents, groups),
+        "min_agents": share_of(settings.min_agents, groups),
+        "max_agents": share_of(settings.max_agents, groups) if settings.max_agents else 0,
+    }

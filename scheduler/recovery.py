@@ -50,6 +50,7 @@ async def take_over(term: Term, stored: StoredState) -> None:
     term.peers.restore(tables[Table.PEERS], time.monotonic())
     await term.deployments.restore(tables[Table.DEPLOYMENTS])
     await term.deployments.want(term.settings.models)
+    term.lengths.restore(tables[Table.LENGTHS], term.deployments.ready)
     await _restore_plans(term, tables[Table.PLAN])
     if stored.anchor is not None:
         shift = translation_ns(stored.anchor, stored.now)
@@ -65,6 +66,8 @@ async def _restore_plans(term: Term, records: dict[str, str]) -> None:
         cluster.wishes.fixed = _readable(records["fixed"])
     if "fixed_before" in records:
         cluster.wishes.fixed_before = _readable(records["fixed_before"])
+    if "scaling" in records:
+        term.autoscaler.restore(records["scaling"])
     if (report := _read(SwitchReport.of_record, records.get("last_switch"))) is not None:
         cluster.restore_report(report)
     if settings.plan_file is not None:

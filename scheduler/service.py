@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import grpc.aio
 
 from catenary_protos.catenary.v1 import scheduler_pb2_grpc
-from scheduler.admin import Office
+from scheduler.admin import Office, group_of
 from scheduler.sessions import Stream
 from scheduler.term import Term
 from services.error_tables import abort, error_of_exception
@@ -36,7 +36,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         server_of: Callable[[Term], Callable[[Stream[object, object]], Awaitable[None]]],
     ) -> None:
         try:
-            await server_of(self._office.term())(context)
+            await server_of(self._office.term(group_of(context) or 0))(context)
             return
         except CatenaryError as known:
             error = known

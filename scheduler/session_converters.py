@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from scheduler.dispatch import events
+from scheduler.planning.latency import WorkDone
 from scheduler.planning.live import GenerationCost
 from scheduler.targets import CacheNeed
 from services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
     AgentId,
     Epoch,
     GatewayId,
@@ -17,34 +20,119 @@ from services.domain.ids import (
     RequestId,
     SessionId,
 )
+from services.domain.latency import TokenObjectives
 from services.domain.plan import ChainHop
 from services.errors import InvalidInput
+
+LONGEST_NS = 86_400 * NANOSECONDS_PER_SECOND
+"""No request lasts longer; a duration beyond this is a mistake."""
 
 
 def session_requested(
     gateway: GatewayId,
     message: scheduler_pb2.SubmitSession,
     now: Nanoseconds,
-    adopted: events.AdoptedSession | None,
+    adopted: events.AdoptedSession | None = None,
+    usual: TokenObjectives | None = None,
 ) -> events.SessionRequested:
     """Returns the event of a submitted request for text.
 
+    Args:
+        gateway: Who submits it.
+        message: What it says.
+        now: The moment it is handled.
+        adopted: The session that generates for it already.
+        usual: Objectives of the model: where the request names one only, the other is the model's.
+
     Raises:
-        InvalidInput: it has no prompt, or may generate nothing.
+        InvalidInput: it has no prompt, may generate nothing, or a number cannot be true.
     """
     if message.prompt_tokens < 1:
         raise InvalidInput("prompt_tokens", "a prompt needs at least one token")
     if message.max_tokens < 1:
         raise InvalidInput("max_tokens", "must be at least 1")
+    request = RequestId(gateway, message.request_id)
+    waited_ns = _duration(message.waited_ns, "waited_ns")
     return events.SessionRequested(
-        RequestId(gateway, message.request_id),
+        request,
         ModelKey(message.model, message.model_version),
         message.prompt_tokens,
         message.max_tokens,
         now + message.budget_ns,
         message.priority,
         adopted,
+        arrived_ns=now - waited_ns,
+        objectives=_objectives(message, usual),
+        progress=_earlier_progress(request, message, waited_ns),
     )
+
+
+def sessions_progressed(
+    gateway: GatewayId, message: scheduler_pb2.SessionsProgressed
+) -> events.SessionsProgressed:
+    """Returns the event of sessions that got tokens; what has none or cannot be true is left out.
+
+    A report is one of many: nothing is lost with it, and nobody waits for an answer.
+    """
+    found = (_progress(RequestId(gateway, each.request_id), each) for each in message.sessions)
+    return events.SessionsProgressed(tuple(each for each in found if each is not None))
+
+
+def request_completed(
+    gateway: GatewayId, message: scheduler_pb2.RequestFinished
+) -> events.RequestCompleted:
+    """Returns the event of a request its gateway has answered."""
+    request = RequestId(gateway, message.request_id)
+    has_progress = message.HasField("progress")
+    return events.RequestCompleted(
+        request, _progress(request, message.progress) if has_progress else None
+    )
+
+
+def _progress(
+    request: RequestId, message: scheduler_pb2.SessionProgress
+) -> events.SessionProgress | None:
+    """Returns how far a session is; None if it has no token, or says what cannot be true."""
+    if not message.generated_tokens or max(message.first_token_ns, message.decode_ns) > LONGEST_NS:
+        return None
+    return events.SessionProgress(
+        request, message.generated_tokens, message.first_token_ns, message.decode_ns
+    )
+
+
+def _objectives(
+    message: scheduler_pb2.SubmitSession, usual: TokenObjectives | None
+) -> TokenObjectives | None:
+    named = TokenObjectives(
+        _duration(message.first_token_slo_ns, "first_token_slo_ns"),
+        _duration(message.per_token_slo_ns, "per_token_slo_ns"),
+    )
+    if named == TokenObjectives():
+        return None  # whoever asks for nothing is not refused for what its model asks
+    if usual is None:
+        return named
+    return TokenObjectives(
+        named.first_token_ns or usual.first_token_ns, named.per_token_ns or usual.per_token_ns
+    )
+
+
+def _earlier_progress(
+    request: RequestId, message: scheduler_pb2.SubmitSession, waited_ns: Nanoseconds
+) -> events.SessionProgress | None:
+    if not message.HasField("progress"):
+        return None
+    progress = message.progress
+    if not 0 < progress.generated_tokens <= message.max_tokens:
+        raise InvalidInput("progress.generated_tokens", f"must be in 1..{message.max_tokens}")
+    if progress.first_token_ns + progress.decode_ns > waited_ns:
+        raise InvalidInput("progress.decode_ns", "tokens came before the request waited so long")
+    return _progress(request, progress)
+
+
+def _duration(duration_ns: int, field: str) -> Nanoseconds:
+    if duration_ns > LONGEST_NS:
+        raise InvalidInput(field, f"must be at most {LONGEST_NS} (a day)")
+    return duration_ns
 
 
 def session_failed(
@@ -70,6 +158,7 @@ def start_session_message(
     command: events.StartSession, epoch: Epoch, plan_id: str
 ) -> scheduler_pb2.SchedulerToGatewayMessage:
     """Returns the order to open a session."""
+    objectives = command.objectives or TokenObjectives()
     return scheduler_pb2.SchedulerToGatewayMessage(
         start_session=scheduler_pb2.StartSession(
             epoch=epoch,
@@ -77,6 +166,11 @@ def start_session_message(
             request_id=command.request.number,
             plan_id=plan_id,
             route=[_chain_hop(hop) for hop in command.hops],
+            decode_route=[_chain_hop(hop) for hop in command.decode_hops],
+            first_token_slo_ns=objectives.first_token_ns,
+            per_token_slo_ns=objectives.per_token_ns,
+            predicted_first_token_ns=max(0, command.predicted_first_token_ns),
+            predicted_per_token_ns=max(0, command.predicted_per_token_ns),
         )
     )
 
@@ -102,7 +196,34 @@ def cache_message(cache: CacheNeed) -> scheduler_pb2.CacheLayout:
 def cost_of(message: scheduler_pb2.GenerationCost) -> GenerationCost:
     """Returns what an agent measured of decoder blocks."""
     return GenerationCost(
-        message.prefill_ns, message.prefill_token_ns, message.decode_ns, message.decode_session_ns
+        message.prefill_ns,
+        message.prefill_token_ns,
+        message.decode_ns,
+        message.decode_session_ns,
+        _slope(message.decode_context_token_ns),
+        message.decode_lone_ns,
+        message.prefill_floor_ns,
+        message.prefill_chunk_tokens,
+    )
+
+
+def _slope(value: float) -> float:
+    return max(0.0, value) if math.isfinite(value) else 0.0
+
+
+def work_of(report: scheduler_pb2.GenerationReport) -> WorkDone:
+    """Returns what an agent says it did."""
+    return WorkDone(
+        report.decode_steps,
+        report.decode_rows,
+        report.decode_context_tokens,
+        report.decode_ns,
+        report.prefill_chunks,
+        report.prefill_tokens,
+        report.prefill_ns,
+        report.lone_steps,
+        report.lone_context_tokens,
+        report.lone_ns,
     )
 
 

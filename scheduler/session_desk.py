@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.book import SlotLedger
 from scheduler.clock import now_ns
+from scheduler.converters import partition_of
 from scheduler.dispatch.events import AdoptedSession, SessionFailed, SessionsHeld
+from scheduler.latency_desk import LatencyDesk
 from scheduler.live_sessions import LiveSessions
 from scheduler.planning import Placement
 from scheduler.roster import AgentRecord
-from scheduler.session_converters import close_sessions_message
+from scheduler.session_converters import close_sessions_message, work_of
 from scheduler.session_routes import SessionRoutes
 from services.domain.ids import AgentId, ModelKey, PartitionKey, SessionId
+from services.domain.latency import TokenObjectives
 from services.errors import PartitionLost
 
 if TYPE_CHECKING:
@@ -28,11 +31,21 @@ class SessionDesk:
         self._live = live
         self._slots = slots
         self._routes = SessionRoutes(live, term.cluster.roster)
+        self.latency = LatencyDesk(term.cluster, term.deployments, term.measured, slots)
 
     def generates(self, model: ModelKey) -> bool:
         """True if a deployed model generates text."""
         deployment = self._term.deployments.ready.get(model)
         return deployment is not None and deployment.decoder is not None
+
+    def objectives(self, model: ModelKey) -> TokenObjectives | None:
+        """Returns what requests of a model are held to that name no objectives."""
+        active = self._term.cluster.active
+        for planned in active.plan.models if active is not None else ():
+            if planned.model == model:
+                return planned.objectives  # a plan file may say other than the manifest
+        deployment = self._term.deployments.ready.get(model)
+        return deployment.manifest.objectives if deployment is not None else None
 
     def adopted(self, message: scheduler_pb2.SubmitSession) -> AdoptedSession | None:
         """Returns the session a request names that generates for it already."""
@@ -56,6 +69,10 @@ class SessionDesk:
         if report.key.first_block == 0:  # every token passes the first block once
             model = ModelKey(report.key.model, report.key.model_version)
             self._term.planner.generated(model, report.decode_rows, now_ns())
+        agent, partition = record.agent.agent_id, partition_of(report.key)
+        refitted = self.latency.reported(agent, partition, work_of(report), report.used_block_slots)
+        if refitted is not None:
+            self._term.feed(refitted, now_ns())
 
     def move(self, agent: AgentId, partition: PartitionKey) -> None:
         """Has the sessions on a partition go on elsewhere."""

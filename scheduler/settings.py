@@ -6,11 +6,13 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from scheduler.dispatch import ChainedConfig, PooledConfig
-from scheduler.scaling import DemandPolicy, ReplanPolicy, SessionLoad
+from scheduler.scaling import DemandPolicy, ReplanPolicy, ScalingPolicy, SessionLoad
+from services.domain.groups import AUTO, MOST_GROUPS, chosen_group
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
+from services.errors import InvalidInput
 from services.settings import ProcessSettings
 
 
@@ -23,6 +25,19 @@ class SchedulerSettings(ProcessSettings):
     cluster: str = Field(
         default="main", description="Cluster this scheduler may lead; part of its keys in Redis."
     )
+    scheduler_groups: int = Field(
+        default=1, ge=1, le=MOST_GROUPS, description="Groups the cluster's agents are divided "
+        "into, each led by one scheduler at a time; the same at gateways and agents.",
+    )  # fmt: skip
+    scheduler_group: str = Field(
+        default=AUTO, description='Group this scheduler prefers to lead; "auto": by the number at '
+        "the end of scheduler_id. It leads others too while nobody else does.",
+    )  # fmt: skip
+    takeover_grace_s: float = Field(
+        default=0.5, ge=0.0, description="A group this scheduler does not prefer, and that nobody "
+        "has led yet, is taken when it was free for this long; for each group more that it leads, "
+        "this much longer.",
+    )  # fmt: skip
     host: str = Field(default="127.0.0.1", description="Address gateways and agents connect to.")
     port: int = Field(default=8004, ge=0, le=65535, description="Port of it; 0: any free one.")
     redis_url: str = Field(
@@ -53,9 +68,17 @@ class SchedulerSettings(ProcessSettings):
         default=0, ge=0, description="Agents per chain of models that generate text, unless one is "
         "deployed with another wish; 0: as many as is best.",
     )  # fmt: skip
-    chain_policy: Literal["jffc", "jsq", "jiq", "sed", "sa-jsq"] = Field(
-        default="jffc", description="Who gets a session: the fastest free chain with one central "
-        "queue (jffc), or one of the policies it is compared with.",
+    split_prefill_agents: int = Field(
+        default=0, ge=0, description="Agents of a model that generates text which only run prompts "
+        "and hand the caches to the others (split phase); 0: all do both.",
+    )  # fmt: skip
+    chain_policy: Literal["jffc", "slo", "jsq", "jiq", "sed", "sa-jsq"] = Field(
+        default="slo", description="Who gets a session: the fastest free chain with one central "
+        "queue (jffc), who meets the objectives (slo), or a policy they are compared with.",
+    )  # fmt: skip
+    rebalance: bool = Field(
+        default=False, description="Under slo, requests that are placed together change workers "
+        "where answers turned out longer or shorter than predicted.",
     )  # fmt: skip
     expected_prompt_tokens: float = Field(
         default=256.0, ge=1.0, description="Mean length of prompts, until enough were seen."
@@ -75,8 +98,28 @@ class SchedulerSettings(ProcessSettings):
         default=10.0, gt=0.0, description="The solver, a process of its own, is ended after this."
     )
     expected_agents: int = Field(
-        default=1, ge=1, description="The first plan waits for this many agents."
+        default=1, ge=1, description="The first plan waits for this many agents; with several "
+        "groups, each for its share.",
+    )  # fmt: skip
+    min_agents: int = Field(
+        default=1, ge=1, description="No agent is drained for want of load below so many."
     )
+    max_agents: int = Field(
+        default=0, ge=0, description="Most agents to ask for as load grows; agents that are not "
+        "needed are drained. 0: agents are asked for without a limit and none is drained.",
+    )  # fmt: skip
+    scale_attainment: float = Field(
+        default=0.95, gt=0.0, le=1.0, description="Share of the sessions that should meet their "
+        "objectives; below it one more worker is asked for.",
+    )  # fmt: skip
+    scale_patience_s: float = Field(
+        default=30.0, gt=0.0, description="A worker must have been one too many for so long before "
+        "it goes.",
+    )  # fmt: skip
+    scale_cold_start_s: float = Field(
+        default=20.0, gt=0.0, description="From the wish for a worker until it serves, before any "
+        "was measured.",
+    )  # fmt: skip
     settle_s: float = Field(
         default=1.0, ge=0.0, description="Quiet time after an agent came before planning anew."
     )
@@ -145,6 +188,16 @@ class SchedulerSettings(ProcessSettings):
         "planned time, is given up and dispatched again.",
     )  # fmt: skip
 
+    @model_validator(mode="after")
+    def _check_groups(self) -> SchedulerSettings:
+        try:
+            chosen_group(self.scheduler_group, self.scheduler_id, self.scheduler_groups)
+        except InvalidInput as error:
+            raise ValueError(error.message) from None
+        if self.scheduler_groups > 1 and self.plan_file is not None:
+            raise ValueError("plan_file: a plan of several scheduler groups cannot be given")
+        return self
+
     def dispatching(self) -> PooledConfig:
         """Returns the limits and waiting times of the dispatcher."""
         forever = math.isinf(self.max_linger_ms)
@@ -158,7 +211,10 @@ class SchedulerSettings(ProcessSettings):
 
     def dispatching_sessions(self) -> ChainedConfig:
         """Returns the limits and waiting times of the dispatcher of sessions."""
-        return ChainedConfig(claim_grace_ns=int(self.claim_grace_s * NANOSECONDS_PER_SECOND))
+        return ChainedConfig(
+            claim_grace_ns=int(self.claim_grace_s * NANOSECONDS_PER_SECOND),
+            rebalance=self.rebalance,
+        )
 
     def demand_policy(self) -> DemandPolicy:
         """Returns when the demand for text is a reason to compose chains anew."""
@@ -171,6 +227,19 @@ class SchedulerSettings(ProcessSettings):
             let_go=1.0 + 0.5 * (self.recompose_factor - 1.0),
             lasting_ns=int(self.replan_lasting_s * NANOSECONDS_PER_SECOND),
             interval_ns=int(self.replan_interval_s * NANOSECONDS_PER_SECOND),
+        )
+
+    def scaling_policy(self) -> ScalingPolicy:
+        """Returns when workers come and go."""
+        patience_ns = int(self.scale_patience_s * NANOSECONDS_PER_SECOND)
+        return ScalingPolicy(
+            attainment=self.scale_attainment,
+            patience_ns=patience_ns,
+            window_ns=max(10 * NANOSECONDS_PER_SECOND, patience_ns),
+            cooldown_ns=min(20 * NANOSECONDS_PER_SECOND, patience_ns),
+            remember_ns=10 * patience_ns,
+            queue_ns=min(2 * NANOSECONDS_PER_SECOND, patience_ns),
+            cold_start_ns=int(self.scale_cold_start_s * NANOSECONDS_PER_SECOND),
         )
 
     def replan_policy(self) -> ReplanPolicy:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.agent_sessions import AgentSessions
+from scheduler.autoscaler import Autoscaler
 from scheduler.book import Book
 from scheduler.clock import now_ns
 from scheduler.cluster import Cluster, Limits
@@ -31,6 +32,7 @@ from scheduler.gateway_sessions import GatewaySessions
 from scheduler.gateways import GatewaySession
 from scheduler.housekeeping import keep_house
 from scheduler.in_flight import InFlight
+from scheduler.length_records import LengthRecords
 from scheduler.live_sessions import LiveSessions
 from scheduler.measured import Measured
 from scheduler.model_table import model_table
@@ -50,6 +52,7 @@ from scheduler.state.write_behind import Sources as WriteSources
 from scheduler.switch_report import SwitchReport, observe_switch
 from scheduler.utilisation import Utilisation
 from scheduler.waiting_room import WaitingRoom
+from services.domain.groups import first_id
 from services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
@@ -75,6 +78,8 @@ class Surroundings:
     settings: SchedulerSettings
     metrics: Metrics
     tracer: Tracer
+    group: int = 0
+    """Of the cluster's agents, those of this group are led."""
 
 
 class Term:
@@ -92,7 +97,7 @@ class Term:
         self.file_mark = FileMark()
         self.in_flight = InFlight()
         self.utilisation = Utilisation()
-        book, first = Book(), lease.epoch << 40 | 1
+        book, first = Book(), first_id(lease.epoch)
         self.live = LiveSessions(book.slots)
         self.dispatcher = CombinedDispatcher(
             PooledDispatcher(settings.dispatching(), book=book, first_batch=first),
@@ -122,10 +127,13 @@ class Term:
         self._engine = Engine(self.dispatcher, router.route, around.metrics)
         self._router = router
         self._journal = Journal()
+        self.lengths = LengthRecords(self.dispatcher.chained)
+        self.autoscaler = Autoscaler(self, settings.scaling_policy())
         self._persistence = Persistence(
             Sources(
                 self.dispatcher, self.in_flight, self.live, self.cluster, self.deployments,
                 self.measured, self.peers, self.file_mark, self.planner,
+                self.autoscaler, self.lengths,
             ),
             self._journal,
         )  # fmt: skip
@@ -145,6 +153,11 @@ class Term:
     def epoch(self) -> Epoch:
         """The present fencing epoch."""
         return self._lease.epoch
+
+    @property
+    def group(self) -> int:
+        """The scheduler group it leads; 0 if there is only one."""
+        return self._around.group
 
     @property
     def settings(self) -> SchedulerSettings:
@@ -212,6 +225,7 @@ class Term:
         elif isinstance(event, SessionRequested) and event.in_flight is None:
             self.planner.session_arrived(event.model, event.prompt_tokens, now)
         self._engine.feed(event, now)
+        self.autoscaler.heard(event, now)
         if isinstance(event, SessionsClosed):
             self.live.may_be_over(event.sessions)
         elif isinstance(event, SessionRequested) and event.in_flight is not None:
@@ -280,7 +294,7 @@ class Term:
 
     def dispatch_by(self, plan: Plan) -> None:
         """Dispatch by this plan, or this part of one, from now on."""
-        self.feed(PlanActivated(plan), now_ns())
+        self.feed(PlanActivated(self.sessions.latency.refreshed(plan)), now_ns())
 
     def plan_activated(self, plan: Plan) -> None:
         """This is the plan in force from now on."""
@@ -317,7 +331,9 @@ class Term:
 
     def model_table(self) -> scheduler_pb2.ModelTable:
         """Returns the models as gateways are told."""
-        return model_table(self.deployments, self.cluster.reason, self.cluster.plan_id)
+        active = self.cluster.active
+        plan = active.plan if active is not None else None
+        return model_table(self.deployments, self.cluster.reason, plan)
 
     def expire_waiting(self) -> None:
         """Refuses the requests that waited as long as they may."""
@@ -332,6 +348,18 @@ class Term:
     def unwritten(self) -> int:
         """Changes not yet in Redis."""
         return len(self._journal)
+
+    # ---- what the autoscaler asks for ----
+
+    def note(self, kind: str, facts: dict[str, str]) -> None:
+        """Enters what happened into the event stream."""
+        self._journal_event(kind, facts)
+        self._persistence.changed()
+        self.write_behind.touch()
+
+    def reconcile(self) -> None:
+        """Does what is missing between what should be and what is."""
+        self.cluster.reconcile(time.monotonic())
 
     # ---- inside ----
 

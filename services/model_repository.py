@@ -29,7 +29,8 @@ from typing import Any
 import yaml
 
 from services.domain.decoder import DecoderTable
-from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
+from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, Nanoseconds
+from services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
 from services.domain.model import BlockTable, Boundary, ModelManifest
 from services.domain.profile import ModelProfile, parse_profile, profile_document
 from services.domain.tensors import DTYPE_OF, TensorSpec
@@ -51,6 +52,7 @@ ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MANIFEST_KEYS = {
     "platform", "file", "slo_ms", "max_batch", "float16_boundaries", "precision", "session_tokens",
+    *OBJECTIVE_KEYS,
 }  # fmt: skip
 
 
@@ -251,6 +253,9 @@ class ModelRepository:
         if manifest.platform == "decoder":
             document["precision"] = manifest.precision
             document["session_tokens"] = manifest.session_tokens
+            if manifest.objectives is not None:
+                for name, slo_ns in manifest.objectives.named().items():
+                    document[name] = slo_ns / NANOSECONDS_PER_MILLISECOND
         _manifest_of(manifest.key, document)
         text = yaml.safe_dump(document, sort_keys=False)
         write_file(self.folder(manifest.key) / MANIFEST_FILE, text)
@@ -354,9 +359,7 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
     platform = field(document, "platform", str, where)
     if platform not in PLATFORMS:
         raise InvalidInput(f"{where}.platform", f"{platform!r} is none of {', '.join(PLATFORMS)}")
-    slo_ms = document.get("slo_ms", 1000)
-    if isinstance(slo_ms, bool) or not isinstance(slo_ms, int | float) or not 0 < slo_ms < 1e9:
-        raise InvalidInput(f"{where}.slo_ms", f"{slo_ms!r} is not a positive number")
+    slo_ns = _slo_of({"slo_ms": 1000, **document}, "slo_ms", where)
     max_batch = document.get("max_batch", 1)
     if type(max_batch) is not int or not 1 <= max_batch <= 4096:
         raise InvalidInput(f"{where}.max_batch", f"{max_batch!r} is not an integer in 1..4096")
@@ -377,12 +380,28 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
         key=key,
         platform=platform,
         file=field(document, "file", str, where),
-        slo_ns=round(slo_ms * NANOSECONDS_PER_MILLISECOND),
+        slo_ns=slo_ns,
         max_batch=max_batch,
         float16_boundaries=float16,
         precision=precision,
         session_tokens=session_tokens,
+        objectives=_objectives_of(document, platform, where),
     )
+
+
+def _objectives_of(document: dict[str, Any], platform: str, where: str) -> TokenObjectives | None:
+    named = [name for name in OBJECTIVE_KEYS if name in document]
+    if named and platform != "decoder":
+        raise InvalidInput(f"{where}.{named[0]}", "is only for models that generate text")
+    values = [_slo_of(document, name, where) if name in named else 0 for name in OBJECTIVE_KEYS]
+    return TokenObjectives(*values) if named else None
+
+
+def _slo_of(document: dict[str, Any], name: str, where: str) -> Nanoseconds:
+    slo_ms = document[name]
+    if isinstance(slo_ms, bool) or not isinstance(slo_ms, int | float) or not 0 < slo_ms < 1e9:
+        raise InvalidInput(f"{where}.{name}", f"{slo_ms!r} is not a positive number")
+    return max(1, round(slo_ms * NANOSECONDS_PER_MILLISECOND))
 
 
 def _version_order(version: str) -> tuple[int, int, str]:

@@ -76,6 +76,11 @@ class Report:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What `--json` prints."""
 
+    def text(self) -> str:
+        """Returns everything but the pictures, to be printed."""
+        tables = [table.markdown() for table in self.tables]
+        return "\n\n".join([f"# {self.title}", *tables, *self.notes])
+
     def markdown(self) -> str:
         """Returns the section's text; pictures are beside the document."""
         parts = [table.markdown() for table in self.tables]

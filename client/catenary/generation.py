@@ -34,8 +34,9 @@ class GenerationOptions(TypedDict, total=False):
         seed: Equal seeds give equal answers.
         ignore_eos: An end-of-text token does not end the answer.
         timings: Every piece says where the time of its tokens went.
-        slo_first_token_ms: When the first token should be there.
-        slo_token_ms: How long each further one may take.
+        time_to_first_token_slo_ms: When the first token should be there. It is placed by this and
+            the next; left out, the model's hold, if it has any.
+        time_per_output_token_slo_ms: How long each further one may take in the mean.
         timeout_s: When the whole answer must be there; travels as the gRPC deadline.
         request_id: Echoed and known to `trace`; drawn if left out.
     """
@@ -52,8 +53,8 @@ class GenerationOptions(TypedDict, total=False):
     seed: int
     ignore_eos: bool
     timings: bool
-    slo_first_token_ms: float
-    slo_token_ms: float
+    time_to_first_token_slo_ms: float
+    time_per_output_token_slo_ms: float
     timeout_s: float
     request_id: str
 
@@ -106,6 +107,29 @@ class TokenTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectivesReport:
+    """What an answer was held to, what was expected of it, and what came of it, in nanoseconds.
+
+    Attributes:
+        time_to_first_token_slo_ns: Of the request, or of its model; 0: none.
+        time_per_output_token_slo_ns: The same, in the mean, for each token behind the first.
+        time_to_first_token_ns: As the gateway measured it.
+        time_per_output_token_ns: The same; 0 for an answer of one token.
+        predicted_time_to_first_token_ns: What the scheduler expected when it placed it; 0: nothing.
+        predicted_time_per_output_token_ns: The same.
+        met: Every objective was met.
+    """
+
+    time_to_first_token_slo_ns: int
+    time_per_output_token_slo_ns: int
+    time_to_first_token_ns: int
+    time_per_output_token_ns: int
+    predicted_time_to_first_token_ns: int
+    predicted_time_per_output_token_ns: int
+    met: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedText:
     """A piece of an answer; the last one has a finish reason and the usage.
 
@@ -115,6 +139,7 @@ class GeneratedText:
         finish_reason: "stop", "length" or "cancelled"; empty until the last piece.
         usage: Tokens of the whole request, in the last piece.
         timings: Of its tokens, if asked for.
+        objectives: Of the whole request, in the last piece.
     """
 
     text: str
@@ -122,6 +147,7 @@ class GeneratedText:
     finish_reason: str = ""
     usage: Usage | None = None
     timings: tuple[TokenTiming, ...] = ()
+    objectives: ObjectivesReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +163,7 @@ class GenerationResult:
         timings: Of its tokens, if asked for.
         first_token_s: From the call to the first piece, as this side saw it.
         total_s: From the call to the end.
+        objectives: As the gateway saw them; None before the end.
     """
 
     text: str
@@ -147,6 +174,7 @@ class GenerationResult:
     timings: tuple[TokenTiming, ...]
     first_token_s: float
     total_s: float
+    objectives: ObjectivesReport | None = None
 
 
 class Gathering:
@@ -180,6 +208,7 @@ class Gathering:
             timings=tuple(timing for piece in pieces for timing in piece.timings),
             first_token_s=self._first - self._started,
             total_s=self._last - self._started,
+            objectives=finish.objectives,
         )
 
 
@@ -236,15 +265,13 @@ def _call(model: str, options: GenerationOptions) -> Call[GeneratedText]:
             _set(lambda v, name=name: setattr(request.sampling, name, v), name, value)
     stop = options.get("stop", ())
     _set(request.sampling.stop.extend, "stop", [stop] if isinstance(stop, str) else stop)
-    for name, field in (
-        ("slo_first_token_ms", "time_to_first_token_slo_ns"),
-        ("slo_token_ms", "time_per_output_token_slo_ns"),
-    ):
-        if name in options:
-            milliseconds: float = options[name]  # type: ignore[literal-required]
+    for name in ("time_to_first_token_slo", "time_per_output_token_slo"):
+        option = f"{name}_ms"
+        if option in options:
+            milliseconds: float = options[option]  # type: ignore[literal-required]
             if not 0 < milliseconds < 1e12:
-                raise InvalidInputError.at(name, "must be a positive number")
-            setattr(request, field, max(1, round(milliseconds * 1e6)))
+                raise InvalidInputError.at(option, "must be a positive number")
+            setattr(request, f"{name}_ns", max(1, round(milliseconds * 1e6)))
     timeout_s = options.get("timeout_s")
     if timeout_s is not None and not timeout_s > 0:
         raise InvalidInputError.at("timeout_s", "must be positive")
@@ -269,6 +296,19 @@ def piece_of(message: generation_pb2.GenerateResponse) -> GeneratedText:
         message.finish_reason,
         usage,
         tuple(_timing(timing) for timing in message.timings),
+        _report(message.objectives) if message.HasField("objectives") else None,
+    )
+
+
+def _report(message: generation_pb2.ObjectivesReport) -> ObjectivesReport:
+    return ObjectivesReport(
+        message.time_to_first_token_slo_ns,
+        message.time_per_output_token_slo_ns,
+        message.time_to_first_token_ns,
+        message.time_per_output_token_ns,
+        message.predicted_time_to_first_token_ns,
+        message.predicted_time_per_output_token_ns,
+        message.met,
     )
 
 

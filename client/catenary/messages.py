@@ -7,6 +7,7 @@ import math
 import re
 import uuid
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,21 @@ def cluster_status(message: admin_pb2.GetStatusResponse) -> types.ClusterStatus:
         live_reservations=message.live_reservations,
         redis_connected=message.redis_connected,
         sessions_in_flight=message.sessions_in_flight,
+        groups=tuple(_group(group) for group in message.groups),
+    )
+
+
+def _group(message: admin_pb2.GroupStatus) -> types.GroupInfo:
+    return types.GroupInfo(
+        group=message.group,
+        scheduler_id=message.scheduler_id,
+        epoch=message.epoch,
+        plan_id=message.plan_id,
+        agents=message.agents,
+        queued_requests=message.queued_requests,
+        batches_in_flight=message.batches_in_flight,
+        sessions_in_flight=message.sessions_in_flight,
+        redis_connected=message.redis_connected,
     )
 
 
@@ -189,7 +205,14 @@ def _deployment(message: admin_pb2.ModelStatus) -> types.DeploymentInfo:
 def _chain(message: admin_pb2.ChainStatus) -> types.ChainInfo:
     hops = tuple((hop.agent_id, hop.first_block, hop.last_block) for hop in message.hops)
     return types.ChainInfo(
-        message.chain_id, hops, message.capacity, message.sessions, message.service_ns
+        message.chain_id, hops, message.capacity, message.sessions, message.service_ns,
+        message.role or "mixed", _lines(message.lines) if message.HasField("lines") else None,
+    )  # fmt: skip
+
+
+def _lines(message: admin_pb2.LatencyLines) -> types.LatencyInfo:
+    return types.LatencyInfo(
+        **{field.name: getattr(message, field.name) for field in fields(types.LatencyInfo)}
     )
 
 
@@ -202,6 +225,7 @@ def _agent(message: admin_pb2.AgentStatus) -> types.AgentInfo:
         tuple(message.partitions),
         message.memory_bytes,
         message.utilisation_ratio,
+        message.group,
     )
 
 

@@ -106,7 +106,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AgentInfo:
-    """One agent; `state` is joining, ready, draining or lost."""
+    """One agent; `state` is joining, ready, draining or lost, `group` its scheduler group."""
 
     agent_id: str
     device: str
@@ -115,6 +115,31 @@ class AgentInfo:
     partitions: tuple[str, ...]
     memory_bytes: int
     utilisation_ratio: float
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyInfo:
+    """What prompts and steps take on a chain: a line each, in nanoseconds.
+
+    A prompt of n tokens takes max(prefill_floor_ns, prefill_ns + n * prefill_token_ns), a step of
+    b > 1 sessions with c tokens behind them decode_ns + b * decode_session_ns +
+    c * decode_context_token_ns, a step of one session decode_lone_ns.
+
+    Attributes:
+        prefill_error_ratio: Mean of |measured / predicted - 1| lately; -1 if nothing was measured.
+        decode_error_ratio: The same of steps.
+    """
+
+    prefill_token_ns: float
+    prefill_ns: float
+    prefill_floor_ns: float
+    decode_context_token_ns: float
+    decode_session_ns: float
+    decode_ns: float
+    decode_lone_ns: float
+    prefill_error_ratio: float
+    decode_error_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +152,8 @@ class ChainInfo:
         capacity: Sessions at a time.
         sessions: Sessions it has now.
         service_ns: Expected time of a session of mean size.
+        role: "mixed", or "prefill" or "decode" where these two are done by chains of their own.
+        lines: What prompts and steps take on it; None if that is not known.
     """
 
     chain_id: str
@@ -134,6 +161,8 @@ class ChainInfo:
     capacity: int
     sessions: int
     service_ns: int
+    role: str = "mixed"
+    lines: LatencyInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +180,32 @@ class DeploymentInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """One scheduler group: the agents that one scheduler plans for.
+
+    Attributes:
+        scheduler_id: Who leads it; empty: nobody at the moment.
+        agents: How many of its agents are ready.
+    """
+
+    group: int
+    scheduler_id: str
+    epoch: int
+    plan_id: str
+    agents: int
+    queued_requests: int
+    batches_in_flight: int
+    sessions_in_flight: int
+    redis_connected: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The cluster at one moment."""
+    """The cluster at one moment.
+
+    Attributes:
+        groups: Empty unless the cluster is divided into scheduler groups; all else are then sums.
+    """
 
     scheduler_id: str
     epoch: int
@@ -165,6 +218,7 @@ class ClusterStatus:
     live_reservations: int
     redis_connected: bool
     sessions_in_flight: int = 0
+    groups: tuple[GroupInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
+from gateway.generation.objectives import ObjectivesReport, objectives_report
 from gateway.generation.request import Piece
 from gateway.generation.session import PendingSession
 
@@ -42,6 +43,11 @@ class Generation:
     def completion_tokens(self) -> int:
         """Tokens generated so far, an end-of-text token included."""
         return len(self._session.generated)
+
+    @property
+    def objectives(self) -> ObjectivesReport:
+        """How it does beside what it is held to and what was promised, so far."""
+        return objectives_report(self._session)
 
     def __enter__(self) -> Generation:
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from gateway.bookkeeping import OK, Bookkeeping
@@ -13,6 +13,7 @@ from gateway.deadlines import Deadlines
 from gateway.delivery import Links
 from gateway.generation.answer import Generation
 from gateway.generation.opening import open_session
+from gateway.generation.progress import ProgressReports
 from gateway.generation.record import finished_session
 from gateway.generation.request import GenerationRequest
 from gateway.generation.session import PendingSession, Start
@@ -29,6 +30,7 @@ from services.errors import (
 
 DEFAULT_DEADLINE_NS = 300_000_000_000
 """For models that name none."""
+PROGRESS_INTERVAL_NS = 100_000_000
 
 _Message = scheduler_pb2.GatewayMessage
 
@@ -42,7 +44,7 @@ class SessionPlane:
 
     def __init__(
         self, gateway_id: str, outbox: Outbox, hub: Links, books: Bookkeeping,
-        numbers: Iterator[int],
+        numbers: Iterator[int], progress_interval_ns: int = PROGRESS_INTERVAL_NS,
     ) -> None:  # fmt: skip
         self.books = books
         self.dropped = 0
@@ -54,6 +56,7 @@ class SessionPlane:
         self._requests: dict[int, PendingSession] = {}
         self._sessions: dict[int, PendingSession] = {}
         self._deadlines = Deadlines(self._expired, self._requests)
+        self._progress = ProgressReports(self._tell, progress_interval_ns)
         self._deliveries: dict[int, asyncio.Task[None]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -98,11 +101,23 @@ class SessionPlane:
         """Ends a generation nobody reads any more; nothing happens if it has ended."""
         self._end(session, RequestCancelled("the client went away"), "cancel")
 
-    def connected(self) -> None:
-        """Tells a new scheduler of every unfinished generation and where it goes on."""
+    def connected(self, mine: Callable[[int], bool] | None = None) -> None:
+        """Tells a new scheduler of every unfinished generation and where it goes on.
+
+        Args:
+            mine: Says by its number whether a generation is that scheduler's; None: all are.
+        """
         now_ns = time.monotonic_ns()
         for session in list(self._requests.values()):
-            self._outbox.send(_Message(submit_session=session.submission(now_ns)))
+            if mine is None or mine(session.number):
+                self._outbox.send(_Message(submit_session=session.submission(now_ns)))
+
+    def resubmission(self, number: int) -> scheduler_pb2.GatewayMessage | None:
+        """Returns what another scheduler is told of a generation that was not started yet."""
+        session = self._requests.get(number)
+        if session is None or session.starts:
+            return None
+        return _Message(submit_session=session.submission(time.monotonic_ns()))
 
     def start(self, order: scheduler_pb2.StartSession) -> None:
         """Carries out the scheduler's order to open a session; again: somewhere else."""
@@ -141,12 +156,17 @@ class SessionPlane:
                 self.dropped += 1
             elif token.HasField("failure"):
                 self._failed(session, token.failure)
+            elif session.is_early(token):
+                # The ring of the prompt sends the first token, another ring the second.
+                continue
             elif token.position > session.next_position:
                 # Links keep their order, so one between was lost, and no later one can be believed.
                 lost = PartitionLost(f"the token at {session.next_position} was lost")
                 self._failed(session, failure_of(lost, retryable=True))
             else:
                 self._take(session, token, now_ns)
+                while (following := session.early_token()) is not None:
+                    self._take(session, following, now_ns)
 
     async def idle(self, timeout_s: float) -> bool:
         """Waits until no generation is unanswered; False if some still were at the end."""
@@ -162,12 +182,14 @@ class SessionPlane:
         for session in list(self._requests.values()):
             self._end(session, error, "cancel")
         self._deadlines.close()
+        self._progress.close()
         deliveries = list(self._deliveries.values())
         await asyncio.gather(*deliveries, return_exceptions=True)
 
     def _take(self, session: PendingSession, token: frame_pb2.SessionToken, now_ns: int) -> None:
         previous_ns = session.last_token_ns
         session.take(token, now_ns)
+        self._progress.took(session)
         if previous_ns:
             self.books.token_after(session.request.model.label, now_ns - previous_ns)
         if session.finish_reason:
@@ -221,10 +243,13 @@ class SessionPlane:
         if self._requests.pop(session.number, None) is None:
             return
         self._leave(session)
+        self._progress.ended(session)
         session.end(error)
         # At once: a free slot is what the head of the scheduler's queue waits for.
         if tell == "finished":
-            finished = scheduler_pb2.RequestFinished(request_id=session.number)
+            finished = scheduler_pb2.RequestFinished(
+                request_id=session.number, progress=session.progress()
+            )
             self._tell(_Message(finished=finished))
         elif tell == "cancel":
             self._tell(_Message(cancel=scheduler_pb2.CancelRequest(request_id=session.number)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import common_pb2
-from gateway.generation.request import GenerationTerms
+from gateway.generation.objectives import ObjectivesReport, objectives_report
 from gateway.generation.session import PendingSession, Start
 from gateway.recent_requests import FinishedRequest
 from gateway.waterfall import Bar, phases_of
@@ -25,20 +25,8 @@ class SessionRecord:
     first_token_ns: int
     """On the monotonic clock, as the next; 0: there was none."""
     last_token_ns: int
-    terms: GenerationTerms
+    objectives: ObjectivesReport
     starts: tuple[Start, ...]
-
-    @property
-    def time_per_output_token_ns(self) -> int:
-        """From the first token to the last, by the tokens behind the first; 0 for one token."""
-        behind = self.completion_tokens - 1
-        return (self.last_token_ns - self.first_token_ns) // behind if behind > 0 else 0
-
-    def met_objectives(self, arrived_ns: int) -> bool:
-        """True if the objectives the caller named, if any, were met."""
-        first, each = self.terms.time_to_first_token_ns, self.terms.time_per_output_token_ns
-        in_time = first is None or 0 < self.first_token_ns - arrived_ns <= first
-        return in_time and (each is None or self.time_per_output_token_ns <= each)
 
     def bars(self, submitted_ns: int, finished_ns: int, gateway_id: str) -> list[Bar]:
         """Returns where the time went: queue, first token hop by hop, then all the others'.
@@ -69,7 +57,7 @@ def finished_session(session: PendingSession, outcome: str, finished_ns: int) ->
         finish_reason=session.finish_reason,
         first_token_ns=session.first_token_ns,
         last_token_ns=session.last_token_ns,
-        terms=request.terms,
+        objectives=objectives_report(session),
         starts=tuple(session.starts),
     )
     return FinishedRequest(

@@ -50,7 +50,7 @@ class GenerationTerms:
     """The whole answer within so long; None: the model's default."""
     time_to_first_token_ns: int | None = None
     time_per_output_token_ns: int | None = None
-    """Service level objectives: counted, not enforced."""
+    """Service level objectives, which the scheduler places it by; None: the model's, if any."""
     priority: int = 0
     timed: bool = False
     """Say where the time of every token went."""

@@ -14,6 +14,9 @@ from gateway.inference import Arrival
 from services.errors import CatenaryError
 from services.sampling_messages import message_of_sampling
 
+_MOST_EARLY = 64
+"""Tokens of the ring that generates that may overtake the first one."""
+
 
 @dataclass(slots=True, eq=False)
 class Start:
@@ -30,6 +33,8 @@ class Start:
     last_token_ns: int = 0
     failed: str = ""
     """Reason it brings no more, as far as this gateway knows."""
+    early: list[frame_pb2.SessionToken] = field(default_factory=list)
+    """Split phase: tokens that came before the first one did."""
     first_hops: Sequence[common_pb2.HopTiming] = ()
     later_hops: dict[tuple[str, int, int], common_pb2.HopTiming] = field(default_factory=dict)
     """Sums over the tokens behind the first, by agent and blocks."""
@@ -109,11 +114,30 @@ class PendingSession:
             budget_ns=max(0, self.deadline_ns - now_ns),
             priority=request.terms.priority,
             traceparent=trace.traceparent if trace.sampled else "",
+            first_token_slo_ns=request.terms.time_to_first_token_ns or 0,
+            per_token_slo_ns=request.terms.time_per_output_token_ns or 0,
+            waited_ns=max(0, now_ns - self.arrival.monotonic_ns),
+            progress=self.progress() if self.generated else None,
         )
         if self.current is not None:
-            message.session_id = self.current.session_id
-            message.route.extend(self.current.order.route)
+            order = self.current.order
+            if not order.decode_route:
+                message.session_id = self.current.session_id
+                message.route.extend(order.route)
+            elif self.current.first_token_ns:  # on its first ring it is over, or soon will be
+                message.session_id = self.current.session_id
+                message.route.extend(order.decode_route)
         return message
+
+    def progress(self) -> scheduler_pb2.SessionProgress:
+        """Returns how far it is, as of its latest token."""
+        first_ns = self.first_token_ns
+        return scheduler_pb2.SessionProgress(
+            request_id=self.number,
+            generated_tokens=len(self.generated),
+            first_token_ns=first_ns - self.arrival.monotonic_ns if first_ns else 0,
+            decode_ns=self.last_token_ns - first_ns,
+        )
 
     def opening(self, gateway_id: str, now_ns: int) -> frame_pb2.SessionOpening:
         """Returns all the agents must know, with the tokens generated so far."""
@@ -126,6 +150,7 @@ class PendingSession:
             gateway_id=gateway_id,
             request_id=self.number,
             route=self.current.order.route,
+            decode_route=self.current.order.decode_route,
             prompt_tokens=len(request.prompt),
             sampling=sampling,
             budget_ns=self.deadline_ns - now_ns,
@@ -135,6 +160,24 @@ class PendingSession:
         opening.token_ids.extend(request.prompt)
         opening.token_ids.extend(self.generated)
         return opening
+
+    def is_early(self, token: frame_pb2.SessionToken) -> bool:
+        """Keeps a token that overtook the first one of a start; False if it did not."""
+        start = self.current
+        if start is None or not start.order.decode_route or start.first_token_ns:
+            return False
+        expected = self.next_position + 1 + len(start.early)
+        if token.position != expected or len(start.early) >= _MOST_EARLY:
+            return False
+        start.early.append(token)
+        return True
+
+    def early_token(self) -> frame_pb2.SessionToken | None:
+        """Returns a token that was kept, if it is the next one now."""
+        start = self.current
+        if start is None or not start.early or start.early[0].position != self.next_position:
+            return None
+        return start.early.pop(0)
 
     def take(self, token: frame_pb2.SessionToken, now_ns: int) -> None:
         """Appends the token of the next position; sets `finish_reason` if it is the last."""

@@ -36,6 +36,19 @@ def usage_of(generation: Generation) -> dict[str, Any]:
     }
 
 
+def prediction_headers(generation: Generation) -> dict[str, str]:
+    """Returns what the scheduler expected of an answer that has begun, in milliseconds.
+
+    Bodies are OpenAI's, and have no place for it; nothing is said where nothing was known.
+    """
+    report = generation.objectives
+    predicted_ns = {
+        "x-predicted-ttft-ms": report.predicted_first_token_ns,
+        "x-predicted-tpot-ms": report.predicted_per_token_ns,
+    }
+    return {name: f"{ns / 1e6:.3f}" for name, ns in predicted_ns.items() if ns}
+
+
 @dataclass(frozen=True, slots=True)
 class Writer:
     """Writes the answer to one request, whole or chunk by chunk."""

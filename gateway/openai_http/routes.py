@@ -19,7 +19,7 @@ from gateway.http_calls import (
     json_response,
     request_id_of,
 )
-from gateway.openai_http.answers import Writer, model_document, usage_of
+from gateway.openai_http.answers import Writer, model_document, prediction_headers, usage_of
 from gateway.openai_http.fields import Fields
 from gateway.openai_http.stream import stream_answer
 from gateway.openai_http.wanted import Wanted, chat_of, completion_of, document_of
@@ -100,6 +100,7 @@ async def _complete(
                 if wanted.stream:
                     return await stream_answer(request, wanted, writer, generation, headers)
                 document = await _whole(writer, generation)
+                headers |= prediction_headers(generation)
             return json_response(document, headers=headers)
 
 

@@ -9,7 +9,13 @@ from aiohttp import web
 
 from gateway.generation.answer import Generation
 from gateway.generation.request import Piece
-from gateway.openai_http.answers import LAST_EVENT, Writer, event_of, usage_of
+from gateway.openai_http.answers import (
+    LAST_EVENT,
+    Writer,
+    event_of,
+    prediction_headers,
+    usage_of,
+)
 from gateway.openai_http.wanted import Wanted
 from services.error_tables import error_of_exception, openai_body
 
@@ -33,6 +39,7 @@ async def stream_answer(
             "Cache-Control": "no-cache",
             "X-Accel-Buffering": "no",
             **headers,
+            **prediction_headers(generation),
         }
     )
     left_s = max(0.0, (generation.deadline_ns - time.monotonic_ns()) / 1e9) + READ_GRACE_S

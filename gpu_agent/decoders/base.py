@@ -18,9 +18,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from gpu_agent.kv.arrays import CacheArray
+from gpu_agent.kv.span import CacheSpan
 from services.domain.decoder import DecoderTable
 from services.domain.ids import Nanoseconds, PartitionKey
-from services.errors import InvalidInput, Overloaded
+from services.errors import InvalidInput
 
 Want = Literal["hidden", "logits", "nothing"]
 
@@ -71,14 +73,31 @@ class StepItem:
 class DecoderCost:
     """Linear model of a partition's time, over all its blocks; `GenerationCost` as values.
 
-    A prompt of n tokens takes `prefill_ns + n * prefill_token_ns`, a step of b sessions
-    `decode_ns + b * decode_session_ns`.
+    A chunk of n prompt tokens takes `prefill_ns + n * prefill_token_ns`, a step of b > 1 sessions
+    with c tokens cached in all `decode_ns + b * decode_session_ns + c * decode_context_token_ns`.
     """
 
     prefill_ns: Nanoseconds
     prefill_token_ns: Nanoseconds
     decode_ns: Nanoseconds
     decode_session_ns: Nanoseconds
+    decode_context_token_ns: float = 0.0
+    decode_lone_ns: Nanoseconds = 0
+    """A step of one session; 0: as the line says."""
+    prefill_floor_ns: Nanoseconds = 0
+    """A chunk takes at least this, however short."""
+    prefill_chunk_tokens: int = 0
+    """Most tokens of one chunk; 0: prompts run whole."""
+
+    def decode(self, sessions: int, context_tokens: int) -> float:
+        """Returns the nanoseconds of a step of so many sessions with so much context in all."""
+        if sessions == 1 and self.decode_lone_ns:
+            return self.decode_lone_ns
+        return (
+            self.decode_ns
+            + sessions * self.decode_session_ns
+            + context_tokens * self.decode_context_token_ns
+        )
 
 
 class DecoderExecutor(Protocol):
@@ -138,6 +157,38 @@ class DecoderExecutor(Protocol):
         """
         ...
 
+    def export_cache(self, session: int, span: CacheSpan) -> CacheArray:
+        """Returns a copy of cached keys and values, between two steps.
+
+        Args:
+            session: An open session.
+            span: Blocks it runs through here, tokens it has cached.
+
+        Returns:
+            `[blocks, 2 (keys, values), tokens, key-value heads, head size]`: float32, or uint16
+            with the bits of bfloat16, as the executor keeps them.
+
+        Raises:
+            InvalidInput: If the session is not open or has no such rows.
+        """
+        ...
+
+    def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
+        """Writes keys and values another executor exported into the session's slots.
+
+        The session then has `span.last_token` tokens cached, or more if it had more. Whoever
+        imports sees to it that no row in front of them is missing before the session's next step.
+
+        Args:
+            session: An open session.
+            span: Blocks it runs through here, tokens there is room for.
+            rows: As `export_cache` returns them, in either type; may be read-only.
+
+        Raises:
+            InvalidInput: If the session is not open, has no such room, or the array does not fit.
+        """
+        ...
+
     def prepare_layout(self, layout: CacheLayout) -> Any:
         """Does what is slow about a change of layout; callable from any thread while steps run.
 
@@ -161,88 +212,3 @@ class DecoderExecutor(Protocol):
 def set_layout(executor: DecoderExecutor, layout: CacheLayout) -> None:
     """Changes the layout at once: prepares and applies on this thread."""
     executor.apply_layout(executor.prepare_layout(layout))
-
-
-class SlotBook:
-    """Which sessions are open, where they enter and how many tokens each has cached.
-
-    Shared by the executors so that all of them count, and refuse, alike.
-    """
-
-    def __init__(self, key: PartitionKey, table: DecoderTable, layout: CacheLayout) -> None:
-        """Begins without sessions."""
-        layout.check(key)
-        self.key = key
-        self.table = table
-        self.layout = layout
-        self.entries: dict[int, int] = {}
-        """Session -> the block it enters at."""
-        self.cached: dict[int, int] = {}
-        """Session -> tokens in its cache."""
-        self.limits: dict[int, int] = {}
-        """Session -> most tokens it may have."""
-        self.used = 0
-        """Block slots held."""
-
-    @property
-    def free(self) -> int:
-        """Block slots no session holds."""
-        return self.layout.block_slots - self.used
-
-    def open(self, session: int, entry_block: int, tokens: int) -> None:
-        """See `DecoderExecutor.open_session`."""
-        if session in self.entries:
-            raise InvalidInput("session", f"{session} is open already")
-        if entry_block not in self.layout.entry_blocks:
-            raise InvalidInput("entry_block", f"sessions do not enter {self.key} at {entry_block}")
-        if not 0 <= tokens <= self.layout.session_tokens:
-            most = self.layout.session_tokens
-            raise InvalidInput("tokens", f"{tokens} is more than the {most} a session may have")
-        wanted = self.key.last_block - entry_block
-        if wanted > self.free:
-            raise Overloaded(f"{self.key} has {self.free} block slots left, {wanted} are needed")
-        self.entries[session] = entry_block
-        self.cached[session] = 0
-        self.limits[session] = tokens or self.layout.session_tokens
-        self.used += wanted
-
-    def close(self, session: int) -> bool:
-        """Forgets a session; False if it is not open."""
-        entry = self.entries.pop(session, None)
-        if entry is None:
-            return False
-        del self.cached[session], self.limits[session]
-        self.used -= self.key.last_block - entry
-        return True
-
-    def check(self, items: Sequence[StepItem]) -> None:
-        """Raises InvalidInput for the first item that cannot be run; see `DecoderExecutor.step`."""
-        seen: set[int] = set()
-        for item in items:
-            if item.session not in self.entries:
-                raise InvalidInput("session", f"{item.session} is not open")
-            if item.session in seen:
-                raise InvalidInput("session", f"{item.session} occurs twice in one step")
-            seen.add(item.session)
-            self._check_item(item)
-
-    def _check_item(self, item: StepItem) -> None:
-        cached, limit = self.cached[item.session], self.limits[item.session]
-        if item.position != cached:
-            raise InvalidInput("position", f"is {item.position}, {cached} tokens are cached")
-        at_start = self.entries[item.session] == 0
-        dtype, ranks = (np.int64, 1) if at_start else (np.float32, 2)
-        array = item.inputs
-        if array.dtype != dtype or array.ndim != ranks or array.shape[0] < 1:
-            raise InvalidInput("inputs", f"{array.dtype} {list(array.shape)} is not what enters")
-        if ranks == 2 and array.shape[1] != self.table.hidden_size:
-            raise InvalidInput("inputs", f"{array.shape[1]} is not the hidden size")
-        if at_start and not (array.min() >= 0 and array.max() < self.table.vocabulary_size):
-            raise InvalidInput("inputs", "a token id is outside the vocabulary")
-        if cached + len(array) > limit:
-            raise InvalidInput("position", f"{cached + len(array)} tokens, at most {limit}")
-        at_end = self.key.last_block == self.table.blocks
-        if item.want not in ("hidden", "logits", "nothing") or (
-            item.want == "logits" and not at_end
-        ):
-            raise InvalidInput("want", f"{item.want!r} does not come out of {self.key}")

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpu_agent.decoders.base import CacheLayout
 from gpu_agent.decoders.cache_rows import Move
+from gpu_agent.kv.span import CacheSpan
 from services.domain.decoder import DecoderTable
 from services.domain.ids import PartitionKey
 
@@ -93,6 +95,27 @@ class CacheStore:
         for mine, theirs in zip(self.arrays[start:], other.arrays[start:], strict=True):
             for new, old in zip(mine, theirs, strict=True):
                 new[row, :, :tokens] = old[row, :, :tokens]
+
+    def read(self, row: int, span: CacheSpan) -> NDArray[np.float32]:
+        """Returns a copy of a part of a row: float32 `[blocks, 2, tokens, heads, head size]`."""
+        shape = self.shape
+        made = np.empty((span.blocks, 2, span.tokens, shape.heads, shape.head_size), np.float32)
+        for block, pair in zip(made, self._of(span), strict=True):
+            for out, array in zip(block, pair, strict=True):
+                tokens = array[row, :, span.first_token : span.last_token]
+                out[:] = tokens.transpose(1, 0, 2)
+        return made
+
+    def write(self, row: int, span: CacheSpan, rows: NDArray[np.float32]) -> None:
+        """Overwrites a part of a row with what `read` returned, of whatever store."""
+        for block, pair in zip(rows, self._of(span), strict=True):
+            for new, array in zip(block, pair, strict=True):
+                tokens = array[row, :, span.first_token : span.last_token]
+                tokens[:] = new.transpose(1, 0, 2)
+
+    def _of(self, span: CacheSpan) -> list[tuple[np.ndarray, np.ndarray]]:
+        start = span.first_block - self.shape.first_block
+        return self.arrays[start : start + span.blocks]
 
     def release(self, block: int, row: int) -> None:
         """Gives the memory of a row of one block's cache back to the operating system."""

@@ -8,10 +8,13 @@ The times per block come from the agent's file of emulated times, in nanoseconds
     {"llama-2-7b": {"prefill_ns": 0, "prefill_token_ns": 150000,
                     "decode_ns": 420000, "decode_session_ns": 9000, "head_blocks": 0}}
 
-A prompt of n tokens takes blocks * (prefill_ns + n * prefill_token_ns), a step of b sessions
-blocks * (decode_ns + b * decode_session_ns); the last partition counts `head_blocks` more. Without
-an entry the block table's times count, as decode times of one session, and a prompt token takes an
-eighth of one (SmolLM2-135M on a CPU). The device's slowdown multiplies all of it; 0 never sleeps.
+A prompt of n tokens takes blocks * (prefill_ns + n * prefill_token_ns), a step of b sessions blocks
+* (decode_ns + b * decode_session_ns); the last partition counts `head_blocks` more. Three more
+times are 0 unless given: `decode_context_token_ns` for every token that the sessions of a step have
+cached, `decode_lone_ns` in place of all that for a step of one session, and `prefill_floor_ns`,
+which a prompt takes at least. Without an entry the block table's times count, as decode times of
+one session, and a prompt token takes an eighth of one (SmolLM2-135M on a CPU). The device's
+slowdown multiplies all of it; 0 never sleeps.
 
 Two more fields emulate what is no step of the device. `way_ns` is spent once per pass, before the
 step, without keeping the device busy: the way to a server far away. `side_by_side` (true) lets
@@ -31,14 +34,21 @@ from typing import Any
 
 import numpy as np
 
-from gpu_agent.decoders.base import CacheLayout, DecoderCost, SlotBook, StepItem
+from gpu_agent.decoders.base import CacheLayout, DecoderCost, StepItem
+from gpu_agent.decoders.slot_book import SlotBook
 from gpu_agent.executors.device import Device
+from gpu_agent.kv.arrays import CacheArray
+from gpu_agent.kv.span import CacheSpan
 from services.domain.decoder import DecoderTable
 from services.domain.ids import PartitionKey
 from services.errors import InvalidInput
 from services.model_repository import ModelRepository
 
-_TIMES = ("prefill_ns", "prefill_token_ns", "decode_ns", "decode_session_ns")
+_TIMES = (
+    "prefill_ns", "prefill_token_ns", "decode_ns", "decode_session_ns",
+    "decode_context_token_ns", "decode_lone_ns", "prefill_floor_ns",
+)  # fmt: skip
+"""In the order of `DecoderCost`."""
 _OTHERS = ("head_blocks", "way_ns", "side_by_side")
 _PREFILL_TOKENS_PER_DECODE = 8
 _MULTIPLIER = 2_654_435_761
@@ -68,13 +78,17 @@ class EmulatedDecoder:
         # An entry counts for all blocks alike, so a session that enters late takes its share.
         given = _entry_of(device.profile, key.model.name)
         self._block_costs = self._costs_of(repository, given)
+        self._known_costs: dict[int, DecoderCost] = {}
         self._way_ns = round((given["way_ns"] if given else 0.0) * device.slowdown)
         self._side_by_side = bool(given and given["side_by_side"])
         alone = self._cost_from(key.first_block)
+        way_ns = self._way_ns
         self.cost = replace(
             alone,
-            prefill_ns=alone.prefill_ns + self._way_ns,
-            decode_ns=alone.decode_ns + self._way_ns,
+            prefill_ns=alone.prefill_ns + way_ns,
+            decode_ns=alone.decode_ns + way_ns,
+            decode_lone_ns=alone.decode_lone_ns + way_ns if alone.decode_lone_ns else 0,
+            prefill_floor_ns=alone.prefill_floor_ns + way_ns if alone.prefill_floor_ns else 0,
         )
         """Of the whole partition, slowdown and the way to it included."""
 
@@ -122,28 +136,46 @@ class EmulatedDecoder:
         """
         if not self._side_by_side:
             return self._way_ns
-        return self._way_ns + self._compute_ns([(self._book.entries[session], tokens)])
+        part = (self._book.entries[session], tokens, self._book.cached[session])
+        return self._way_ns + self._compute_ns([part])
 
     def step_ns(self, items: Sequence[StepItem]) -> int:
         """Returns the time of a step on the emulated device."""
         if self._side_by_side:
             return 0
         entries = self._book.entries
-        return self._compute_ns([(entries[item.session], len(item.inputs)) for item in items])
+        return self._compute_ns(
+            [(entries[item.session], len(item.inputs), item.position) for item in items]
+        )
 
-    def _compute_ns(self, parts: Sequence[tuple[int, int]]) -> int:
-        """Returns the time of one step by the entry block and the tokens of each part."""
-        spent, rows = 0, []
-        for entry, tokens in parts:
-            if tokens == 1:
-                rows.append(entry)
-                continue
+    def _compute_ns(self, parts: Sequence[tuple[int, int, int]]) -> int:
+        """Returns the time of one step by entry block, tokens and cached tokens of each part."""
+        spent, rows = 0.0, []
+        for entry, tokens, cached in parts:
             cost = self._cost_from(entry)
-            spent += cost.prefill_ns + tokens * cost.prefill_token_ns
-        if rows:  # one pass from where the first enters, each row from where it does
-            spent += self._cost_from(min(rows)).decode_ns
-            spent += sum(self._cost_from(entry).decode_session_ns for entry in rows)
-        return spent
+            if tokens == 1:
+                rows.append((entry, cached, cost))
+                continue
+            line_ns = cost.prefill_ns + tokens * cost.prefill_token_ns
+            spent += max(cost.prefill_floor_ns, line_ns)
+        if len(rows) == 1 and rows[0][2].decode_lone_ns:
+            spent += rows[0][2].decode_lone_ns
+        elif rows:  # one pass from where the first enters, each row from where it does
+            spent += self._cost_from(min(entry for entry, _, _ in rows)).decode_ns
+            for _, cached, cost in rows:
+                spent += cost.decode_session_ns + cached * cost.decode_context_token_ns
+        return round(spent)
+
+    def export_cache(self, session: int, span: CacheSpan) -> CacheArray:
+        """Returns zeros, as many as a real cache has; see `DecoderExecutor.export_cache`."""
+        self._book.check_export(session, span)
+        row = (self.table.key_value_heads, self.table.head_size)
+        return np.zeros((span.blocks, 2, span.tokens, *row), np.float32)
+
+    def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
+        """Counts; see `DecoderExecutor.import_cache`."""
+        self._book.check_import(session, span, rows)
+        self._book.imported(session, span)
 
     def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
         """Checks a layout."""
@@ -168,18 +200,26 @@ class EmulatedDecoder:
 
     def _cost_from(self, entry: int) -> DecoderCost:
         """Returns the cost of the blocks from `entry` to the partition's end."""
-        weights = self._block_costs[entry - self.key.first_block :]
-        sums = (sum(cost[index] for cost in weights) for index in range(len(_TIMES)))
-        return DecoderCost(*(round(each * self._slowdown) for each in sums))
+        cost = self._known_costs.get(entry)
+        if cost is None:
+            blocks = self._block_costs[entry - self.key.first_block :]
+            sums = [sum(each) * self._slowdown for each in zip(*blocks, strict=True)]
+            times = dict(zip(_TIMES, sums, strict=True))
+            context_ns = times.pop("decode_context_token_ns")
+            whole = {name: round(time) for name, time in times.items()}
+            cost = DecoderCost(**whole, decode_context_token_ns=context_ns)
+            self._known_costs[entry] = cost
+        return cost
 
     def _costs_of(
         self, repository: ModelRepository, given: dict[str, float] | None
     ) -> list[list[float]]:
-        """Returns per block of the partition the four times, without slowdown."""
+        """Returns per block of the partition its `_TIMES`, without slowdown."""
         first, last = self.key.first_block, self.key.last_block
         if given is None:
             times = repository.block_table(self.key.model).compute_ns[first:last]
-            return [[0.0, ns / _PREFILL_TOKENS_PER_DECODE, float(ns), 0.0] for ns in times]
+            others = [0.0] * (len(_TIMES) - 3)
+            return [[0.0, ns / _PREFILL_TOKENS_PER_DECODE, float(ns), *others] for ns in times]
         costs = [[float(given[name]) for name in _TIMES] for _ in range(first, last)]
         if last == self.table.blocks:
             costs[-1] = [each * (1 + given["head_blocks"]) for each in costs[-1]]

@@ -16,13 +16,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpu_agent.decoders.base import CacheLayout, DecoderCost, SlotBook, StepItem
+from gpu_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from gpu_agent.decoders.building import ensure_graph
 from gpu_agent.decoders.cache_rows import CacheRows, cover
 from gpu_agent.decoders.cache_store import CacheShape, CacheStore
 from gpu_agent.decoders.embedding import Embedding
 from gpu_agent.decoders.onnx_graph import part_bytes
 from gpu_agent.decoders.onnx_segment import DecodeBuffers, Head, Segment
+from gpu_agent.decoders.slot_book import SlotBook
+from gpu_agent.kv.arrays import CacheArray, to_float32
+from gpu_agent.kv.span import CacheSpan
 from services.domain.ids import PartitionKey
 from services.errors import InvalidInput
 from services.model_repository import ModelRepository
@@ -143,6 +146,20 @@ class OnnxDecoder:
             self._book.cached[item.session] = cached
             self._buffers.lengths[self._rows.row_of[item.session]] = cached
         return results
+
+    def export_cache(self, session: int, span: CacheSpan) -> CacheArray:
+        """See `DecoderExecutor.export_cache`."""
+        self._book.check_export(session, span)
+        return self._store.read(self._rows.row_of[session], span)
+
+    def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
+        """See `DecoderExecutor.import_cache`."""
+        self._book.check_import(session, span, rows)
+        row = self._rows.row_of[session]
+        self._store.write(row, span, to_float32(rows))
+        self._book.imported(session, span)
+        # A row computed along with its neighbours writes at its length: behind what was imported.
+        self._buffers.lengths[row] = self._book.cached[session]
 
     def prepare_layout(self, layout: CacheLayout) -> PreparedLayout:
         """Loads the segments a layout needs and that are not there yet.

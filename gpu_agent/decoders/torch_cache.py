@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gpu_agent.kv.arrays import CacheArray, to_bfloat16, to_float32
+from gpu_agent.kv.span import CacheSpan
 from services.errors import Overloaded
 
 
@@ -91,6 +93,43 @@ class SlotPool:
         self.keys.index_copy_(0, rows, keys)
         self.values.index_copy_(0, rows, values)
 
+    def read(self, cache: SessionCache, span: CacheSpan, first_block: int) -> CacheArray:
+        """Returns a copy of a part of a session's cache on the host.
+
+        Args:
+            cache: The session's slots.
+            span: Which part.
+            first_block: Of the partition.
+
+        Returns:
+            `[blocks, 2, tokens, heads, head_size]`: float32, or uint16 with the bits of bfloat16.
+        """
+        parts = []
+        for block in range(span.first_block, span.last_block):
+            rows = _rows_of(cache, block - first_block, span)
+            parts += [self.keys[rows], self.values[rows]]
+        stacked = torch.stack(parts)
+        whole = stacked.view(span.blocks, 2, *stacked.shape[1:])
+        if whole.dtype == torch.bfloat16:
+            bits: CacheArray = whole.view(torch.int16).cpu().numpy().view(np.uint16)
+            return bits
+        host: CacheArray = whole.float().cpu().numpy()
+        return host
+
+    def write_part(
+        self, cache: SessionCache, span: CacheSpan, first_block: int, rows: CacheArray
+    ) -> None:
+        """Overwrites a part of a session's cache with what `read` returned, of whatever pool."""
+        if self.shape.dtype == torch.bfloat16:
+            whole = torch.from_numpy(np.array(to_bfloat16(rows)).view(np.int16))
+            whole = whole.to(self.shape.device).view(torch.bfloat16)
+        else:
+            whole = torch.from_numpy(np.array(to_float32(rows))).to(self.shape.device)
+        for index, block in enumerate(range(span.first_block, span.last_block)):
+            target = _rows_of(cache, block - first_block, span)
+            self.keys[target].copy_(whole[index, 0])
+            self.values[target].copy_(whole[index, 1])
+
     def adopt(
         self, old: SlotPool, sessions: Mapping[int, SessionCache], cached: Mapping[int, int]
     ) -> None:
@@ -116,3 +155,9 @@ class SlotPool:
         starts = np.zeros(self.layers, np.int64)
         starts[cache.first_layer :] = cache.slots * self.tokens
         cache.starts = starts
+
+
+def _rows_of(cache: SessionCache, layer: int, span: CacheSpan) -> slice:
+    """Returns the pool's rows of a span's tokens in one layer of the partition."""
+    start = int(cache.starts[layer])
+    return slice(start + span.first_token, start + span.last_token)

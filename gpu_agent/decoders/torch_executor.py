@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gpu_agent.decoders.base import CacheLayout, SlotBook, StepItem
+from gpu_agent.decoders.base import CacheLayout, StepItem
+from gpu_agent.decoders.slot_book import SlotBook
 from gpu_agent.decoders.torch_attention import Kernel, StepPlan, StepTensors
 from gpu_agent.decoders.torch_cache import CacheShape, SessionCache, SlotPool
 from gpu_agent.decoders.torch_flash import why_not_flash
@@ -21,6 +22,8 @@ from gpu_agent.decoders.torch_graphs import DecodeGraphs, graphable
 from gpu_agent.decoders.torch_model import BlockModel
 from gpu_agent.decoders.torch_weights import compute_dtype, load_blocks, torch_device
 from gpu_agent.executors.device import Device
+from gpu_agent.kv.arrays import CacheArray
+from gpu_agent.kv.span import CacheSpan
 from services.domain.ids import PartitionKey
 from services.errors import InternalError
 from services.log import get_logger
@@ -128,6 +131,19 @@ class TorchDecoder:
         for place, result in zip(order, results, strict=True):
             wanted[place] = result
         return wanted
+
+    def export_cache(self, session: int, span: CacheSpan) -> CacheArray:
+        """See `DecoderExecutor.export_cache`."""
+        self._book.check_export(session, span)
+        with self._on_stream():
+            return self._pool.read(self._caches[session], span, self.key.first_block)
+
+    def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
+        """See `DecoderExecutor.import_cache`."""
+        self._book.check_import(session, span, rows)
+        with self._on_stream():
+            self._pool.write_part(self._caches[session], span, self.key.first_block, rows)
+        self._book.imported(session, span)
 
     def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
         """Checks a layout; callable from any thread.

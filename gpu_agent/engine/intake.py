@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 MAX_HOPS = 256
 MAX_SLICES = 65_536
 
-SESSION_KINDS = (frame_pb2.FRAME_KIND_SESSION_STEP, frame_pb2.FRAME_KIND_SESSION_TOKENS)
+SESSION_KINDS = (
+    frame_pb2.FRAME_KIND_SESSION_STEP,
+    frame_pb2.FRAME_KIND_SESSION_TOKENS,
+    frame_pb2.FRAME_KIND_SESSION_CACHE,
+)
 """Frames of sessions that generate text; see `gpu_agent.generation`."""
 
 

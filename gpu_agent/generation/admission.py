@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from gpu_agent.decoders.sampling import Sampler
 from gpu_agent.engine.intake import not_loaded
+from gpu_agent.generation.cache_pushing import outlets_of
+from gpu_agent.generation.cache_waiting import awaited_of
 from gpu_agent.generation.session import Session
 from services.errors import InvalidInput, Overloaded
 from services.sampling_messages import sampling_of_message
@@ -27,7 +29,7 @@ def admit(event: Opened, lanes: Sequence[Lane]) -> Session:
         InvalidInput: the opening contradicts the model or itself.
     """
     facts, opening = event.facts, event.facts.opening
-    lane = _lane_for(facts.own_hop, facts.opening.route[facts.hop].agent_id, lanes)
+    lane = _lane_for(facts.own_hop, facts.own_hop.agent_id, lanes)
     executor, table = lane.executor, lane.executor.table
     limit = executor.layout.session_tokens
     tokens = list(opening.token_ids)
@@ -53,6 +55,9 @@ def admit(event: Opened, lanes: Sequence[Lane]) -> Session:
         tokens=tokens if facts.is_first else [],
         sampler=sampler,
         opened_ns=event.arrived.received_ns,
+        expected=len(tokens) if facts.side == "decode" else 0,
+        awaited=awaited_of(facts) if facts.side == "decode" else None,
+        outlets=outlets_of(facts, room) if facts.side == "prefill" else (),
     )
 
 

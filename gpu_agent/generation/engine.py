@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
-from gpu_agent.generation import intake
-from gpu_agent.generation.events import Broken, CloseOrdered, Event, Opened
+from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
+from gpu_agent.generation.cache_wire import CacheFrame
+from gpu_agent.generation.events import Broken, CachePushed, CloseOrdered, Event, Opened
 from gpu_agent.generation.peers import Peers
+from gpu_agent.generation.receiving import Receiver
 from gpu_agent.generation.reporting import record_session
 from gpu_agent.generation.ring import Ring
 from gpu_agent.generation.surroundings import GenerationLimits, Surroundings
@@ -27,9 +28,8 @@ from services.errors import CatenaryError, Unavailable
 from services.log import get_logger
 
 if TYPE_CHECKING:
-    from gpu_agent.generation.events import Outflow
+    from gpu_agent.generation.events import CacheOut, Outflow
     from gpu_agent.generation.lane import Lane
-    from gpu_agent.generation.session import Arrived, Hidden
     from gpu_agent.generation.wire import Frame
     from services.domain.ids import PartitionKey
     from services.transport.interface import ReceivedFrame
@@ -47,13 +47,14 @@ class GenerationEngine:
     ) -> None:
         limits = limits or GenerationLimits()
         self.agent_id = agent_id
+        self.chunk_tokens = limits.chunk_tokens
+        """Most prompt tokens in one step."""
         self.decoders = LoadedDecoders()
         self.epoch = 0
         """Highest epoch seen; sessions of an older one may not begin here."""
-        self.ignored_frames = 0
-        """Frames whose payload is not what their header says."""
         self._around = surroundings
-        self._ring = Ring(agent_id, limits.chunk_tokens, time.monotonic_ns, self._lane_closed)
+        self._receiver = Receiver(agent_id, surroundings.held)
+        self._ring = Ring(agent_id, limits, time.monotonic_ns, self._lane_closed)
         self._thread = RingThread(self._ring, time.monotonic_ns, self._flush)
         self._peers = Peers(
             surroundings.hub,
@@ -120,7 +121,7 @@ class GenerationEngine:
         return [
             scheduler_pb2.SessionInAgent(
                 session_id=session_id,
-                route=opening.route,
+                route=self._ring_of(opening),
                 gateway_id=opening.gateway_id,
                 request_id=opening.request_id,
             )
@@ -131,39 +132,10 @@ class GenerationEngine:
 
     def on_frame(self, header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> None:
         """Takes a frame of sessions, whose header was read."""
-        arrived = intake.arrival(header, frame)
         if self._closed:
             frame.release()
-        elif header.kind == frame_pb2.FRAME_KIND_SESSION_TOKENS:
-            frame.release()
-            self._post(intake.token_events(header, arrived))
         else:
-            self._on_step(header, frame, arrived)
-
-    def _on_step(
-        self, header: frame_pb2.FrameHeader, frame: ReceivedFrame, arrived: Arrived
-    ) -> None:
-        try:
-            rows = self._rows_of(header, frame)
-        except CatenaryError as error:
-            ids = tuple(each.session_id for each in header.session_rows)
-            self.ignored_frames += 1
-            self._thread.post(Broken(ids, error, self.agent_id))
-            return
-        self._post(intake.step_events(header, rows, arrived, self.agent_id, self.epoch))
-
-    def _rows_of(self, header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> Hidden:
-        """Returns a copy of the rows that is accounted for; the frame's memory is given back."""
-        try:
-            self._around.held.claim(len(frame.payload))
-            try:
-                return intake.rows_of_payload(header, frame.payload)
-            except CatenaryError as error:
-                self._around.held.give_back(len(frame.payload))
-                error.__traceback__ = None  # its frames hold views of the payload
-                raise
-        finally:
-            frame.release()
+            self._post(self._receiver.events(header, frame, self.epoch))
 
     def _post(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -219,6 +191,8 @@ class GenerationEngine:
             return
         for peer, frame in frames_of(out.rows, out.tokens):
             self._peers.send(peer, frame)
+        for cache in out.caches:
+            self._peers.send(cache.peer, CacheFrame(cache, self._pushed))
         for message in out.messages:
             self._around.tell(message)
         # The frames leave when the loop comes to their tasks: before this.
@@ -226,6 +200,8 @@ class GenerationEngine:
 
     def _account(self, out: Outflow) -> None:
         """Notes what is free again, and counts."""
+        for frame in out.consumed:
+            frame.release()
         self._around.held.give_back(out.consumed_bytes)
         for session_id in out.gone:
             self._openings.pop(session_id, None)
@@ -233,12 +209,25 @@ class GenerationEngine:
             self._idle.set()
         meter, tracer = self._around.meter, self._around.tracer
         meter.steps(out.steps)
+        for model, duration_ns in out.handed_over:
+            meter.handed_over(model, duration_ns)
+        for cache in out.caches:
+            meter.cache_left(cache.facts.own_hop.model, cache.rows.nbytes)
         for model, outcome in out.outcomes:
             meter.ended(model, outcome)
         if tracer is not None and tracer.enabled:
             now = time.monotonic_ns()
             for session in out.ended:
                 record_session(tracer, session, self.agent_id, now)
+
+    def _pushed(self, cache: CacheOut) -> None:
+        event = CachePushed(cache.facts.session_id, cache.peer, cache.rows.nbytes)
+        self._thread.post(event)
+
+    def _ring_of(self, opening: frame_pb2.SessionOpening) -> Sequence[common_pb2.Hop]:
+        """Returns the ring of a session that we are on."""
+        after = any(hop.agent_id == self.agent_id for hop in opening.decode_route)
+        return opening.decode_route if after else opening.route
 
     def _header_of(self, frame: Frame) -> bytes:
         return frame.header(self.epoch, self.agent_id)

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpu_agent.engine.reporting import Outgoing
     from gpu_agent.generation.session import Arrived, Facts, Hidden, Session
+    from gpu_agent.kv.arrays import CacheArray
+    from gpu_agent.kv.span import CacheSpan
     from services.errors import CatenaryError
+    from services.transport.interface import ReceivedFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,28 @@ class TokenArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheArrived:
+    """A part of a session's caches came from another agent."""
+
+    session_id: int
+    span: CacheSpan
+    datatype: str
+    frame: ReceivedFrame
+    """Read where it lies; released on the event loop once it was taken in."""
+    nbytes: int
+    """Counted as held until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachePushed:
+    """A part of a session's caches left for a peer, or was given up with the session."""
+
+    session_id: int
+    peer: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CloseOrdered:
     """The scheduler wants these sessions forgotten."""
 
@@ -69,7 +94,9 @@ class Call:
     """Called on the thread with the result, or with what was raised."""
 
 
-Event = Opened | RowsArrived | TokenArrived | CloseOrdered | Broken | Call
+Event = (
+    Opened | RowsArrived | TokenArrived | CacheArrived | CachePushed | CloseOrdered | Broken | Call
+)
 
 
 @dataclass(slots=True)
@@ -100,6 +127,18 @@ class TokenOut:
     ended_ns: int
 
 
+@dataclass(slots=True)
+class CacheOut:
+    """A part of a session's caches on its way to another agent."""
+
+    facts: Facts
+    peer: str
+    span: CacheSpan
+    rows: CacheArray
+    opens: bool
+    """The peer must be told what the session is."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepDone:
     """One step, for the metrics."""
@@ -116,6 +155,7 @@ class Outflow:
 
     rows: list[RowsOut] = field(default_factory=list)
     tokens: list[TokenOut] = field(default_factory=list)
+    caches: list[CacheOut] = field(default_factory=list)
     messages: list[Outgoing] = field(default_factory=list)
     """To the scheduler."""
     gone: list[int] = field(default_factory=list)
@@ -125,10 +165,14 @@ class Outflow:
     outcomes: list[tuple[str, str]] = field(default_factory=list)
     """Model, and "OK" or the reason of a failure, of sessions that came to an end here."""
     steps: list[StepDone] = field(default_factory=list)
+    handed_over: list[tuple[str, int]] = field(default_factory=list)
+    """Model, and nanoseconds since the first token was sent, of sessions that go on here."""
     consumed_bytes: int = 0
     """Of arrived rows that are no longer held."""
+    consumed: list[ReceivedFrame] = field(default_factory=list)
+    """To be released."""
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.tokens or self.messages or self.gone or self.steps) or (
-            self.consumed_bytes > 0
-        )
+        outward = self.rows or self.tokens or self.caches or self.messages
+        inward = self.gone or self.steps or self.handed_over or self.consumed
+        return bool(outward or inward) or self.consumed_bytes > 0

@@ -9,11 +9,22 @@ import numpy as np
 
 from catenary_protos.catenary.v1 import frame_pb2
 from gpu_agent.engine.intake import MAX_HOPS
-from gpu_agent.generation.events import Broken, Event, Opened, RowsArrived, TokenArrived
-from gpu_agent.generation.session import Arrived, Facts
+from gpu_agent.generation.events import (
+    Broken,
+    CacheArrived,
+    Event,
+    Opened,
+    RowsArrived,
+    TokenArrived,
+)
+from gpu_agent.generation.session import Arrived, Facts, Side
+from gpu_agent.kv import CacheSpan
 from services.errors import CatenaryError, DeadlineExceeded, InvalidInput, StaleEpoch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from catenary_protos.catenary.v1 import common_pb2
     from gpu_agent.generation.session import Hidden
     from services.transport.interface import ReceivedFrame
 
@@ -67,12 +78,7 @@ def step_events(
         if entry.timings:
             at = Arrived(arrived.received_ns, arrived.transfer_ns, tuple(entry.timings))
         if entry.HasField("opening"):
-            try:
-                facts = _facts(header, entry, at, agent_id, epoch)
-            except CatenaryError as error:
-                events.append(Broken((entry.session_id,), error, agent_id))
-            else:
-                events.append(Opened(facts, at))
+            events.append(_opened(header, entry, at, agent_id, epoch))
         if entry.tokens:
             part = rows[start : start + entry.tokens]
             start += entry.tokens
@@ -80,23 +86,54 @@ def step_events(
     return events
 
 
-def token_events(header: frame_pb2.FrameHeader, arrived: Arrived) -> list[Event]:
-    """Returns what a `SESSION_TOKENS` frame says to the first agent."""
-    return [
-        TokenArrived(
-            token.session_id,
-            token.position,
-            token.token_id,
-            bool(token.finish_reason) or token.HasField("failure"),
-            arrived,
+def token_events(
+    header: frame_pb2.FrameHeader, arrived: Arrived, agent_id: str, epoch: int
+) -> list[Event]:
+    """Returns what a `SESSION_TOKENS` frame says to an agent."""
+    events: list[Event] = []
+    for token in header.session_tokens:
+        if token.HasField("opening"):
+            events.append(_opened(header, token, arrived, agent_id, epoch))
+        is_last = bool(token.finish_reason) or token.HasField("failure")
+        events.append(
+            TokenArrived(token.session_id, token.position, token.token_id, is_last, arrived)
         )
-        for token in header.session_tokens
-    ]
+    return events
+
+
+def cache_events(
+    header: frame_pb2.FrameHeader,
+    frame: ReceivedFrame,
+    arrived: Arrived,
+    agent_id: str,
+    epoch: int,
+) -> list[Event]:
+    """Returns what a `SESSION_CACHE` frame says; whoever handles it sees to the frame's release."""
+    cache = header.cache
+    events: list[Event] = []
+    if cache.HasField("opening"):
+        events.append(_opened(header, cache, arrived, agent_id, epoch))
+    span = CacheSpan(cache.first_block, cache.last_block, cache.first_token, cache.last_token)
+    nbytes = len(frame.payload)
+    events.append(CacheArrived(cache.session_id, span, cache.datatype, frame, nbytes))
+    return events
+
+
+_Entry = frame_pb2.SessionRows | frame_pb2.SessionToken | frame_pb2.SessionCache
+
+
+def _opened(
+    header: frame_pb2.FrameHeader, entry: _Entry, arrived: Arrived, agent_id: str, epoch: int
+) -> Event:
+    try:
+        return Opened(_facts(header, entry, arrived, agent_id, epoch), arrived)
+    except CatenaryError as error:
+        return Broken((entry.session_id,), error, agent_id)
 
 
 def _facts(
     header: frame_pb2.FrameHeader,
-    entry: frame_pb2.SessionRows,
+    entry: _Entry,
     arrived: Arrived,
     agent_id: str,
     epoch: int,
@@ -109,18 +146,45 @@ def _facts(
         DeadlineExceeded: no time is left.
     """
     opening = entry.opening
-    if not 0 < len(opening.route) <= MAX_HOPS:
-        raise InvalidInput("route", f"{len(opening.route)} hops; 1 to {MAX_HOPS} are allowed")
-    own = [i for i, hop in enumerate(opening.route) if hop.agent_id == agent_id]
-    if len(own) != 1:
-        raise InvalidInput("route", f"passes {agent_id!r} {len(own)} times instead of once")
+    side, hop = _place(opening, agent_id)
     if not opening.gateway_id:
         raise InvalidInput("gateway_id", "missing: nobody to answer to")
-    if own[0] == 0 and header.epoch < epoch:
+    if hop == 0 and side != "decode" and header.epoch < epoch:
         raise StaleEpoch(f"epoch {header.epoch} is over; this agent obeys {epoch}")
     deadline_ns = arrived.received_ns - arrived.transfer_ns + opening.budget_ns
     if deadline_ns <= arrived.received_ns:
         raise DeadlineExceeded(
             "the deadline passed on the way to this agent", details={"stage": "transfer"}
         )
-    return Facts(entry.session_id, opening, own[0], deadline_ns)
+    return Facts(entry.session_id, opening, hop, deadline_ns, side)
+
+
+def _place(opening: frame_pb2.SessionOpening, agent_id: str) -> tuple[Side, int]:
+    """Returns on which ring an agent is, and which hop of it.
+
+    Raises:
+        InvalidInput: on none, or more than once; or a ring has no hops, or too many, or gaps.
+    """
+    rings = [opening.route, opening.decode_route] if opening.decode_route else [opening.route]
+    for ring in rings:
+        if not 0 < len(ring) <= MAX_HOPS:
+            raise InvalidInput("route", f"{len(ring)} hops; 1 to {MAX_HOPS} are allowed")
+    own = [(n, i) for n, ring in enumerate(rings) for i, hop in enumerate(ring)
+           if hop.agent_id == agent_id]  # fmt: skip
+    if len(own) != 1:
+        raise InvalidInput("route", f"passes {agent_id!r} {len(own)} times instead of once")
+    if len(rings) == 1:
+        return "mixed", own[0][1]
+    if _whole(opening.route) is None or _whole(opening.route) != _whole(opening.decode_route):
+        raise InvalidInput("decode_route", "does not cover the blocks of the route")
+    return ("decode" if own[0][0] else "prefill"), own[0][1]
+
+
+def _whole(ring: Sequence[common_pb2.Hop]) -> tuple[str, str, int] | None:
+    """Returns model and last block of hops that follow each other from block 0; else None."""
+    block = 0
+    for hop in ring:
+        if hop.first_block != block or hop.last_block <= block:
+            return None
+        block = hop.last_block
+    return ring[0].model, ring[0].model_version, block

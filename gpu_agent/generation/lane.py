@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _CPU_CHUNK_TOKENS = 64
 _GPU_CHUNK_TOKENS = 512
+_PACE_SHARE = 0.05
+"""Of the latest step in the pace."""
+_MOST_PACE = 8.0
+"""A step slower or faster than this by a factor was interrupted."""
 
 
 def chunk_tokens_for(device: Device) -> int:
@@ -129,19 +133,28 @@ class LaneWork:
         "decode_ns",
         "decode_rows",
         "decode_steps",
+        "lone_context_tokens",
+        "lone_ns",
+        "lone_steps",
+        "pace",
         "prefill_chunks",
         "prefill_ns",
         "prefill_tokens",
         "since_ns",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, pace: float = 1.0) -> None:
         self.since_ns = 0
         """When the first step in it ended; 0 if there was none."""
+        self.pace = pace
+        """Time of late decode steps by what the cost says: how slow the device is today."""
         self.decode_steps = 0
         self.decode_rows = 0
         self.decode_context_tokens = 0
         self.decode_ns = 0
+        self.lone_steps = 0
+        self.lone_context_tokens = 0
+        self.lone_ns = 0
         self.prefill_chunks = 0
         self.prefill_tokens = 0
         self.prefill_ns = 0
@@ -152,23 +165,32 @@ class LaneWork:
         """Counts a step that ran from `times[0]` to `times[1]`; returns its prompt tokens.
 
         The time of a step with both kinds of work is split: decode rows count as much as steps of
-        their own take, by `cost`, prompt tokens the rest.
+        their own take, by `cost` at the pace of late steps of decode rows alone; prompt tokens
+        count the rest.
         """
         started_ns, ended_ns = times
         duration_ns = ended_ns - started_ns
         prefill_tokens = sum(len(work.inputs) for work in works[decode_rows:])
+        context = sum(work.session.cached for work in works[:decode_rows])
         decode_ns = duration_ns if decode_rows else 0
-        if decode_rows and prefill_tokens:
-            if cost is None:
-                decode_ns = duration_ns * decode_rows // (decode_rows + prefill_tokens)
-            else:
-                alone_ns = cost.decode_ns + decode_rows * cost.decode_session_ns
-                decode_ns = min(duration_ns, alone_ns)
+        if decode_rows and prefill_tokens and cost is None:
+            decode_ns = duration_ns * decode_rows // (decode_rows + prefill_tokens)
+        elif decode_rows and cost is not None:
+            alone_ns = cost.decode(decode_rows, context)
+            if prefill_tokens:
+                decode_ns = min(duration_ns, round(alone_ns * self.pace))
+            elif alone_ns > 0:
+                pace = min(_MOST_PACE, max(1 / _MOST_PACE, duration_ns / alone_ns))
+                self.pace += _PACE_SHARE * (pace - self.pace)
         self.since_ns = self.since_ns or ended_ns
         self.decode_steps += decode_rows > 0
         self.decode_rows += decode_rows
-        self.decode_context_tokens += sum(work.session.cached for work in works[:decode_rows])
+        self.decode_context_tokens += context
         self.decode_ns += decode_ns
+        if decode_rows == 1:
+            self.lone_steps += 1
+            self.lone_context_tokens += context
+            self.lone_ns += decode_ns
         self.prefill_chunks += len(works) - decode_rows
         self.prefill_tokens += prefill_tokens
         self.prefill_ns += duration_ns - decode_ns

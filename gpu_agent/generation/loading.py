@@ -76,7 +76,8 @@ class DecoderLoader:
         return loaded
 
     async def _measure(self, executor: DecoderExecutor) -> DecoderCost:
-        cost = await measure_between_steps(executor, self._generation.on_thread)
+        chunk_tokens = self._generation.chunk_tokens
+        cost = await measure_between_steps(executor, self._generation.on_thread, chunk_tokens)
         learn = getattr(executor, "learn_cost", None)
         if learn is not None:
             await self._generation.on_thread(lambda: learn(cost))

@@ -41,6 +41,14 @@ class GenerationMeter:
             resolved[2].inc(step.prefill_tokens)
             self._metrics.device_busy_seconds.inc(seconds)
 
+    def cache_left(self, model: str, nbytes: int) -> None:
+        """Counts a part of a cache that another agent is sent."""
+        self._metrics.cache_bytes.labels(model).inc(nbytes)
+
+    def handed_over(self, model: str, duration_ns: int) -> None:
+        """Counts a session that came from another ring."""
+        self._metrics.handover_seconds.labels(model).observe(duration_ns * _NS)
+
     def ended(self, model: str, outcome: str, count: int = 1) -> None:
         """Counts sessions that ended here: closed, or failed with a reason."""
         self._metrics.generation_sessions_ended.labels(model, outcome).inc(count)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gpu_agent.generation.cache_wire import CacheFrame
 from services.errors import (
     CatenaryError,
     DeadlineExceeded,
@@ -75,6 +76,7 @@ class Peers:
         ):
             error = Overloaded(f"{len(line.frames)} frames wait for {peer} already")
             self._failed(frame.session_ids, error, peer)
+            _settle(frame)
             return
         line.frames.append(frame)
         line.nbytes += frame.nbytes
@@ -100,6 +102,7 @@ class Peers:
                 await self._send(peer, frame)
                 line.frames.popleft()
                 line.nbytes -= frame.nbytes
+                _settle(frame)
         except CatenaryError as error:
             self._give_up(peer, line, self._told(peer, error))
         except Exception:
@@ -112,10 +115,13 @@ class Peers:
 
     def _give_up(self, peer: str, line: _Line, error: CatenaryError) -> None:
         """Fails every session in the line: those behind would arrive with a gap in front."""
-        ids = dict.fromkeys(each for frame in line.frames for each in frame.session_ids)
+        frames = list(line.frames)
+        ids = dict.fromkeys(each for frame in frames for each in frame.session_ids)
         line.frames.clear()
         if ids:
             self._failed(tuple(ids), error, peer)
+        for frame in frames:
+            _settle(frame)
 
     def _told(self, peer: str, error: CatenaryError) -> CatenaryError:
         if isinstance(error, DeadlineExceeded):
@@ -141,6 +147,12 @@ class Peers:
             await link.push(slot, self._header_of(frame), self._timeout_s)
         finally:
             slot.release()
+
+
+def _settle(frame: Frame) -> None:
+    """Tells whoever counts that a frame has left, or was given up."""
+    if isinstance(frame, CacheFrame):
+        frame.settled(frame.out)
 
 
 class _Line:

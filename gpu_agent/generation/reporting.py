@@ -75,6 +75,9 @@ def generation_report(lane: Lane, sessions: int) -> Notice:
                 prefill_chunks=work.prefill_chunks,
                 prefill_tokens=work.prefill_tokens,
                 prefill_ns=work.prefill_ns,
+                lone_steps=work.lone_steps,
+                lone_context_tokens=work.lone_context_tokens,
+                lone_ns=work.lone_ns,
             )
         ),
         droppable=True,

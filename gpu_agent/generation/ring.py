@@ -12,16 +12,18 @@ ignored. What is wrong with one session fails that one.
 
 from __future__ import annotations
 
-import traceback
-import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpu_agent.decoders.base import StepItem, Want
 from gpu_agent.decoders.sampling import choose
 from gpu_agent.generation import admission
+from gpu_agent.generation.cache_pushing import CachePushing
+from gpu_agent.generation.cache_waiting import CacheWaiting
 from gpu_agent.generation.events import (
     Broken,
+    CacheArrived,
+    CachePushed,
     Call,
     CloseOrdered,
     Event,
@@ -33,18 +35,17 @@ from gpu_agent.generation.events import (
     TokenArrived,
     TokenOut,
 )
+from gpu_agent.generation.incidents import incident
 from gpu_agent.generation.session import Arrived, Chunk, Work
 from gpu_agent.generation.sessions import REPORT_NS, Sessions
 from services.errors import CatenaryError, InternalError
-from services.log import get_logger
 
 if TYPE_CHECKING:
     import numpy as np
 
     from gpu_agent.generation.lane import Lane
+    from gpu_agent.generation.surroundings import GenerationLimits
     from services.domain.ids import Nanoseconds
-
-_log = get_logger("gpu_agent.generation")
 
 Times = tuple["Nanoseconds", "Nanoseconds"]
 """Start and end of a step."""
@@ -56,7 +57,7 @@ class Ring:
     def __init__(
         self,
         agent_id: str,
-        chunk_tokens: int,
+        limits: GenerationLimits,
         clock: Callable[[], Nanoseconds],
         lane_closed: Callable[[Lane], None] = lambda lane: None,
     ) -> None:
@@ -64,7 +65,7 @@ class Ring:
 
         Args:
             agent_id: Ours.
-            chunk_tokens: Most prompt tokens in one step.
+            limits: How much a step takes, how caches travel.
             clock: Monotonic.
             lane_closed: Told when a lane's executor was closed.
         """
@@ -72,8 +73,10 @@ class Ring:
         self.ignored = 0
         """Rows, tokens and openings that came late, twice or for nobody."""
         self._agent_id = agent_id
-        self._chunk_tokens = chunk_tokens
+        self._chunk_tokens = limits.chunk_tokens
         self._clock = clock
+        self._pushing = CachePushing(self.sessions, limits.caches)
+        self._waiting = CacheWaiting(self.sessions, limits.caches.patience_ns, clock)
 
     def add_lane(self, lane: Lane) -> None:
         """Lets sessions begin on a lane."""
@@ -85,11 +88,14 @@ class Ring:
 
     def expire(self) -> None:
         """Does what is due by time alone: deadlines, emulated waiting, reports."""
-        self.sessions.expire(self._clock())
+        now = self._clock()
+        self.sessions.expire(now)
+        self._waiting.expire(now)
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
         """Returns when `expire` has something to do; None if never."""
-        return self.sessions.next_wakeup_ns()
+        moments = (self.sessions.next_wakeup_ns(), self._waiting.next_wakeup_ns())
+        return min((each for each in moments if each is not None), default=None)
 
     def take_outflow(self) -> Outflow:
         """Returns what came out since the last call."""
@@ -109,6 +115,10 @@ class Ring:
                 self._on_token(event)
             case RowsArrived():
                 self._on_rows(event)
+            case CacheArrived():
+                self.ignored += not self._waiting.on_cache(event)
+            case CachePushed():
+                self._pushing.on_pushed(event)
             case Opened():
                 self._on_opened(event)
             case CloseOrdered():
@@ -122,7 +132,8 @@ class Ring:
         session_id = event.facts.session_id
         is_over = self.sessions.is_over(session_id)
         if is_over or self.sessions.get(session_id) is not None:
-            self.ignored += 1
+            # On its decode side several agents introduce a session: none knows of the others.
+            self.ignored += is_over or event.facts.side != "decode"
             if is_over:
                 self.sessions.out.gone.append(session_id)
             return
@@ -134,10 +145,12 @@ class Ring:
         except Exception:
             for lane in self.sessions.lanes:
                 lane.executor.close_session(session_id)
-            self.sessions.fail(session_id, _incident("the session could not be opened"))
+            self.sessions.fail(session_id, incident("the session could not be opened"))
             return
         self.sessions.add(session)
-        if session.pending:
+        if session.awaited is not None:
+            self._waiting.begin(session)
+        elif session.pending:
             session.lane.queue(session, self._clock())
 
     def _on_rows(self, event: RowsArrived) -> None:
@@ -155,11 +168,14 @@ class Ring:
         was_idle = not session.chunks
         session.expected += len(event.rows)
         session.chunks.append(Chunk(event.rows, event.sample, event.arrived))
-        if was_idle:
+        if was_idle and session.awaited is None:
             session.lane.queue(session, self._clock())
 
     def _on_token(self, event: TokenArrived) -> None:
         session = self.sessions.get(event.session_id)
+        if session is not None and session.awaited is not None and session.awaited.token:
+            self._waiting.on_token(session, session.awaited, event)
+            return
         if session is None or not session.facts.is_first or session.facts.is_last:
             self.ignored += 1
             return
@@ -246,6 +262,8 @@ class Ring:
         elif work.sample:
             assert output is not None
             self._sample(work, output, times)
+        if facts.side == "prefill" and not session.closed:
+            self._pushing.advanced(session)
         if not session.closed and session.pending:
             session.lane.queue(session, self._clock())
 
@@ -255,7 +273,7 @@ class Ring:
         try:
             [choice] = choose(logits[None], [session.sampler])
         except Exception:
-            self.sessions.fail(facts.session_id, _incident("no token could be chosen"))
+            self.sessions.fail(facts.session_id, incident("no token could be chosen"))
             return
         if choice.error:
             self.sessions.fail(facts.session_id, InternalError(choice.error))
@@ -267,30 +285,17 @@ class Ring:
         )
         if reason:
             self.sessions.finish(session)
-        elif facts.is_first:
+        elif facts.is_first and facts.side != "prefill":
             session.arrived = Arrived(times[1])
             session.tokens.append(choice.token_id)
 
     def _step_failed(self, lane: Lane, works: list[Work]) -> None:
         """Fails every session of a step; what is in their caches now is not known."""
-        error = _incident("the partition failed to compute", str(lane.key))
+        error = incident("the partition failed to compute", str(lane.key))
         for work in works:
             if not work.session.facts.is_first:
                 self.sessions.out.consumed_bytes += work.inputs.nbytes
             self.sessions.fail(work.session.facts.session_id, error)
-
-
-def _incident(what: str, partition: str = "") -> InternalError:
-    """Logs the exception that is handled, and returns what others are told of it."""
-    incident = uuid.uuid4().hex[:12]
-    # Plain text: a renderer that shows local variables would print tensors and prompts.
-    _log.error(
-        "generation_failed",
-        traceback=traceback.format_exc(),
-        incident=incident,
-        partition=partition,
-    )
-    return InternalError(f"{what} (incident {incident})")
 
 
 def _item(work: Work) -> StepItem:

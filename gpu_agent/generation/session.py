@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
     from gpu_agent.decoders.sampling import Sampler
     from gpu_agent.generation.lane import Lane
+    from gpu_agent.kv import CacheIntake, CacheOutlet
 
 Hidden = NDArray[np.float32]
+Side = Literal["mixed", "prefill", "decode"]
+"""What our ring does for a session: all of it, only its prompt, or only what follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +39,25 @@ class Facts:
     session_id: int
     opening: frame_pb2.SessionOpening
     hop: int
-    """Which hop of its route we are."""
+    """Which hop of its ring we are."""
     deadline_ns: int
     """On this process's monotonic clock."""
+    side: Side = "mixed"
+
+    @property
+    def ring(self) -> Sequence[common_pb2.Hop]:
+        """The ring we are on; a session that is handed over has two."""
+        return self.opening.decode_route if self.side == "decode" else self.opening.route
+
+    @property
+    def history(self) -> int:
+        """Tokens there were when it was opened: the prompt, and what was generated elsewhere."""
+        return len(self.opening.token_ids)
 
     @property
     def own_hop(self) -> common_pb2.Hop:
         """The blocks that are really processed here."""
-        return self.opening.route[self.hop]
+        return self.ring[self.hop]
 
     @property
     def is_first(self) -> bool:
@@ -53,17 +67,17 @@ class Facts:
     @property
     def is_last(self) -> bool:
         """True if its tokens are sampled here."""
-        return self.hop == len(self.opening.route) - 1
+        return self.hop == len(self.ring) - 1
 
     @property
     def first_agent(self) -> str:
         """Who takes its sampled tokens for the next step."""
-        return self.opening.route[0].agent_id
+        return self.ring[0].agent_id
 
     @property
     def next_agent(self) -> str:
         """Who takes its hidden states. Not for the last hop."""
-        return self.opening.route[self.hop + 1].agent_id
+        return self.ring[self.hop + 1].agent_id
 
 
 @dataclass(slots=True)
@@ -76,12 +90,27 @@ class Chunk:
     arrived: Arrived
 
 
+@dataclass(slots=True)
+class Awaited:
+    """What a session that was prefilled elsewhere lacks before it may go on here."""
+
+    caches: CacheIntake
+    token: bool
+    """The first token has not come; only where tokens are embedded or sampled it must."""
+
+    @property
+    def is_over(self) -> bool:
+        """True once everything is here."""
+        return not self.token and self.caches.is_complete
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """A session that holds block slots here.
 
     Invariants: tokens `[0, cached)` are in the cache; those behind them that may be computed are
-    `tokens[cached:]` on the first hop and the rows of `chunks` on any other.
+    `tokens[cached:]` on the first hop and the rows of `chunks` on any other. While something is
+    awaited nothing is cached for good, and the session is in no queue.
     """
 
     facts: Facts
@@ -99,6 +128,10 @@ class Session:
     sampler: Sampler | None = None
     """Last hop."""
     cached: int = 0
+    awaited: Awaited | None = None
+    """Side "decode", until its caches are here."""
+    outlets: tuple[CacheOutlet, ...] = ()
+    """Side "prefill": who is to get which blocks."""
     introduced: bool = False
     """True once the next agent was sent the opening."""
     closed: bool = False

@@ -149,7 +149,7 @@ class Sessions:
         """Tells what a lane did since the last report, if anything."""
         if lane.work_done.since_ns:
             self.out.messages.append(generation_report(lane, lane.executor.sessions))
-            lane.work_done = LaneWork()
+            lane.work_done = LaneWork(lane.work_done.pace)
 
     def _close_if_unused(self, lane: Lane) -> None:
         if lane.retired and lane.executor.sessions == 0 and lane in self.lanes:

@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """How caches travel from agent to agent."""
+
+    frame_bytes: int = 1 << 20
+    """Most bytes of one frame; a copy of one is what the event loop is kept from others for."""
+    window_bytes: int = 64 << 20
+    """Copies of cache rows that wait for one peer; more stay in their slots until these left."""
+    patience_ns: int = 30_000_000_000
+    """A session whose caches are awaited is given up if for so long none came."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationLimits:
     """How much a step takes, how long peers are waited for, how much waits for them."""
 
@@ -24,6 +36,7 @@ class GenerationLimits:
     push_timeout_s: float = 2.0
     max_waiting_bytes: int = 256 << 20
     """Hidden states in the line to one peer."""
+    caches: CacheLimits = CacheLimits()
 
 
 @dataclass(frozen=True, slots=True)

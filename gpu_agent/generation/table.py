@@ -47,6 +47,10 @@ class LoadedDecoder:
                 prefill_token_ns=self.cost.prefill_token_ns,
                 decode_ns=self.cost.decode_ns,
                 decode_session_ns=self.cost.decode_session_ns,
+                decode_context_token_ns=self.cost.decode_context_token_ns,
+                decode_lone_ns=self.cost.decode_lone_ns,
+                prefill_floor_ns=self.cost.prefill_floor_ns,
+                prefill_chunk_tokens=self.cost.prefill_chunk_tokens,
             ),
         )
 

@@ -1,4 +1,4 @@
-"""What leaves a step as frames: one per next agent, one per gateway and first agent for tokens."""
+"""What leaves a step as frames: one per next agent, one per gateway and agent for tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+from gpu_agent.generation.cache_wire import CacheFrame, put_opening
 
 if TYPE_CHECKING:
     from gpu_agent.generation.events import RowsOut, TokenOut
@@ -48,7 +49,7 @@ class StepFrame:
 
 @dataclass(slots=True)
 class TokenFrame:
-    """Tokens of several sessions for one gateway or one first agent."""
+    """Tokens of several sessions for one gateway or one agent."""
 
     tokens: list[TokenOut]
     for_gateway: bool
@@ -78,6 +79,8 @@ class TokenFrame:
             )
             if self.for_gateway and each.facts.opening.timed:
                 entry.timings.extend(_timings(each, now, agent_id))
+            if not self.for_gateway and each.facts.side == "prefill":
+                put_opening(entry.opening, each.facts, now)
             entries.append(entry)
         return frame_pb2.FrameHeader(
             kind=frame_pb2.FRAME_KIND_SESSION_TOKENS,
@@ -87,7 +90,7 @@ class TokenFrame:
         ).SerializeToString()
 
 
-Frame = StepFrame | TokenFrame
+Frame = StepFrame | TokenFrame | CacheFrame
 
 
 def frames_of(rows: Sequence[RowsOut], tokens: Sequence[TokenOut]) -> Iterable[tuple[str, Frame]]:
@@ -95,19 +98,34 @@ def frames_of(rows: Sequence[RowsOut], tokens: Sequence[TokenOut]) -> Iterable[t
     following: dict[str, list[RowsOut]] = {}
     for row in rows:
         following.setdefault(row.facts.next_agent, []).append(row)
-    first: dict[str, list[TokenOut]] = {}
+    agents: dict[str, list[TokenOut]] = {}
     gateways: dict[str, list[TokenOut]] = {}
     for token in tokens:
-        if not token.facts.is_first:
-            first.setdefault(token.facts.first_agent, []).append(token)
+        for agent in _agents_for(token):
+            agents.setdefault(agent, []).append(token)
         gateways.setdefault(token.facts.opening.gateway_id, []).append(token)
     for peer, parts in following.items():
         nbytes = sum(each.rows.nbytes for each in parts)
         yield peer, StepFrame(parts, nbytes, tuple(each.facts.session_id for each in parts))
-    for peer, part in first.items():
+    for peer, part in agents.items():
         yield peer, TokenFrame(part, for_gateway=False)
     for peer, part in gateways.items():
         yield peer, TokenFrame(part, for_gateway=True)
+
+
+def _agents_for(token: TokenOut) -> Iterable[str]:
+    """Returns which agents are sent a token: the first one of its ring, unless that is us.
+
+    A prompt's ring is done with its first token: that goes to where the other ring embeds tokens,
+    and to where it samples them.
+    """
+    facts = token.facts
+    if facts.side != "prefill":
+        return () if facts.is_first else (facts.first_agent,)
+    if token.finish_reason:
+        return ()
+    ring = facts.opening.decode_route
+    return dict.fromkeys((ring[0].agent_id, ring[-1].agent_id))
 
 
 def _rows_entry(row: RowsOut, now: int, agent_id: str) -> frame_pb2.SessionRows:
@@ -118,8 +136,7 @@ def _rows_entry(row: RowsOut, now: int, agent_id: str) -> frame_pb2.SessionRows:
         sample=row.sample,
     )
     if row.opens:
-        entry.opening.CopyFrom(row.facts.opening)
-        entry.opening.budget_ns = row.facts.deadline_ns - now
+        put_opening(entry.opening, row.facts, now)
     if row.facts.opening.timed:
         entry.timings.extend(_timings(row, now, agent_id))
     return entry

@@ -12,7 +12,7 @@ from scheduler.planning.chain_placement import (
     hosts_for,
     without_agents,
 )
-from scheduler.planning.complete import ServiceTime, complete_plan
+from scheduler.planning.complete import ChainLatency, ServiceTime, complete_plan
 from scheduler.planning.even_split import DeployedModel, balanced_ranges, even_split
 from scheduler.planning.placement import (
     ModelPlacement,
@@ -25,6 +25,7 @@ from scheduler.planning.placement import (
 )
 
 __all__ = [
+    "ChainLatency",
     "ChainPlacement",
     "DeployedModel",
     "HopPlacement",

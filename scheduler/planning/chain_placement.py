@@ -3,9 +3,12 @@
 As a document, in the place of `pipelines`::
 
     session_tokens: 2048          # optional
+    time_to_first_token_slo_ms: 800     # optional, as the next: of sessions that name none
+    time_per_output_token_slo_ms: 80
     chains:
       - capacity: 16
-        hops:
+        role: mixed                   # optional; "prefill" chains run the prompts for "decode"
+        hops:                         # chains on other agents; without the other they do both
           - {agent: agent-0, blocks: [0, 12]}
           - {agent: agent-1, blocks: [10, 30], entry: 12}   # hosts from 10, enters at 12
     hosts:                        # optional: what the chains need if left out
@@ -17,9 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from scheduler.planning.document_fields import blocks_of, fields_of, integer_of, items_of, text_of
 from services.domain.ids import AgentId
+from services.domain.plan import ChainRole
 from services.errors import InvalidInput
 
 
@@ -50,6 +55,7 @@ class ChainPlacement:
 
     capacity: int
     hops: tuple[HopPlacement, ...]
+    role: ChainRole = "mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,7 @@ def chains_of_document(
         _chain(entry, f"{path}.chains[{i}]")
         for i, entry in items_of(fields["chains"], f"{path}.chains")
     )
+    _check_roles(chains, path)
     if "hosts" not in fields:
         return chains, hosts_for(chains)
     hosts = tuple(
@@ -113,6 +120,7 @@ def chain_documents(chains: Iterable[ChainPlacement]) -> list[dict[str, object]]
     return [
         {
             "capacity": chain.capacity,
+            **({} if chain.role == "mixed" else {"role": chain.role}),
             "hops": [
                 {
                     "agent": hop.agent,
@@ -139,7 +147,7 @@ def host_documents(hosts: Iterable[HostPlacement]) -> list[dict[str, object]]:
 
 
 def _chain(entry: object, path: str) -> ChainPlacement:
-    fields = fields_of(entry, path, required=("capacity", "hops"), optional=())
+    fields = fields_of(entry, path, required=("capacity", "hops"), optional=("role",))
     capacity = integer_of(fields["capacity"], f"{path}.capacity", least=1)
     hops: list[HopPlacement] = []
     for i, item in items_of(fields["hops"], f"{path}.hops"):
@@ -148,7 +156,19 @@ def _chain(entry: object, path: str) -> ChainPlacement:
         if any(hop.agent == other.agent for other in hops):
             raise InvalidInput(f"{where}.agent", "a chain passes an agent once")
         hops.append(hop)
-    return ChainPlacement(capacity, tuple(hops))
+    for role in get_args(ChainRole):
+        if fields.get("role", "mixed") == role:
+            return ChainPlacement(capacity, tuple(hops), role)
+    raise InvalidInput(f"{path}.role", f"must be one of {', '.join(get_args(ChainRole))}")
+
+
+def _check_roles(chains: tuple[ChainPlacement, ...], path: str) -> None:
+    """A session is handed over from one chain to another one on other agents."""
+    agents: dict[str, set[AgentId]] = {}
+    for chain in chains:
+        agents.setdefault(chain.role, set()).update(hop.agent for hop in chain.hops)
+    for agent in sorted(agents.get("prefill", set()) & agents.get("decode", set())):
+        raise InvalidInput(f"{path}.chains", f"{agent} is on a prefill and on a decode chain")
 
 
 def _hop(entry: object, path: str, expected: int) -> HopPlacement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from scheduler.planning.chain_placement import ChainPlacement, HopPlacement, HostPlacement
 from scheduler.planning.placement import (
@@ -19,6 +20,7 @@ from services.domain.ids import (
     PartitionKey,
     PlanId,
 )
+from services.domain.latency import LatencyLines
 from services.domain.model import BlockTable
 from services.domain.plan import (
     CacheCapacity,
@@ -35,11 +37,18 @@ ComputeTimes = Mapping[tuple[AgentId, PartitionKey], Sequence[Nanoseconds]]
 """Measured compute time of a partition on an agent; index 0 is batch 1."""
 ServiceTime = Callable[[ModelKey, Sequence[ChainHop]], Nanoseconds]
 """Expected time of one session on a path through a model."""
+ChainLatency = Callable[[ModelKey, Sequence[ChainHop]], LatencyLines | None]
+"""Latency lines of a path through a model; None if nothing is known of it."""
 
 
 def unknown_time(model: ModelKey, hops: Sequence[ChainHop]) -> Nanoseconds:
     """A `ServiceTime` where nothing is known: more agents take longer."""
     return NANOSECONDS_PER_SECOND * len(hops)
+
+
+def unknown_lines(model: ModelKey, hops: Sequence[ChainHop]) -> LatencyLines | None:
+    """A `ChainLatency` where nothing is known."""
+    return None
 
 
 def complete_plan(
@@ -48,13 +57,15 @@ def complete_plan(
     compute_ns: ComputeTimes,
     plan_id: PlanId,
     service_ns: ServiceTime = unknown_time,
+    latency: ChainLatency = unknown_lines,
 ) -> Plan:
     """Returns the plan of a placement.
 
     A stage's times are the longest measured in its pool. A batch size whose compute alone takes
     longer than the SLO, or that was not measured everywhere, is lowered to the largest that fits.
     Transfers are not counted here: links are known to the book, which turns away what is too late.
-    Chains have no deadline to meet; `service_ns` only says which of them is the faster.
+    Chains have no deadline to meet; `service_ns` only says which of them is the faster, `latency`
+    how long prompts and steps take on them.
 
     Raises:
         PlanInfeasible: If blocks do not cover the model, a time was not measured, or not even one
@@ -66,21 +77,30 @@ def complete_plan(
         if table is None:
             raise PlanInfeasible(f"{model.model}: no block table")
         if model.chains:
-            models.append(_generating(model, table.blocks, service_ns))
+            models.append(_generating(model, table.blocks, service_ns, latency))
         else:
             models.append(_model(model, table, compute_ns))
     return Plan(plan_id, tuple(models))
 
 
-def _generating(model: ModelPlacement, blocks: int, service_ns: ServiceTime) -> ModelPlan:
+def _generating(
+    model: ModelPlacement, blocks: int, service_ns: ServiceTime, latency: ChainLatency
+) -> ModelPlan:
     room = {host.host: host.block_slots for host in model.hosts}
-    chains = tuple(
-        _chain(model, number, blocks, room, service_ns) for number in range(len(model.chains))
-    )
+    chains = []
+    for number in range(len(model.chains)):
+        chain = _chain(model, number, blocks, room)
+        chains.append(
+            replace(
+                chain,
+                service_ns=service_ns(model.model, chain.hops),
+                lines=latency(model.model, chain.hops),
+            )
+        )
     caches = tuple(_cache(model.model, host) for host in model.hosts)
     return ModelPlan(
-        model.model, model.slo_ns, (), chains=chains, caches=caches,
-        session_tokens=model.session_tokens,
+        model.model, model.slo_ns, (), chains=tuple(chains), caches=caches,
+        session_tokens=model.session_tokens, objectives=model.objectives,
     )  # fmt: skip
 
 
@@ -89,7 +109,6 @@ def _chain(
     number: int,
     blocks: int,
     room: Mapping[tuple[AgentId, int, int], int],
-    service_ns: ServiceTime,
 ) -> Chain:
     placed: ChainPlacement = model.chains[number]
     expected = 0
@@ -107,8 +126,10 @@ def _chain(
     if expected != blocks:
         raise PlanInfeasible(f"{model.model}: chain {number} ends at {expected} of {blocks} blocks")
     hops = tuple(_hop(model.model, hop) for hop in placed.hops)
-    expected_ns = service_ns(model.model, hops)
-    return Chain(f"{model.model}/{number}", hops, placed.capacity, expected_ns)
+    return Chain(
+        f"{model.model}/{number}", hops, placed.capacity, service_ns=0, role=placed.role,
+        cache_tokens=float(placed.capacity * model.session_tokens),
+    )  # fmt: skip
 
 
 def _hop(model: ModelKey, hop: HopPlacement) -> ChainHop:

@@ -18,6 +18,7 @@ from scheduler.planning.placement import (
 )
 from services.domain.decoder import DecoderTable
 from services.domain.ids import AgentId, ModelKey, Nanoseconds
+from services.domain.latency import TokenObjectives
 from services.domain.model import BlockTable
 from services.domain.plan import Agent
 from services.errors import PlanInfeasible
@@ -42,6 +43,8 @@ class DeployedModel:
     """Set for a model that generates text."""
     session_tokens: int = 0
     """Of such a model: most tokens of one session."""
+    objectives: TokenObjectives | None = None
+    """Of such a model: what sessions are held to that name no objectives."""
 
 
 def even_split(models: Sequence[DeployedModel], agents: Sequence[Agent]) -> Placement:

@@ -37,6 +37,7 @@ from scheduler.planning.document_fields import (
     text_of,
 )
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, AgentId, ModelKey, Nanoseconds
+from services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
 from services.errors import InvalidInput
 
 
@@ -70,6 +71,8 @@ class ModelPlacement:
     """Of every agent on a chain."""
     session_tokens: int = 0
     """Most tokens of one session; 0 for a model without chains."""
+    objectives: TokenObjectives | None = None
+    """Of sessions that name none; only with chains."""
 
     @property
     def is_served(self) -> bool:
@@ -92,6 +95,7 @@ class PlacementDefaults:
     slo_ns: Nanoseconds = 1_000 * NANOSECONDS_PER_MILLISECOND
     float16_boundaries: bool = True
     session_tokens: int = 2048
+    objectives: TokenObjectives | None = None
     by_name: Mapping[str, PlacementDefaults] = field(default_factory=dict)
 
     def of(self, name: str) -> PlacementDefaults:
@@ -135,6 +139,9 @@ def _model_document(model: ModelPlacement) -> dict[str, object]:
     }
     if model.chains:
         document["session_tokens"] = model.session_tokens
+        if model.objectives is not None:
+            named = model.objectives.named().items()
+            document.update((name, _milliseconds(slo_ns)) for name, slo_ns in named)
         document["chains"] = chain_documents(model.chains)
         document["hosts"] = host_documents(model.hosts)
         return document
@@ -151,6 +158,17 @@ def _model_document(model: ModelPlacement) -> dict[str, object]:
     return document
 
 
+def _objectives(
+    fields: Mapping[str, object], path: str, default: TokenObjectives | None
+) -> TokenObjectives | None:
+    if not any(name in fields for name in OBJECTIVE_KEYS):
+        return default
+    return TokenObjectives(
+        *(slo_of(fields[name], f"{path}.{name}") if name in fields else 0
+          for name in OBJECTIVE_KEYS)
+    )  # fmt: skip
+
+
 def _milliseconds(duration: Nanoseconds) -> int | float:
     whole, rest = divmod(duration, NANOSECONDS_PER_MILLISECOND)
     return duration / NANOSECONDS_PER_MILLISECOND if rest else whole
@@ -160,7 +178,7 @@ def _model(entry: object, path: str, defaults: PlacementDefaults) -> ModelPlacem
     optional = ["version", "slo_ms", "float16_boundaries"]
     has_chains = isinstance(entry, Mapping) and "chains" in entry
     if has_chains:
-        optional += ["session_tokens", "hosts"]
+        optional += ["session_tokens", "hosts", *OBJECTIVE_KEYS]
     served_by = "chains" if has_chains else "pipelines"
     fields = fields_of(entry, path, required=("name", served_by), optional=optional)
     name = text_of(fields["name"], f"{path}.name")
@@ -182,8 +200,9 @@ def _model(entry: object, path: str, defaults: PlacementDefaults) -> ModelPlacem
             tokens = integer_of(fields["session_tokens"], f"{path}.session_tokens", least=2)
         chains, hosts = chains_of_document(fields, path)
         return ModelPlacement(
-            ModelKey(name, version), slo_ns, float16, (), chains, hosts, session_tokens=tokens
-        )
+            ModelKey(name, version), slo_ns, float16, (), chains, hosts, session_tokens=tokens,
+            objectives=_objectives(fields, path, own.objectives),
+        )  # fmt: skip
     pipelines = tuple(
         _pipeline(pipeline, f"{path}.pipelines[{i}]")
         for i, pipeline in items_of(fields["pipelines"], f"{path}.pipelines")

@@ -1,8 +1,10 @@
-"""The Redis keys of one cluster. `docs/redis.md` explains them to operators.
+"""The Redis keys of one cluster or group. `docs/redis.md` explains them to operators.
 
 Every key of a cluster carries the hash tag `{<cluster>}`, so that one fenced script may touch all
-of them also on Redis Cluster. A cluster that outgrows one scheduler is divided by models into
-shards; each shard is a cluster of its own here, hence the keys of one model always share a slot.
+of them also on Redis Cluster. A cluster that outgrows one scheduler is divided into groups of
+agents. Each group has all of the keys below, under the hash tag `{<cluster>/<group>}`: its leader
+writes nothing else, and different groups may lie on different servers of a Redis Cluster. No name
+of a cluster contains a slash.
 
     catenary:{main}:lease             string, PX   token of the leader, e.g. "scheduler-0/5f..a1"
     catenary:{main}:epoch             string       fencing epoch; only ever grows
@@ -17,12 +19,15 @@ shards; each shard is a cluster of its own here, hence the keys of one model alw
                                                    (caches: "session:0" -> "... done slots")
     catenary:{main}:batches           hash         batch -> path, slices, expected finish (JSON)
     catenary:{main}:sessions          hash         session -> request, chain, hops (JSON)
+    catenary:{main}:lengths           hash         "name:version" -> lengths of answers (JSON)
     catenary:{main}:events            stream       what happened, newest few thousand entries
+    catenary:{main/1}:wanted          string, PX   token of a standby that wants this group, which
+                                                   is led by a process that leads several
 
-Nothing but the lease expires, so the server must run with `maxmemory-policy noeviction`: an
-evicted reservation would be a double booking after a fail-over. Sizes are bounded by what is live:
-`book:*`, `batches` and `sessions` by what is in flight, `events` by `MAXLEN ~`, the rest by the
-cluster.
+Nothing but `lease` and `wanted` expires, so the server must run with `maxmemory-policy noeviction`:
+an evicted reservation would be a double booking after a fail-over. Sizes are bounded by what is
+live: `book:*`, `batches` and `sessions` by what is in flight, `events` by `MAXLEN ~`, the rest by
+the cluster.
 """
 
 from __future__ import annotations
@@ -47,6 +52,7 @@ class Table(StrEnum):
     RESOURCES = "resources"
     BATCHES = "batches"
     SESSIONS = "sessions"
+    LENGTHS = "lengths"
 
 
 def book_table(resource: ResourceId) -> str:
@@ -55,20 +61,27 @@ def book_table(resource: ResourceId) -> str:
 
 
 class Keys:
-    """Names of the keys of one cluster.
+    """Names of the keys of one cluster, or of one of its groups if it has several.
 
     Attributes:
+        group: The group; 0 if there is only one.
+        groups: How many there are.
         lease: Holds the leader's token while it leads.
+        wanted: Holds the token of a standby that would lead this group.
         epoch: The fencing epoch.
         clock: The last pair of equal moments on the leader's and on Redis' clock.
         events: Stream of what happened.
     """
 
-    def __init__(self, cluster: str) -> None:
+    def __init__(self, cluster: str, group: int = 0, groups: int = 1) -> None:
         if not _CLUSTER.fullmatch(cluster):
             raise InvalidInput("cluster", "use 1 to 64 letters, digits, dots, dashes, underscores")
-        self._prefix = f"catenary:{{{cluster}}}:"
+        self.group = group
+        self.groups = groups
+        tag = cluster if groups == 1 else f"{cluster}/{group}"
+        self._prefix = f"catenary:{{{tag}}}:"
         self.lease = self._prefix + "lease"
+        self.wanted = self._prefix + "wanted"
         self.epoch = self._prefix + "epoch"
         self.clock = self._prefix + "clock"
         self.events = self._prefix + "events"

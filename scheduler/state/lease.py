@@ -7,23 +7,27 @@ of lower ones.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import cast
+
 from redis.asyncio import Redis
 
 from scheduler.state.keys import Keys
-from scheduler.state.script import Script
+from scheduler.state.script import Script, pass_cancellation
+from services.domain.groups import EPOCH_STRIDE, next_epoch
 from services.domain.ids import Epoch
 
-# KEYS: lease, epoch. ARGV: token, ttl in ms, the least epoch to go beyond.
-# Returns the new epoch, or 0 if somebody holds the lease.
+# KEYS: lease, epoch. ARGV: token, ttl in ms, the least epoch to go beyond, stride, remainder.
+# Returns the new epoch, or 0 if somebody holds the lease: the next one that leaves the remainder.
+# Lua's remainder is never negative.
 _ACQUIRE = Script("""
 if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
   return 0
 end
-local known = tonumber(redis.call('GET', KEYS[2]) or '0')
-if tonumber(ARGV[3]) > known then
-  redis.call('SET', KEYS[2], ARGV[3])
-end
-return redis.call('INCR', KEYS[2])
+local known = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), tonumber(ARGV[3]))
+local epoch = known + 1 + (tonumber(ARGV[5]) - known - 1) % tonumber(ARGV[4])
+redis.call('SET', KEYS[2], string.format('%.0f', epoch))
+return epoch
 """)
 
 # KEYS: lease, epoch. ARGV: token, ttl in ms, own epoch. Returns 1 if still ours and renewed.
@@ -35,6 +39,13 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 """)
 
+# KEYS: lease, wanted. Returns the holder's token or "", how many ms it has, who wants the lease.
+_LOOK = Script("""
+return {
+  redis.call('GET', KEYS[1]) or '', redis.call('PTTL', KEYS[1]), redis.call('GET', KEYS[2]) or ''
+}
+""")
+
 # KEYS: lease. ARGV: token.
 _RELEASE = Script("""
 if redis.call('GET', KEYS[1]) == ARGV[1] then
@@ -44,8 +55,20 @@ return 0
 """)
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a look at a lease shows."""
+
+    holder: str
+    """Token of the leader; empty: the lease is free."""
+    left_s: float
+    """Until it ends unless it is renewed; 0 if it is free."""
+    wanted_by: str
+    """Token of a standby that would lead instead; empty: nobody said so lately."""
+
+
 class Lease:
-    """One candidate's view of the leader lease.
+    """One candidate's view of the leader lease of a cluster, or of one of its groups.
 
     Attributes:
         token: What the lease holds while this candidate leads; unique for this process start.
@@ -57,6 +80,7 @@ class Lease:
         self._redis = redis
         self._keys = keys
         self._ttl_ms = str(max(1, int(ttl_s * 1000)))
+        self._stride = str(EPOCH_STRIDE if keys.groups > 1 else 1)
         self.token = token
         self.epoch = Epoch(0)
 
@@ -70,12 +94,27 @@ class Lease:
         answer = await _ACQUIRE.run(
             self._redis,
             [self._keys.lease, self._keys.epoch],
-            [self.token, self._ttl_ms, floor],
+            [self.token, self._ttl_ms, floor, self._stride, str(self._keys.group)],
         )
         epoch = _integer(answer)
         if epoch:
             self.epoch = Epoch(epoch)
         return epoch > 0
+
+    def follows(self, epoch: int) -> bool:
+        """Returns True if the present epoch is the next one of this group after `epoch`."""
+        return self.epoch == next_epoch(epoch, self._keys.group, self._keys.groups)
+
+    async def look(self) -> Sight:
+        """Returns who holds the lease and who wants it."""
+        answer = await _LOOK.run(self._redis, [self._keys.lease, self._keys.wanted], [])
+        holder, left_ms, wanted_by = cast(tuple[bytes | str, int, bytes | str], answer)
+        return Sight(_text(holder), max(0, left_ms) / 1000, _text(wanted_by))
+
+    async def want(self) -> None:
+        """Says, for as long as a lease lasts, that this candidate would lead in another's place."""
+        await self._redis.set(self._keys.wanted, self.token, px=int(self._ttl_ms))
+        pass_cancellation()
 
     async def renew(self) -> bool:
         """Prolongs the lease; False if it is no longer this candidate's with this epoch."""
@@ -93,3 +132,7 @@ class Lease:
 
 def _integer(answer: object) -> int:
     return answer if isinstance(answer, int) else 0
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -144,7 +144,7 @@ class WriteBehind:
         before = max(self._lease.epoch, self._beyond)
         if not await self._lease.try_acquire(self._beyond):
             raise StaleEpoch(f"another scheduler leads; epoch {before} is over")
-        if self._lease.epoch != before + 1:
+        if not self._lease.follows(before):
             await self._lease.release()
             raise StaleEpoch(f"another scheduler led since epoch {before}")
         self._beyond = 0

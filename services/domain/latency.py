@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from services.domain.ids import Nanoseconds
 
+OBJECTIVE_KEYS = ("time_to_first_token_slo_ms", "time_per_output_token_slo_ms")
+"""What files call the two objectives, in milliseconds, in the order of `TokenObjectives`."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenObjectives:
@@ -23,6 +26,11 @@ class TokenObjectives:
 
     first_token_ns: Nanoseconds = 0
     per_token_ns: Nanoseconds = 0
+
+    def named(self) -> dict[str, Nanoseconds]:
+        """Returns those that are set, by the keys that manifests and plans have for them."""
+        both = zip(OBJECTIVE_KEYS, (self.first_token_ns, self.per_token_ns), strict=True)
+        return {key: slo_ns for key, slo_ns in both if slo_ns}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,9 @@ class LatencyLines:
             that generate in between; 0: whole prompts, which hold everybody up.
         cache_token: h, what a token of a session takes of its cache, in units of the capacity.
         cache_session: j, what a session takes beside that.
+        prefill_later_token_ns: With chunks: what a token behind the first chunk takes instead of
+            k1, because chunks follow each other and agents of a chain compute different ones at
+            the same time; 0: k1.
     """
 
     prefill_token_ns: float
@@ -53,9 +64,13 @@ class LatencyLines:
     prefill_chunk_tokens: int = 0
     cache_token: float = 1.0
     cache_session: float = 0.0
+    prefill_later_token_ns: float = 0.0
 
     def prefill(self, tokens: float) -> float:
         """Returns the time of one pass over prompts of so many tokens in all (eq. 2)."""
+        later_ns, chunk = self.prefill_later_token_ns, self.prefill_chunk_tokens
+        if later_ns and 0 < chunk < tokens:
+            return self.prefill(chunk) + later_ns * (tokens - chunk)
         return max(self.prefill_floor_ns, self.prefill_token_ns * tokens + self.prefill_ns)
 
     def decode(self, sessions: int, context_tokens: float) -> float:

@@ -27,6 +27,7 @@ FIRST_TOKEN_BUCKETS = (
 TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 """Seconds; as OpenTelemetry's conventions for generative AI advise."""
 
+_RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3, 1.5, 2.0, 4.0)
 _MICRO_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 1e-1)
 _ROW_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 _SWITCH_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -61,6 +62,7 @@ class Metrics:
         self.registry = CollectorRegistry() if registry is None else registry
         self._attainment: dict[str, _Attainment] = {}
         self._chains: set[tuple[str, str]] = set()
+        self._scaled: set[str] = set()
         self._define_gateway()
         self._define_scheduler()
         self._define_agent()
@@ -73,6 +75,7 @@ class Metrics:
         self.slo_attainment = self._gauge(names.SLO_ATTAINMENT)
         self.slo_requests = self._counter(names.SLO_REQUESTS)
         self.redispatches = self._counter(names.REDISPATCHES)
+        self.reroutes = self._counter(names.REROUTES)
         self._define_generation()
 
     def _define_generation(self) -> None:
@@ -84,6 +87,8 @@ class Metrics:
         )
         self.token_seconds = self._histogram(names.GENERATIVE_AI_TOKEN_SECONDS, TOKEN_BUCKETS)
         self.inter_token_seconds = self._histogram(names.INTER_TOKEN_SECONDS, TOKEN_BUCKETS)
+        self.token_objectives = self._counter(names.TOKEN_OBJECTIVES)
+        self.prediction_ratio = self._histogram(names.PREDICTION_RATIO, _RATIO_BUCKETS)
         self.prompt_tokens = self._counter(names.PROMPT_TOKENS)
         self.generation_tokens = self._counter(names.GENERATION_TOKENS)
         self.generations = self._counter(names.GENERATIONS)
@@ -102,7 +107,18 @@ class Metrics:
         self.reservation_drift = self._counter(names.RESERVATION_DRIFT)
         self.reservation_corrections = self._counter(names.RESERVATION_CORRECTIONS)
         self.reservation_conflicts = self._counter(names.RESERVATION_CONFLICTS)
+        self.latency_lines = self._gauge(names.LATENCY_LINES)
+        self.prediction_error = self._gauge(names.PREDICTION_ERROR)
+        self.prediction_error_max = self._gauge(names.PREDICTION_ERROR_MAX)
         self.agents = self._gauge(names.AGENTS)
+        self.agents_wanted = self._gauge(names.AGENTS_WANTED)
+        self.agents_now = self._gauge(names.AGENTS_NOW)
+        self.workers_wanted = self._gauge(names.WORKERS_WANTED)
+        self.workers = self._gauge(names.WORKERS)
+        self.session_rate = self._gauge(names.SESSION_RATE)
+        self.session_attainment = self._gauge(names.SESSION_ATTAINMENT)
+        self.placements = self._counter(names.PLACEMENTS)
+        self.placement_theta = self._gauge(names.PLACEMENT_THETA)
         self.gateways = self._gauge(names.GATEWAYS)
         self.leader = self._gauge(names.LEADER)
         self.epoch = self._gauge(names.EPOCH)
@@ -129,6 +145,8 @@ class Metrics:
         self.generation_rows = self._counter(names.GENERATION_ROWS)
         self.generation_sessions = self._gauge(names.GENERATION_SESSIONS)
         self.generation_sessions_ended = self._counter(names.GENERATION_SESSIONS_ENDED)
+        self.cache_bytes = self._counter(names.CACHE_BYTES)
+        self.handover_seconds = self._histogram(names.HANDOVER_SECONDS, LATENCY_BUCKETS)
         self.block_slots = self._gauge(names.BLOCK_SLOTS)
         self.block_slots_used = self._gauge(names.BLOCK_SLOTS_USED)
 
@@ -155,6 +173,16 @@ class Metrics:
             self.chain_capacity.remove(*gone)
             self.chain_in_flight.remove(*gone)
         self._chains = set(chains)
+
+    def keep_scaled(self, models: Set[str]) -> None:
+        """Stops showing the scaling of all models but these."""
+        gauges = (
+            self.workers_wanted, self.workers, self.session_rate, self.session_attainment,
+        )  # fmt: skip
+        for gone in self._scaled - models:
+            for gauge in gauges:
+                gauge.remove(gone)
+        self._scaled = set(models)
 
     def _counter(self, metric: MetricName) -> Counter:
         name = f"{metric.prefix}_{metric.name}"

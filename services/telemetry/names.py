@@ -39,6 +39,9 @@ SLO_REQUESTS = MetricName(
 REDISPATCHES = MetricName(
     "redispatches", "Batches sent again after a loss, by its reason.", ("reason",)
 )
+REROUTES = MetricName(
+    "reroutes", "Requests given to another scheduler group, by why the first had none.", ("reason",)
+)
 
 # Gateway, generation. Those with another prefix are OpenTelemetry's (semantic-conventions-genai).
 _GENERATIVE_AI_LABELS = (
@@ -56,6 +59,16 @@ GENERATIVE_AI_TOKEN_SECONDS = MetricName(
     "server_time_per_output_token_seconds",
     "From a generation's first token to its last, by the tokens behind the first.",
     _GENERATIVE_AI_LABELS, GENERATIVE_AI,
+)  # fmt: skip
+FIRST_TOKEN, PER_TOKEN = "time_to_first_token", "time_per_output_token"
+"""Values of the label `objective`."""
+TOKEN_OBJECTIVES = MetricName(
+    "token_objectives", "Objectives of generations that had any, by whether they were met.",
+    ("model", "objective", "met"),
+)  # fmt: skip
+PREDICTION_RATIO = MetricName(
+    "token_prediction_ratio", "Measured time over what was predicted when the generation started.",
+    ("model", "objective"),
 )  # fmt: skip
 INTER_TOKEN_SECONDS = MetricName(
     "inter_token_latency_seconds", "From one token of a generation to the next.", ("model",)
@@ -95,7 +108,42 @@ RESERVATION_CORRECTIONS = MetricName(
 RESERVATION_CONFLICTS = MetricName(
     "reservation_conflicts", "Batches moved because an earlier one took longer than booked."
 )
+LATENCY_LINES = MetricName(
+    "latency_line_nanoseconds", "Coefficients of a chain's latency lines, as agents report by now.",
+    ("model", "chain", "coefficient"),
+)  # fmt: skip
+PREDICTION_ERROR = MetricName(
+    "latency_prediction_error_ratio",
+    "Mean of |measured / predicted - 1| over late reports: of prompts, of decode steps, of caches.",
+    ("model", "kind"),
+)
+PREDICTION_ERROR_MAX = MetricName(
+    "latency_prediction_error_max_ratio", "The largest of the errors behind the mean.",
+    ("model", "kind"),
+)  # fmt: skip
 AGENTS = MetricName("agents", "Agents known, by state.", ("state",))
+AGENTS_WANTED = MetricName("agents_wanted", "Agents the cluster should have for its load.")
+AGENTS_NOW = MetricName("agents_present", "Agents connected and not on their way out.")
+WORKERS_WANTED = MetricName(
+    "workers_wanted", "Chains a model that generates text should be served by.", ("model",)
+)
+WORKERS = MetricName("workers", "Chains a model that generates text is served by.", ("model",))
+SESSION_RATE = MetricName(
+    "session_arrivals_per_second", "Sessions asked for per second since the rate changed last.",
+    ("model",),
+)  # fmt: skip
+PLACEMENTS = MetricName(
+    "placements", "Generations with objectives: placed; of them forced, where no worker met all "
+    "constraints in time, and rebalanced; and inadmissible, which no worker could serve.",
+    ("outcome",),
+)  # fmt: skip
+PLACEMENT_THETA = MetricName(
+    "placement_theta_ratio", "Share of a worker's slack that placement uses; least of all models."
+)
+SESSION_ATTAINMENT = MetricName(
+    "session_attainment_ratio", "Share of the sessions finished lately that met their objectives.",
+    ("model",),
+)  # fmt: skip
 GATEWAYS = MetricName("gateways", "Gateways connected.")
 LEADER = MetricName("scheduler_leader", "1 on the scheduler that holds the lease.")
 EPOCH = MetricName("scheduler_epoch", "Fencing epoch this scheduler leads or last saw.")
@@ -139,6 +187,13 @@ GENERATION_SESSIONS = MetricName("generation_sessions", "Sessions that hold bloc
 GENERATION_SESSIONS_ENDED = MetricName(
     "generation_sessions_ended", "Sessions that left this agent, by outcome: OK or a reason.",
     ("model", "outcome"),
+)  # fmt: skip
+CACHE_BYTES = MetricName(
+    "cache_bytes", "Bytes of key-value caches that left for other agents.", ("model",)
+)
+HANDOVER_SECONDS = MetricName(
+    "handover_seconds", "From the first token, sampled on the ring of the prompt, until the ring "
+    "that generates has all caches.", ("model",),
 )  # fmt: skip
 BLOCK_SLOTS = MetricName("block_slots", "Key-value cache slots, one session in one block each.")
 BLOCK_SLOTS_USED = MetricName("block_slots_used", "Block slots that sessions hold.")
@@ -184,6 +239,12 @@ ATTRIBUTE_RESPONSE_MODEL = "gen_ai.response.model"
 ATTRIBUTE_MAX_TOKENS = "gen_ai.request.max_tokens"
 ATTRIBUTE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
 ATTRIBUTE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+ATTRIBUTE_FIRST_TOKEN = "catenary.time_to_first_token.seconds"
+ATTRIBUTE_FIRST_TOKEN_SLO = "catenary.time_to_first_token.slo.seconds"
+ATTRIBUTE_FIRST_TOKEN_PREDICTED = "catenary.time_to_first_token.predicted.seconds"
+ATTRIBUTE_PER_TOKEN = "catenary.time_per_output_token.seconds"
+ATTRIBUTE_PER_TOKEN_SLO = "catenary.time_per_output_token.slo.seconds"
+ATTRIBUTE_PER_TOKEN_PREDICTED = "catenary.time_per_output_token.predicted.seconds"
 ATTRIBUTE_FINISH_REASONS = "gen_ai.response.finish_reasons"
 PROVIDER = "catenary"
 """What `gen_ai.provider.name` says here."""

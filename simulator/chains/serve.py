@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
-
 from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from scheduler.dispatch.events import AgentJoined, PlanActivated
 from scheduler.planning.chains.problem import Composition
@@ -17,11 +15,11 @@ from simulator.chains.loop import Durations, SessionLoop
 from simulator.chains.plan import plan_of
 from simulator.chains.result import ChainResult, result_of
 from simulator.chains.workload import Workload
+from simulator.draws import Draws
 
 MODEL = ModelKey("simulated", "1")
 PolicyName = Literal["jffc", "jsq", "sa-jsq", "jiq", "sed"]
 _BYTES_PER_GB = 10**9
-_DRAWN = 4096
 
 
 def serve_chains(
@@ -45,7 +43,7 @@ def serve_chains(
     # Nobody is turned away: the paper's queues have no end.
     limits = ChainedConfig(max_queued=len(workload) + 1, max_requests=len(workload) + 1)
     dispatcher = ChainedDispatcher(
-        limits, policy=policy, random_below=_Drawn(seed).below, stopwatch=stopwatch
+        limits, policy=policy, random_below=Draws(seed).below, stopwatch=stopwatch
     )
     for server in cluster.servers:
         dispatcher.handle(AgentJoined(_agent(server.name, server.gpu.memory_gb)), 0)
@@ -81,20 +79,6 @@ class ReplayEvaluator:
             return float("inf")
         served = serve_chains(self._cluster, composition, self._policy, self._workload, seed=0)
         return served.mean_response_s
-
-
-class _Drawn:
-    """Random numbers, drawn many at a time."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng((seed, 5))
-        self._numbers: list[float] = []
-
-    def below(self, limit: int) -> int:
-        """Returns a number of [0, limit), each equally likely."""
-        if not self._numbers:
-            self._numbers = self._random.random(_DRAWN).tolist()
-        return int(self._numbers.pop() * limit)
 
 
 def _agent(name: str, memory_gb: float) -> Agent:

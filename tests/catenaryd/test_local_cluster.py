@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from catenaryd.local_cluster import device_of
+from catenaryd.local_cluster import ClusterOptions, LocalCluster, device_of
 from services.errors import InvalidInput
 
 
@@ -23,3 +25,32 @@ def test_without_a_gpu_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(InvalidInput, match="device"):
         device_of("cuda", 0)
+
+
+def test_agents_are_dealt_out_to_scheduler_groups_device_by_device() -> None:
+    cluster = LocalCluster(
+        ClusterOptions(agents=6, device="emulated:p4", virtual_gpus=2, schedulers=3, groups=2)
+    )
+    children = cluster._settings()
+    names = ["scheduler", "scheduler-1", "scheduler-2"]
+    ids = [children[name][1]["scheduler_id"] for name in names]
+    assert ids == ["scheduler-0", "scheduler-1", "scheduler-2"]
+    groups = [children[f"agent-{n}"][1]["scheduler_group"] for n in range(6)]
+    assert groups == ["0", "0", "1", "1", "0", "0"]
+    assert all(settings["scheduler_groups"] == 2 for _, settings in children.values())
+    # Group 1 has two agents: more must not be waited for there.
+    assert children["scheduler"][1]["expected_agents"] // 2 == 2
+    addresses = {tuple(children[name][1]["scheduler_addresses"]) for name in ("gateway", "agent-3")}
+    assert [len(each) for each in addresses] == [3]
+
+
+def test_a_cluster_of_one_group_says_nothing_of_groups() -> None:
+    children = LocalCluster(ClusterOptions(agents=3))._settings()
+    said = {name for _, settings in children.values() for name in settings}
+    assert not {"scheduler_groups", "scheduler_group"} & said
+    assert children["scheduler"][1]["expected_agents"] == 3
+
+
+def test_a_plan_for_several_groups_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="plan"):
+        LocalCluster(ClusterOptions(groups=2, plan_file=tmp_path / "plan.json"))

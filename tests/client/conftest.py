@@ -58,6 +58,7 @@ STATUS = admin_pb2.GetStatusResponse(
                         admin_pb2.ChainHopStatus(agent_id="agent-0", last_block=4),
                         admin_pb2.ChainHopStatus(agent_id="agent-1", first_block=4, last_block=9),
                     ],
+                    role="decode", lines=admin_pb2.LatencyLines(decode_ns=7.5e6),
                 )
             ],
         ),
@@ -101,6 +102,7 @@ class Server:
         self.deadlines: list[float | None] = []
         self.metadata: list[dict[str, Any]] = []
         self.orders: list[Any] = []
+        self.status = STATUS
         self.last_switch: admin_pb2.PlanSwitch | None = None
         # Raised by the next calls, oldest first: an error, or (code, text, trailers).
         self.failures: deque[Any] = deque()
@@ -208,7 +210,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
 
     def GetStatus(self, request, context):
         self.server.saw(context)
-        return STATUS
+        return self.server.status
 
     def GetPlan(self, request, context):
         return admin_pb2.GetPlanResponse(
@@ -273,7 +275,20 @@ class Generation(generation_pb2_grpc.GenerationServicer):
                 self.server.cancelled.wait(20)
         if "cut" not in words:
             usage = generation_pb2.Usage(prompt_tokens=2, completion_tokens=len(words))
-            yield generation_pb2.GenerateResponse(id=request.id, finish_reason="stop", usage=usage)
+            last = generation_pb2.GenerateResponse(id=request.id, finish_reason="stop", usage=usage)
+            if request.time_to_first_token_slo_ns:
+                last.objectives.CopyFrom(objectives_of(request))
+            yield last
+
+
+def objectives_of(request: generation_pb2.GenerateRequest) -> generation_pb2.ObjectivesReport:
+    """What came of a request: a first token after 90 ms, 95 predicted, and then 20 per token."""
+    return generation_pb2.ObjectivesReport(
+        time_to_first_token_slo_ns=request.time_to_first_token_slo_ns,
+        time_to_first_token_ns=90_000_000, time_per_output_token_ns=20_000_000,
+        predicted_time_to_first_token_ns=95_000_000,
+        met=request.time_to_first_token_slo_ns >= 90_000_000,
+    )  # fmt: skip
 
 
 def timing_of(index: int) -> generation_pb2.TokenTiming:

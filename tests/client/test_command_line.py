@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -64,6 +65,21 @@ def test_status_for_people_and_as_json(catenary):
     (chain,) = found["models"][1]["chains"]
     assert (chain["capacity"], chain["sessions"], chain["service_ns"]) == (4, 3, 2_500_000_000)
     assert chain["hops"] == [["agent-0", 0, 4], ["agent-1", 4, 9]]
+    assert (chain["role"], chain["lines"]["decode_ns"]) == ("decode", 7.5e6)
+
+
+def test_status_names_who_leads_which_scheduler_group(catenary, server):
+    assert "GROUP" not in catenary("status").stdout
+    divided = server.status = copy.deepcopy(server.status)
+    divided.groups.add(group=0, scheduler_id="scheduler-7", epoch=64, agents=2)
+    divided.groups.add(group=1)
+    page = catenary("status").stdout
+    assert "agent-0 (group 0)" in page
+    rows = [line.split() for line in page.splitlines()]
+    assert ["0", "scheduler-7", "64", "2", "0", "0", "0"] in rows
+    assert ["1", "nobody", "0", "0", "0", "0", "0"] in rows
+    found = json.loads(catenary("status", "--json").stdout)
+    assert [group["scheduler_id"] for group in found["groups"]] == ["scheduler-7", ""]
 
 
 def test_models_are_listed_with_the_reason_they_are_not_ready(catenary):

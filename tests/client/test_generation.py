@@ -52,7 +52,8 @@ async def test_every_option_travels(generating_server, connect):
     await connect.to(generating_server).chat(
         "lm", messages, max_tokens=5, min_tokens=1, temperature=0.5, top_p=0.75, top_k=40,
         repetition_penalty=1.5, presence_penalty=-1, frequency_penalty=0.25, stop="END", seed=0,
-        ignore_eos=True, timings=True, slo_first_token_ms=100, slo_token_ms=0.5, timeout_s=30,
+        ignore_eos=True, timings=True, time_to_first_token_slo_ms=100,
+        time_per_output_token_slo_ms=0.5, timeout_s=30,
     )  # fmt: skip
     request = generating_server.orders[0]
     sampling = request.sampling
@@ -83,7 +84,8 @@ async def test_what_is_left_out_is_left_to_the_server(generating_server, connect
         ("chat", "hi", {"temperature": "hot"}, "temperature"),
         ("chat", "hi", {"seed": 2**64}, "seed"),
         ("chat", "hi", {"stop": [3]}, "stop"),
-        ("chat", "hi", {"slo_token_ms": 0}, "slo_token_ms"),
+        ("chat", "hi", {"time_per_output_token_slo_ms": 0}, "time_per_output_token_slo_ms"),
+        ("chat", "hi", {"time_to_first_token_slo_ms": -3}, "time_to_first_token_slo_ms"),
         ("chat", "hi", {"timeout_s": 0}, "timeout_s"),
         ("chat", [], {}, "messages"),
         ("chat", [{"role": "user"}], {}, "messages[0]"),
@@ -113,6 +115,19 @@ async def test_timings_say_where_each_token_was(generating_server, connect):
     assert (hop.agent_id, hop.first_block, hop.last_block) == ("agent-1", 4, 8)
     assert hop.compute_ns == 5_000_001
     assert (await connect.to(generating_server).chat("lm", "a")).timings == ()
+
+
+async def test_the_end_says_what_came_of_the_objectives(generating_server, connect):
+    client = connect.to(generating_server)
+    stream = client.chat("lm", "a b", stream=True, time_to_first_token_slo_ms=100)
+    pieces = [piece async for piece in stream]
+    assert [piece.objectives is not None for piece in pieces] == [False, False, True]
+    report = stream.so_far.objectives
+    assert report.time_to_first_token_slo_ns == 100_000_000
+    assert report.predicted_time_to_first_token_ns == 95_000_000
+    assert (report.time_per_output_token_slo_ns, report.met) == (0, True)
+    assert not (await client.chat("lm", "a", time_to_first_token_slo_ms=80)).objectives.met
+    assert (await client.chat("lm", "a")).objectives is None
 
 
 async def test_closing_a_stream_cancels_the_answer(generating_server, connect):
@@ -224,6 +239,18 @@ def test_the_command_shows_every_token_and_hop(generating_server):
     assert "2 + 3 tokens, stop" in page
     facts = json.loads(run(generating_server, "lm", "a", "--timings", "--json").stdout)
     assert facts["timings"][0]["hops"][0]["agent_id"] == "agent-0"
+
+
+def test_the_command_compares_what_was_measured_expected_and_wanted(generating_server):
+    asked = ("lm", "a b", "--timings", "--time-to-first-token-slo-ms", "80")
+    page = run(generating_server, *asked).stdout
+    assert "first token 90 ms (expected 95, wanted 80), then 20 ms per token" in page
+    assert "objectives missed" in page
+    facts = json.loads(run(generating_server, *asked, "--json").stdout)
+    assert facts["objectives"]["time_to_first_token_ns"] == 90_000_000
+    wish = ("--time-per-output-token-slo-ms", "7.5")
+    assert run(generating_server, "lm", "a", *wish).stdout == "A \n"
+    assert generating_server.orders[-1].time_per_output_token_slo_ns == 7_500_000
 
 
 def test_a_conversation_remembers_what_was_said(generating_server):

@@ -233,7 +233,7 @@ async def test_next_scheduler_hears_of_everything_unfinished(tmp_path: Path) -> 
     await successor.start()
     async with stage(tmp_path) as running:
         first = running.scheduler
-        running.gateway._link._addresses += (f"127.0.0.1:{successor.port}",)
+        running.gateway._schedulers.links[0]._addresses += (f"127.0.0.1:{successor.port}",)
         successor.peers = first.peers
         running.agent.hold = True
         async with channel_to(running.grpc) as channel:
@@ -249,7 +249,7 @@ async def test_next_scheduler_hears_of_everything_unfinished(tmp_path: Path) -> 
             )
             await first.stop()
             async with asyncio.timeout(5):
-                while running.gateway._link.is_connected:
+                while running.gateway._schedulers.links[0].is_connected:
                     await asyncio.sleep(0.01)
             late = asyncio.ensure_future(infer(request_of(ONE * 4)))
             running.agent.hold = False

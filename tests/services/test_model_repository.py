@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from services.domain.ids import ModelKey
+from services.domain.latency import TokenObjectives
 from services.domain.model import BlockTable, Boundary, ModelManifest
 from services.domain.tensors import TensorSpec
 from services.errors import InvalidInput, ModelNotFound
 from services.model_repository import ModelRepository, document_of_table, table_of_document
 
 KEY = ModelKey("net", "1")
+MS = 1_000_000
 
 
 def manifest(key: ModelKey = KEY, **changes: object) -> ModelManifest:
@@ -39,6 +41,33 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert repository.manifest(KEY) == manifest()
     assert repository.block_table(KEY) == table()
     assert repository.list() == [KEY]
+
+
+def test_objectives_of_text_are_read_back_each_by_itself(tmp_path: Path) -> None:
+    repository = ModelRepository(tmp_path)
+    for objectives in (None, TokenObjectives(800 * MS, 80_500_000), TokenObjectives(0, 30 * MS)):
+        written = manifest(platform="decoder", objectives=objectives)
+        repository.write_manifest(written)
+        assert repository.manifest(KEY) == written
+
+
+@pytest.mark.parametrize(
+    ("platform", "line", "field"),
+    [
+        ("decoder", "time_to_first_token_slo_ms: 0", "time_to_first_token_slo_ms"),
+        ("decoder", "time_per_output_token_slo_ms: fast", "time_per_output_token_slo_ms"),
+        ("decoder", "time_per_output_token_slo_ms: .inf", "time_per_output_token_slo_ms"),
+        ("onnxruntime_onnx", "time_to_first_token_slo_ms: 9", "time_to_first_token_slo_ms"),
+    ],
+)
+def test_wrong_objectives_are_named(tmp_path: Path, platform: str, line: str, field: str) -> None:
+    repository = ModelRepository(tmp_path)
+    repository.write_manifest(manifest(platform=platform))
+    file = repository.folder(KEY) / "model.yaml"
+    file.write_text(file.read_text() + line + "\n")
+    with pytest.raises(InvalidInput) as raised:
+        repository.manifest(KEY)
+    assert raised.value.field == f"net:1/model.yaml.{field}"
 
 
 def test_example_shapes_fill_in_free_sizes(tmp_path: Path) -> None:

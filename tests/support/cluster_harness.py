@@ -87,6 +87,9 @@ def running_cluster(
     agents: int = 3,
     device: str = "cpu",
     virtual_gpus: int = 1,
+    schedulers: int = 1,
+    groups: int = 1,
+    max_agents: int = 0,
 ) -> Iterator[RunningCluster]:
     """Runs a cluster for the length of the block; shows its logs if the block fails."""
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -97,7 +100,10 @@ def running_cluster(
         arguments += ["--config", str(file)]
     arguments += ["up", "--json", "--agents", str(agents), "--device", device,
                   "--virtual-gpus", str(virtual_gpus),
+                  "--schedulers", str(schedulers), "--groups", str(groups),
                   "--grpc-port", "0", "--http-port", "0", "--data-dir", str(data_dir)]  # fmt: skip
+    if max_agents:
+        arguments += ["--max-agents", str(max_agents)]
     for model in models:
         arguments += ["--model", model]
     if placement is not None:

@@ -81,6 +81,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
         self.models = list(models)
         self.epoch = 1
         self.standby = False
+        self.group = ""
+        """The only scheduler group it leads; empty: calls name none."""
         self.peers: list[common_pb2.Peer] = []
         self.script: Callable[[scheduler_pb2.SubmitRequest], list[Down]] = self.one_batch
         self.session_script: Callable[[scheduler_pb2.SubmitSession], list[Down]] = lambda _: []
@@ -142,7 +144,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
         )
 
     async def GatewaySession(self, request_iterator, context):  # noqa: N802
-        if self.standby:
+        said = dict(context.invocation_metadata()).get("catenary-group", "")
+        if self.standby or said != self.group:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "standby")
         self.sessions += 1
         self._out = asyncio.Queue()
@@ -175,7 +178,10 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
             await context.write(pack)
 
     async def GetStatus(self, request, context):  # noqa: N802
-        return admin_pb2.GetStatusResponse(scheduler_id="s", epoch=self.epoch)
+        agents = [admin_pb2.AgentStatus(agent_id=f"of-{self.group or 's'}", state="ready")]
+        return admin_pb2.GetStatusResponse(
+            scheduler_id="s" + self.group, epoch=self.epoch, agents=agents, redis_connected=True
+        )
 
     async def DeployModel(self, request, context):  # noqa: N802
         return admin_pb2.DeployModelResponse(plan_id=f"with {request.model}:{request.version}")

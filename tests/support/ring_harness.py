@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
-from gpu_agent.decoders.base import CacheLayout, DecoderCost, SlotBook, StepItem
+from gpu_agent.decoders.base import CacheLayout, DecoderCost, StepItem
+from gpu_agent.decoders.slot_book import SlotBook
 from gpu_agent.generation.engine import GenerationEngine
 from gpu_agent.generation.lane import Lane
 from gpu_agent.generation.meter import GenerationMeter
 from gpu_agent.generation.surroundings import GenerationLimits, Surroundings
 from gpu_agent.generation.table import LoadedDecoder
+from gpu_agent.kv import CacheSpan
 from services.domain.decoder import DecoderTable
 from services.domain.ids import ModelKey, PartitionKey
 from tests.support.agent_harness import SECOND_NS, Net, Node, TestPeer, until
@@ -42,7 +44,7 @@ TABLE = DecoderTable(
     block_bytes=100,
     embedding_bytes=10,
     head_bytes=10,
-    cache_bytes_per_token=8,
+    cache_bytes_per_token=2 * HIDDEN * 4,
 )
 
 
@@ -54,7 +56,8 @@ class ToyDecoder:
         self.table = TABLE
         self.memory_bytes = 1000
         self.book = SlotBook(key, TABLE, layout)
-        self._state: dict[tuple[int, int], np.ndarray] = {}
+        self._state: dict[tuple[int, int], list[np.ndarray]] = {}
+        """Per session and block: the state in front of each token, and behind the last one."""
         self.closed = False
         self.steps: list[list[tuple[int, int, int]]] = []
         """Per step: session, position, tokens of each item."""
@@ -80,7 +83,7 @@ class ToyDecoder:
         assert not self.closed
         self.book.open(session, entry_block, tokens)
         for block in range(entry_block, self.key.last_block):
-            self._state[session, block] = np.full(HIDDEN, block + 1, np.int64)
+            self._state[session, block] = [np.full(HIDDEN, block + 1, np.int64)]
 
     def close_session(self, session: int) -> None:
         if self.book.close(session):
@@ -106,12 +109,14 @@ class ToyDecoder:
         else:
             hidden = item.inputs.astype(np.int64)
         for block in range(entry, self.key.last_block):
-            state = self._state[item.session, block]
+            states = self._state[item.session, block]
+            state = states[-1]
+            assert len(states) == item.position + 1
             out = np.empty_like(hidden)
             for row, value in enumerate(hidden):
                 state = (state * 31 + np.roll(value, 1) * (block + 7) + 13) % _PRIME
                 out[row] = (value + state) % _PRIME
-            self._state[item.session, block] = state
+                states.append(state)
             hidden = out
         self.book.cached[item.session] = item.position + len(item.inputs)
         if item.want == "hidden":
@@ -120,6 +125,27 @@ class ToyDecoder:
             return None
         mixed = int(hidden[-1] @ np.array([1, 257, 65_537, 91]))
         return ((mixed * (np.arange(VOCABULARY) + 3) * 7919) % 10_007).astype(np.float32)
+
+    def export_cache(self, session: int, span: CacheSpan) -> np.ndarray:
+        """Keys are the states behind the tokens, values their negatives."""
+        self.book.check_export(session, span)
+        made = np.empty((span.blocks, 2, span.tokens, 1, HIDDEN), np.float32)
+        for row, block in zip(made, range(span.first_block, span.last_block), strict=True):
+            states = self._state[session, block][span.first_token + 1 : span.last_token + 1]
+            row[0, :, 0] = states
+            row[1, :, 0] = np.negative(states)
+        return made
+
+    def import_cache(self, session: int, span: CacheSpan, rows: np.ndarray) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.book.check_import(session, span, rows)
+        assert (rows[:, 0] == -rows[:, 1]).all()
+        for row, block in zip(rows, range(span.first_block, span.last_block), strict=True):
+            states = self._state[session, block]
+            assert len(states) == span.first_token + 1
+            states += list(row[0, :, 0].astype(np.int64))
+        self.book.imported(session, span)
 
     def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
         layout.check(self.key)
@@ -169,23 +195,27 @@ def opening(
     timed: bool = False,
     traceparent: str = "",
     model: ModelKey = MODEL,
+    decode: Sequence[Span] = (),
     **sampling: object,
 ) -> frame_pb2.SessionOpening:
-    route = [
-        common_pb2.Hop(
-            agent_id=agent,
-            model=model.name,
-            model_version=model.version,
-            first_block=first,
-            last_block=last,
-        )
-        for agent, first, last in ring
-    ]
+    def hops(spans: Sequence[Span]) -> list[common_pb2.Hop]:
+        return [
+            common_pb2.Hop(
+                agent_id=agent,
+                model=model.name,
+                model_version=model.version,
+                first_block=first,
+                last_block=last,
+            )
+            for agent, first, last in spans
+        ]
+
     sampling.setdefault("ignore_eos", True)
     return frame_pb2.SessionOpening(
         gateway_id=gateway,
         request_id=7,
-        route=route,
+        route=hops(ring),
+        decode_route=hops(decode),
         token_ids=prompt,
         prompt_tokens=len(prompt) if prompt_tokens is None else prompt_tokens,
         sampling=generation_pb2.SamplingParameters(max_tokens=max_tokens, **sampling),

@@ -21,6 +21,7 @@ from catenary_protos.catenary.v1 import (
 from scheduler.process import SchedulerProcess
 from scheduler.settings import SchedulerSettings
 from services.domain.decoder import DecoderTable
+from services.domain.groups import GROUP_METADATA
 from services.domain.ids import ModelKey
 from services.domain.model import BlockTable, Boundary, ModelManifest
 from services.domain.tensors import ANY, TensorSpec
@@ -107,10 +108,11 @@ class Client:
     method = ""
     pack: Any = None
 
-    def __init__(self, port: int, *hello: Any) -> None:
+    def __init__(self, port: int, *hello: Any, group: int | None = None) -> None:
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel)
-        self.call = getattr(stub, self.method)()
+        metadata = () if group is None else ((GROUP_METADATA, str(group)),)
+        self.call = getattr(stub, self.method)(metadata=metadata)
         self._hello = hello
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -170,6 +172,7 @@ class AgentScript:
     sessions: list[scheduler_pb2.SessionInAgent] = field(default_factory=list)
     answers_closes: bool = True
     decode_ns: int = 10 * MS
+    group: int | None = None
 
 
 class FakeAgent(Client):
@@ -190,7 +193,8 @@ class FakeAgent(Client):
             partitions=self.script.partitions, batches=self.script.batches,
             sessions=self.script.sessions,
         )  # fmt: skip
-        super().__init__(port, scheduler_pb2.AgentMessage(hello=hello))
+        message = scheduler_pb2.AgentMessage(hello=hello)
+        super().__init__(port, message, group=self.script.group)
 
     async def on_message(self, message: Any) -> None:
         if message.WhichOneof("kind") == "load_partition":
@@ -257,12 +261,14 @@ class FakeGateway(Client):
     method = "GatewaySession"
     pack = scheduler_pb2.GatewayMessages
 
-    def __init__(self, port: int, name: str = "gateway-0", incarnation: int = 1) -> None:
+    def __init__(
+        self, port: int, name: str = "gateway-0", incarnation: int = 1, group: int | None = None
+    ) -> None:
         hello = scheduler_pb2.GatewayHello(
             gateway_id=name, incarnation=incarnation,
             peer=common_pb2.Peer(peer_id=name, incarnation=incarnation),
         )  # fmt: skip
-        super().__init__(port, scheduler_pb2.GatewayMessage(hello=hello))
+        super().__init__(port, scheduler_pb2.GatewayMessage(hello=hello), group=group)
 
     async def submit(self, number: int, **changes: Any) -> None:
         values = {
@@ -338,9 +344,13 @@ class Crowd:
         return agent
 
     async def gateway(
-        self, port: int, name: str = "gateway-0", incarnation: int = 1
+        self,
+        port: int,
+        name: str = "gateway-0",
+        incarnation: int = 1,
+        group: int | None = None,
     ) -> FakeGateway:
-        gateway = FakeGateway(port, name, incarnation)
+        gateway = FakeGateway(port, name, incarnation, group)
         await self._start(gateway)
         return gateway
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_agent.decoders import building, import_worker, importing
+from services.domain.ids import ModelKey
+from services.model_repository import ModelRepository
 
 VOCABULARY = 160
 LAYERS = 6
@@ -93,3 +99,19 @@ def greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
             logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
             ids.append(int(logits.argmax()))
     return ids[len(prompt) :]
+
+
+@cache
+def imported_llama() -> tuple[ModelRepository, ModelKey, Any]:
+    """Returns a tiny model both libraries run, and the same as `transformers` runs it.
+
+    It is imported once for all tests of this process, which change nothing of it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="cat-llama-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    whole = write_folder(folder / "source", "llama3")
+    repository, key = ModelRepository(folder / "models"), ModelKey("tiny", "1")
+    with worker_in_this_process():
+        options = importing.ImportOptions(session_tokens=64)
+        importing.import_decoder(repository, folder / "source", key, options)
+    return repository, key, whole

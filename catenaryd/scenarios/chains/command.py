@@ -10,7 +10,6 @@ import click
 
 from catenaryd.scenarios.chains.runs import run_scenarios, write
 from catenaryd.scenarios.chains.schema import json_schema
-from catenaryd.scenarios.report import Report
 
 
 def print_schema() -> None:
@@ -45,12 +44,7 @@ def run_command(
         facts = [{"scenario": each.name, "title": each.title, **each.facts} for each in reports]
         click.echo(json.dumps(facts[0] if len(facts) == 1 else {"scenarios": facts}))
     elif out is None:
-        click.echo("\n\n".join(_text(report) for report in reports))
-
-
-def _text(report: Report) -> str:
-    tables = [table.markdown() for table in report.tables]
-    return "\n\n".join([f"# {report.title}", *tables, *report.notes])
+        click.echo("\n\n".join(report.text() for report in reports))
 
 
 def _progress(line: str) -> None:

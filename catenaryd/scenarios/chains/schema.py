@@ -6,12 +6,10 @@ A scenario is a YAML mapping; `kind` says which of the classes below it is. Unkn
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from catenaryd.scenarios.chains.schema_parts import (
@@ -29,6 +27,7 @@ from catenaryd.scenarios.chains.schema_parts import (
     System,
     WorkloadSpec,
 )
+from catenaryd.scenarios.yaml_files import read_mapping
 from services.errors import InvalidInput
 
 
@@ -139,15 +138,7 @@ def load_scenario(path: Path, *, quick: bool = False) -> Scenario:
     Raises:
         InvalidInput: If it is none; names the key that is missing, unknown or wrong.
     """
-    try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
-        document = yaml.safe_load(text)
-    except OSError as error:
-        raise InvalidInput(str(path), f"cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        text = str(error).replace("\n", " ")
-        raise InvalidInput(path.name, f"is not YAML: {text}") from None
-    return parse_scenario(document, path.name, quick=quick)
+    return parse_scenario(read_mapping(path), path.name, quick=quick)
 
 
 def parse_scenario(document: object, where: str = "scenario", *, quick: bool = False) -> Scenario:

@@ -11,7 +11,13 @@ import typer
 from catenary.client import Client
 from catenary.command_line.kit import Options, command, console, fail, print_json, table
 from catenary.errors import CatenaryError, NotSupportedError
-from catenary.generation import GenerationOptions, GenerationResult, TokenHop, TokenTiming
+from catenary.generation import (
+    GenerationOptions,
+    GenerationResult,
+    ObjectivesReport,
+    TokenHop,
+    TokenTiming,
+)
 from catenary.types import as_json
 
 _MODEL = Annotated[str, typer.Argument(help="Name of a language model.")]
@@ -41,6 +47,12 @@ def chat(  # noqa: PLR0913 - one parameter an option
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends before it; repeatable.")] = None,
     timeout: Annotated[float | None, typer.Option(help="gRPC deadline in seconds.")] = None,
+    time_to_first_token_slo_ms: Annotated[
+        float | None, typer.Option(help="When the first token should be there.")
+    ] = None,
+    time_per_output_token_slo_ms: Annotated[
+        float | None, typer.Option(help="How long each further token may take in the mean.")
+    ] = None,
     timings: Annotated[
         bool, typer.Option("--timings", help="Show where the time of each token went.")
     ] = False,
@@ -54,6 +66,8 @@ def chat(  # noqa: PLR0913 - one parameter an option
     given: dict[str, Any] = {
         "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,
         "seed": seed, "stop": stop or None, "timeout_s": timeout, "timings": timings or None,
+        "time_to_first_token_slo_ms": time_to_first_token_slo_ms,
+        "time_per_output_token_slo_ms": time_per_output_token_slo_ms,
     }  # fmt: skip
     asked = cast("GenerationOptions", {k: v for k, v in given.items() if v is not None})
     messages = [{"role": "system", "content": system}] if system else []
@@ -103,6 +117,8 @@ def _say(
         console().print(timing_table(result.timings))
     if asked.get("timings"):
         typer.echo(_summary(result))
+        if result.objectives is not None:
+            typer.echo(objectives_line(result.objectives))
 
 
 def _next_line() -> str:
@@ -122,10 +138,11 @@ def printable(text: str) -> str:
 
 
 def facts(result: GenerationResult) -> dict[str, Any]:
-    """Returns an answer as plain JSON values; timings only where there are some."""
+    """Returns an answer as plain JSON values; only what there is of timings and objectives."""
     found: dict[str, Any] = as_json(result)
-    if not result.timings:
-        del found["timings"]
+    for name in ("timings", "objectives"):
+        if not found[name]:
+            del found[name]
     return found
 
 
@@ -160,6 +177,33 @@ def _key(hop: TokenHop) -> tuple[str, int, int]:
 def _cell(hop: TokenHop) -> str:
     before = (hop.transfer_ns + hop.wait_ns) / 1e6
     return f"{before:.1f} + {hop.compute_ns / 1e6:.1f} + {hop.send_ns / 1e6:.1f}"
+
+
+def objectives_line(report: ObjectivesReport) -> str:
+    """Returns what was measured, expected and wanted, in milliseconds."""
+    first = _compared(
+        report.time_to_first_token_ns,
+        report.predicted_time_to_first_token_ns,
+        report.time_to_first_token_slo_ns,
+    )
+    each = _compared(
+        report.time_per_output_token_ns,
+        report.predicted_time_per_output_token_ns,
+        report.time_per_output_token_slo_ns,
+    )
+    held = report.time_to_first_token_slo_ns or report.time_per_output_token_slo_ns
+    verdict = ("; objectives met" if report.met else "; objectives missed") if held else ""
+    return f"at the gateway: first token {first}, then {each} per token{verdict}"
+
+
+def _compared(measured_ns: int, predicted_ns: int, slo_ns: int) -> str:
+    beside = []
+    if predicted_ns:
+        beside.append(f"expected {predicted_ns / 1e6:.0f}")
+    if slo_ns:
+        beside.append(f"wanted {slo_ns / 1e6:.0f}")
+    remark = f" ({', '.join(beside)})" if beside else ""
+    return (f"{measured_ns / 1e6:.0f} ms" if measured_ns else "-") + remark
 
 
 def _summary(result: GenerationResult) -> str:

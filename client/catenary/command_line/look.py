@@ -105,8 +105,8 @@ def _status_page(found: ClusterStatus) -> Group:
         f"{found.live_reservations} reservations, {found.sessions_in_flight} sessions\n"
     )
     agents = (
-        (a.agent_id, a.device, a.device_class, a.state, a.utilisation_ratio * 100,
-         ", ".join(a.partitions))
+        (f"{a.agent_id} (group {a.group})" if found.groups else a.agent_id, a.device,
+         a.device_class, a.state, a.utilisation_ratio * 100, ", ".join(a.partitions))
         for a in found.agents
     )  # fmt: skip
     deployed = (
@@ -124,6 +124,14 @@ def _status_page(found: ClusterStatus) -> Group:
         for m in found.models
         for c in m.chains
     ]  # fmt: skip
+    if found.groups:
+        groups = (
+            (str(g.group), g.scheduler_id or "nobody", g.epoch, g.agents, g.queued_requests,
+             g.batches_in_flight, g.sessions_in_flight)
+            for g in found.groups
+        )  # fmt: skip
+        titles = ("GROUP", "SCHEDULER", "EPOCH", "AGENTS", "QUEUED", "BATCHES", "SESSIONS")
+        pages[1:1] = [table(titles, groups), Text()]
     if chains:
         pages += [Text(), table(("CHAIN", "AGENTS", "SESSIONS", "CAPACITY", "MEAN MS"), chains)]
     return Group(*pages)

@@ -6,7 +6,13 @@ from scheduler.dispatch.chained.desk import Desk
 from scheduler.dispatch.chained.ledger import ChainLedger
 from scheduler.dispatch.events import Reject, SessionRequested
 from services.domain.ids import Nanoseconds
-from services.errors import DeadlineExceeded, InvalidInput, NoActivePlan, Overloaded
+from services.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    NoActivePlan,
+    Overloaded,
+    SloUnattainable,
+)
 
 
 def refusal(known: ChainLedger, event: SessionRequested) -> Reject | None:
@@ -36,7 +42,17 @@ def refusal(known: ChainLedger, event: SessionRequested) -> Reject | None:
             event.request, Overloaded.reason, f"{waiting} requests for {event.model} wait already",
             retry_after_ns=_drained_after(known, desk),
         )  # fmt: skip
-    return None
+    return _inadmissible(desk, event, known.now)
+
+
+def _inadmissible(desk: Desk | None, event: SessionRequested, now: Nanoseconds) -> Reject | None:
+    """Returns the answer to a request whose objectives no worker could keep were it empty."""
+    if desk is None or desk.board is None or event.progress is not None:
+        return None
+    fault = desk.board.fault(event, now)
+    if fault is None:
+        return None
+    return Reject(event.request, SloUnattainable.reason, fault.message, details=fault.details())
 
 
 def _fault(desk: Desk | None, event: SessionRequested) -> str:

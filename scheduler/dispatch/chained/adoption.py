@@ -42,6 +42,11 @@ class ChainAdoption(ChainLedger):
             session.hops = adopted.hops
             session.route = self.desk(ticket.model).route_of(adopted.hops)
             session.route.running += 1
+            board = self.desk(ticket.model).board
+            if board is not None:
+                board.seat(ticket, session.route, self.now)
+                if ticket.event.progress is not None:
+                    board.progressed(ticket, ticket.event.progress)
         expires = ticket.deadline + self.config.deadline_grace_ns
         self.slots.confirm(adopted.session, expires)
         holders = set(self.slots.agents(adopted.session))

@@ -39,3 +39,5 @@ class ChainedConfig:
     retry_after_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
     """Least advice to rejected clients, and the advice where nothing better is known."""
     longest_retry_after_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND
+    rebalance: bool = False
+    """Requests placed together change workers where predicted lengths were wrong (policy "slo")."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduler.book.slots import SlotLedger
+from scheduler.dispatch.chained.board import Board
 from scheduler.dispatch.chained.lines import BoundQueues, CentralQueue, Line
+from scheduler.dispatch.chained.placement_line import PlacementLine
 from scheduler.dispatch.chained.policy import Policy
 from scheduler.dispatch.chained.routes import Route, claims_of
 from services.domain.ids import AgentId, ModelKey, Nanoseconds
@@ -24,13 +26,19 @@ class Desk:
         session_tokens: Most tokens of one session; 0 if unlimited.
         line: Who waits.
         usable: Chains whose agents are all there and trusted.
+        board: Who is on which worker, of policies that need to know; else None.
     """
 
-    def __init__(self, model: ModelKey, policy: Policy, slots: SlotLedger) -> None:
+    def __init__(self, model: ModelKey, policy: Policy | Board, slots: SlotLedger) -> None:
         self.model = model
         self.served = False
         self.session_tokens = 0
-        self.line: Line = CentralQueue(policy) if policy.central else BoundQueues(policy, slots)
+        self.board: Board | None = None
+        if isinstance(policy, Board):
+            self.board = policy
+            self.line: Line = PlacementLine(policy)
+        else:
+            self.line = CentralQueue(policy) if policy.central else BoundQueues(policy, slots)
         self.usable = 0
         self._slots = slots
         self._routes: dict[tuple[ChainHop, ...], Route] = {}
@@ -43,6 +51,8 @@ class Desk:
         Capacities of caches are the book's. `refresh` must follow.
         """
         self.served = plan is not None
+        if self.board is not None:
+            self.board.activate(plan)
         chains = plan.chains if plan is not None else ()
         self.session_tokens = plan.session_tokens if plan is not None else 0
         before, self._routes = self._routes, {}
@@ -60,6 +70,7 @@ class Desk:
             route.capacity = chain.capacity + (route.capacity if same else 0)
             route.chain_id, route.claims = chain.chain_id, claims
             route.service_ns, route.index = chain.service_ns, index
+            route.role = chain.role
             self._routes[chain.hops] = route
         rate = sum(each.capacity / max(1, each.service_ns) for each in self._routes.values())
         self._gap_ns = 1 / rate if rate else 0.0

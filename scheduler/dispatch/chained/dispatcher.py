@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from scheduler.book import Book, Reservation, ReservationChange
+from scheduler.dispatch.chained.board_statistics import placement_statistics
 from scheduler.dispatch.chained.config import ChainedConfig
+from scheduler.dispatch.chained.desk import Desk
 from scheduler.dispatch.chained.lifecycle import ChainLifecycle
 from scheduler.dispatch.chained.policies import policy_factory
 from scheduler.dispatch.chained.policy import PolicyFactory, RandomBelow
+from scheduler.dispatch.chained.resettling import resettle
+from scheduler.dispatch.chained.tracking import Ticket
 from scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
     Command,
     Event,
+    LatencyRefitted,
     PlanActivated,
     RequestCancelled,
     RequestCompleted,
@@ -21,8 +26,10 @@ from scheduler.dispatch.events import (
     SessionRequested,
     SessionsClosed,
     SessionsHeld,
+    SessionsProgressed,
     Tick,
 )
+from scheduler.dispatch.placing.lengths import LengthPredictor
 from services.domain.ids import ModelKey, Nanoseconds, RequestId
 
 
@@ -36,7 +43,8 @@ class ChainedDispatcher:
     Args:
         config: Limits and waiting times.
         book: Where slots are booked; one of its own if None.
-        policy: "jffc" (default), "jsq", "sa-jsq", "jiq", "sed", or what makes a policy per model.
+        policy: "jffc" (default), "slo", "jsq", "sa-jsq", "jiq", "sed", or what makes
+            a policy per model.
         first_session: Id of the first session; the scheduler puts its epoch into the upper bits.
             Lower ids are those of schedulers before.
         random_below: Settles the ties of JSQ and JIQ.
@@ -63,7 +71,7 @@ class ChainedDispatcher:
         make = policy_factory(policy, slots, random_below) if isinstance(policy, str) else policy
         self._life = ChainLifecycle(config or ChainedConfig(), slots, make, first_session)
 
-    def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
+    def handle(self, event: Event, now: Nanoseconds) -> list[Command]:  # noqa: PLR0912
         """Folds one event into the state and returns what is to be done, in order.
 
         Events of other kinds of plans are none of its business and ignored.
@@ -83,6 +91,10 @@ class ChainedDispatcher:
                 life.session_failed(event)
             case SessionsHeld():
                 life.sessions_held(event)
+            case SessionsProgressed():
+                life.progressed(event)
+            case LatencyRefitted():
+                life.refitted(event)
             case AgentJoined():
                 life.agent_joined(event)
             case AgentLost():
@@ -124,6 +136,17 @@ class ChainedDispatcher:
         """Takes note of sessions that were entered into the book from outside."""
         self._life.restored()
 
+    def length_predictors(self) -> dict[ModelKey, LengthPredictor]:
+        """Returns what is known of answer lengths, by model; it goes on learning."""
+        return self._life.lengths
+
+    def restore_lengths(self, model: ModelKey, predictor: LengthPredictor) -> None:
+        """Goes on with what a scheduler before this one knew of a model's answer lengths."""
+        self._life.lengths[model] = predictor
+        desk = self._life.desks.get(model)
+        if desk is not None and desk.board is not None:
+            desk.board.lengths = predictor
+
     def snapshot(self) -> list[Reservation]:
         """Returns every reservation."""
         return self._book.snapshot()
@@ -141,6 +164,7 @@ class ChainedDispatcher:
             "booked_slots": sum(cache.used for cache in caches),
             "block_slots": sum(cache.capacity for cache in caches),
             "usable_chains": sum(desk.usable for desk in life.desks.values()),
+            **placement_statistics([desk.board for desk in life.desks.values()]),
         }
 
     def take_decision_times(self) -> list[Nanoseconds]:
@@ -153,16 +177,27 @@ class ChainedDispatcher:
     def _serve(self) -> None:
         """Starts whoever waits and finds a free chain, one after the other."""
         life = self._life
-        stopwatch = self._stopwatch
         for model in life.dirty:
             desk = life.desks.get(model)
             while desk is not None and desk.line:
-                began = stopwatch() if stopwatch is not None else 0
-                turn = desk.line.next()
-                if turn is None:
+                started = self._start(desk)
+                # Who was moved and found no place waits again, and is looked at once more.
+                if not (started and life.config.rebalance and resettle(life, desk, started)):
                     break
-                life.start(*turn)
-                life.counters["decisions"] += 1
-                if stopwatch is not None:
-                    self._decision_ns.append(stopwatch() - began)
         life.dirty.clear()
+
+    def _start(self, desk: Desk) -> list[Ticket]:
+        """Starts whoever waits at a desk and finds a free chain, and returns them."""
+        life, stopwatch = self._life, self._stopwatch
+        started = []
+        while desk.line:
+            began = stopwatch() if stopwatch is not None else 0
+            turn = desk.line.next(life.now)
+            if turn is None:
+                break
+            life.start(*turn)
+            started.append(turn[0])
+            life.counters["decisions"] += 1
+            if stopwatch is not None:
+                self._decision_ns.append(stopwatch() - began)
+        return started

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from scheduler.book.caches import Cache
 from scheduler.book.slots import SlotLedger
+from scheduler.dispatch.chained.board_figures import PLACEMENT_COUNTERS
 from scheduler.dispatch.chained.config import ChainedConfig
 from scheduler.dispatch.chained.desk import Desk
 from scheduler.dispatch.chained.distrust import Distrust
@@ -15,14 +16,18 @@ from scheduler.dispatch.chained.policy import PolicyFactory
 from scheduler.dispatch.chained.routes import Route
 from scheduler.dispatch.chained.tracking import Session, Ticket, Timers
 from scheduler.dispatch.events import CloseSessions, Command, Reject, StartSession
+from scheduler.dispatch.placing.lengths import LengthPredictor
+from scheduler.dispatch.placing.rebalancer import Rebalancer
 from services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
-from services.domain.plan import Plan
+from services.domain.plan import ChainHop, Plan
 from services.errors import DeadlineExceeded, NoActivePlan, PartitionLost
 
 _COUNTERS = (
     "arrived_requests", "completed_requests", "cancelled_requests", "rejected_requests",
     "decisions", "started_sessions", "restarted_sessions", "failed_sessions",
     "undelivered_sessions", "adopted_sessions", "unclaimed_sessions", "abandoned_sessions",
+    *PLACEMENT_COUNTERS,
+    "rebalanced_sessions",
 )  # fmt: skip
 
 
@@ -40,6 +45,8 @@ class ChainLedger:
         self.commands: list[Command] = []
         self.dirty: dict[ModelKey, None] = {}
         self.desks: dict[ModelKey, Desk] = {}
+        self.lengths: dict[ModelKey, LengthPredictor] = {}
+        """Outlive the desks: what is known of a model may be known before a plan serves it."""
         self.tickets: dict[RequestId, Ticket] = {}
         self.sessions: dict[SessionId, Session] = {}
         self.timers = Timers()
@@ -67,7 +74,19 @@ class ChainLedger:
         desk = self.desks.get(model)
         if desk is None:
             desk = self.desks[model] = Desk(model, self._policy(), self.slots)
+            if desk.board is not None:
+                desk.board.lengths = self.lengths_of(model)
+                if self.config.rebalance:
+                    desk.board.rebalancer = Rebalancer()
+                desk.board.counters = self.counters
         return desk
+
+    def lengths_of(self, model: ModelKey) -> LengthPredictor:
+        """Returns what is known of the lengths of a model's answers, made on first use."""
+        known = self.lengths.get(model)
+        if known is None:
+            known = self.lengths[model] = LengthPredictor()
+        return known
 
     def enqueue(self, ticket: Ticket) -> None:
         """Has a request wait for a chain."""
@@ -149,15 +168,55 @@ class ChainLedger:
         self.slots.reserve(session_id, route.claims, self.now, expires)
         session = Session(session_id, ticket, route)
         ticket.session = session
-        route.running += 1
         self.sessions[session_id] = session
         self.counters["started_sessions"] += 1
-        self.commands.append(StartSession(session_id, ticket.request, route.chain_id, route.hops))
+        hops = route.hops
+        decode_hops: tuple[ChainHop, ...] = ()
+        if route.halves is None:
+            route.running += 1
+        else:
+            prefill, decode = route.halves
+            prefill.running += 1
+            decode.running += 1
+            hops, decode_hops = prefill.hops, decode.hops
+        first_ns = per_token_ns = 0
+        objectives = ticket.event.objectives
+        board = self.desk(ticket.model).board
+        if board is not None:
+            objectives = board.objectives_of(ticket.event)
+            first_ns, per_token_ns = board.expected(ticket, route, self.now)
+            board.seat(ticket, route, self.now)
+        self.commands.append(
+            StartSession(
+                session_id, ticket.request, route.chain_id, hops, decode_hops, objectives,
+                first_ns, per_token_ns,
+            )
+        )  # fmt: skip
+
+    def unstart(self, ticket: Ticket) -> None:
+        """Takes back a start the gateway has not been told of: nothing of it is left."""
+        session = ticket.session
+        if session is None:
+            return
+        self._leaves(ticket)
+        self.slots.release(session.session_id)
+        for route in (session.prefill, session.route):
+            if route is not None:
+                route.running -= 1
+        del self.sessions[session.session_id]
+        ticket.session = session.ticket = None
+        self.counters["started_sessions"] -= 1
+        self.commands = [
+            command
+            for command in self.commands
+            if not (isinstance(command, StartSession) and command.session == session.session_id)
+        ]
 
     def close(self, session: Session) -> None:
         """Has every agent that holds slots of a session free them; they stay booked until then."""
         ticket = session.ticket
         if ticket is not None:
+            self._leaves(ticket)
             ticket.session = session.ticket = None
         self.unclaimed.pop(session.session_id, None)
         session.closing = True
@@ -168,6 +227,12 @@ class ChainLedger:
             self.order_close(session)
         else:
             self.is_over(session.session_id)
+
+    def _leaves(self, ticket: Ticket) -> None:
+        """The session of a request does not load its worker any more."""
+        desk = self.desks.get(ticket.model)
+        if desk is not None and desk.board is not None:
+            desk.board.leave(ticket.request)
 
     def order_close(self, session: Session) -> None:
         """Tells the agents of a session (again) to close it."""
@@ -185,6 +250,26 @@ class ChainLedger:
         self.were_freed(self.slots.release(session, agent))
         if session not in self.slots:
             self.is_over(session)
+            return
+        known = self.sessions.get(session)
+        if known is not None and known.prefill is not None:
+            holders = self.slots.agents(session)
+            if not any(each in holders for each in known.prefill_agents):
+                self._handed_over(known)
+
+    def _handed_over(self, session: Session) -> None:
+        """The agents that ran its prompt have let it go: its place on their chain is free."""
+        prefill, session.prefill = session.prefill, None
+        if prefill is None:
+            return
+        prefill.running -= 1
+        if session.route is not None:
+            session.hops = session.route.hops
+        model = prefill.hops[0].partition.model
+        desk = self.desks.get(model)
+        if desk is not None:
+            desk.line.offer(prefill)
+            self.dirty[model] = None
 
     def were_freed(self, caches: list[Cache]) -> None:
         """Somebody may start now where slots were freed."""
@@ -204,9 +289,12 @@ class ChainLedger:
         session = self.sessions.get(session_id)
         if session is None:
             return
-        if session.ticket is None:
+        if session.ticket is not None:
+            self._leaves(session.ticket)
+        else:
             del self.sessions[session_id]
             self.unclaimed.pop(session_id, None)
+        self._handed_over(session)
         route, session.route = session.route, None
         if route is not None:
             route.running -= 1

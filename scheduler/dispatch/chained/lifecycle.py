@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from scheduler.dispatch.chained.admission import refusal
 from scheduler.dispatch.chained.adoption import ChainAdoption
+from scheduler.dispatch.chained.desk import Desk
 from scheduler.dispatch.chained.routes import set_capacities
 from scheduler.dispatch.chained.tracking import Session, Ticket
 from scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
+    LatencyRefitted,
     PlanActivated,
     RequestCancelled,
     RequestCompleted,
@@ -16,8 +18,9 @@ from scheduler.dispatch.events import (
     SessionRequested,
     SessionsClosed,
     SessionsHeld,
+    SessionsProgressed,
 )
-from services.domain.ids import AgentId, Nanoseconds
+from services.domain.ids import AgentId, ModelKey, Nanoseconds
 from services.errors import NoActivePlan, Unavailable
 
 
@@ -41,10 +44,14 @@ class ChainLifecycle(ChainAdoption):
                 self.refused(event.in_flight)
             return
         self.sequence += 1
-        ticket = Ticket(event, self.sequence)
+        ticket = Ticket(
+            event, self.sequence, self.now if event.arrived_ns is None else event.arrived_ns
+        )
         self.tickets[event.request] = ticket
         self.timers.set(ticket, ticket.deadline, len(self.tickets))
         if event.in_flight is None:
+            if event.progress is not None:
+                ticket.generated_tokens = event.progress.generated_tokens
             self.enqueue(ticket)
         else:
             self.adopt(ticket, event.in_flight)
@@ -55,6 +62,14 @@ class ChainLifecycle(ChainAdoption):
         if ticket is None:
             return
         self.counters["completed_requests"] += 1
+        if event.progress is not None:
+            asked, answer_tokens = ticket.event, event.progress.generated_tokens
+            self.lengths_of(ticket.model).learn(
+                asked.prompt_tokens, answer_tokens, asked.max_tokens
+            )
+            board = self.desk(ticket.model).board
+            if board is not None:
+                board.ended(ticket, event.progress)
         if ticket.session is not None:
             self.distrust.worked(ticket.session.hops)
         self.forget(ticket)
@@ -82,11 +97,40 @@ class ChainLifecycle(ChainAdoption):
 
     # Sessions
 
+    def progressed(self, event: SessionsProgressed) -> None:
+        """Sessions got tokens: what they save may let somebody in."""
+        heard: dict[ModelKey, Desk] = {}
+        for progress in event.sessions:
+            ticket = self.tickets.get(progress.request)
+            if ticket is None or ticket.session is None:
+                continue
+            desk = self.desk(ticket.model)
+            if desk.board is not None:
+                desk.board.progressed(ticket, progress)
+                heard[ticket.model] = desk
+        for model, desk in heard.items():
+            if desk.board is not None:
+                desk.board.look(self.now)
+            if desk.line:
+                self.dirty[model] = None
+
+    def refitted(self, event: LatencyRefitted) -> None:
+        """Chains are faster or slower than was thought."""
+        desk = self.desks.get(event.model)
+        if desk is not None and desk.board is not None:
+            desk.board.refit(event.lines)
+            self.dirty[event.model] = None
+
     def sessions_closed(self, event: SessionsClosed) -> None:
         """Gives slots free; unasked, it is a session's end, and the gateway should say so soon."""
         for session_id in event.sessions:
             session = self.sessions.get(session_id)
-            if session is not None and session.ticket is not None and not session.left:
+            if (
+                session is not None
+                and session.ticket is not None
+                and not session.left
+                and session.ends_at(event.agent)
+            ):
                 session.left = True
                 self.doubt(session.ticket, self.config.delivery_grace_ns)
             self.let_go(session_id, event.agent)
@@ -176,12 +220,16 @@ class ChainLifecycle(ChainAdoption):
         expiry = self.slots.next_expiry()
         if expiry is not None and expiry <= self.now:
             self._expire()
+        for model, desk in self.desks.items():
+            look = desk.line.wakeup()
+            if look is not None and look <= self.now:
+                self.dirty[model] = None
 
     def next_moment(self) -> Nanoseconds | None:
         """When `on_time` has something to do."""
         moments = [
             self.timers.next(), self.slots.next_expiry(), self.distrust.next(),
-            self.next_claim_end(),
+            self.next_claim_end(), *(desk.line.wakeup() for desk in self.desks.values()),
         ]  # fmt: skip
         return min((moment for moment in moments if moment is not None), default=None)
 

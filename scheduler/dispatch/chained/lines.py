@@ -11,7 +11,7 @@ from scheduler.book.slots import SlotLedger
 from scheduler.dispatch.chained.policy import Policy
 from scheduler.dispatch.chained.routes import Route
 from scheduler.dispatch.chained.tracking import Ticket
-from services.domain.ids import ResourceId
+from services.domain.ids import Nanoseconds, ResourceId
 
 _FEWEST_STALE = 64
 
@@ -29,8 +29,12 @@ class Line(Protocol):
         """Has a request wait no more."""
         ...
 
-    def next(self) -> tuple[Ticket, Route] | None:
+    def next(self, now: Nanoseconds) -> tuple[Ticket, Route] | None:
         """Removes the request whose turn it is, and returns the free route it takes."""
+        ...
+
+    def wakeup(self) -> Nanoseconds | None:
+        """When `next` may find somebody although nothing happened; None if only events help."""
         ...
 
     def tickets(self) -> list[Ticket]:
@@ -79,7 +83,7 @@ class CentralQueue:
                 self._heap = [entry for entry in self._heap if entry[4].turn == entry[3]]
                 heapify(self._heap)
 
-    def next(self) -> tuple[Ticket, Route] | None:
+    def next(self, now: Nanoseconds) -> tuple[Ticket, Route] | None:
         """Returns the head of the queue and the route the policy chooses for it."""
         heap = self._heap
         while heap and heap[0][4].turn != heap[0][3]:
@@ -94,6 +98,10 @@ class CentralQueue:
         ticket.turn = 0
         self._length -= 1
         return ticket, route
+
+    def wakeup(self) -> Nanoseconds | None:
+        """Returns None: routes become free by events only."""
+        return None
 
     def tickets(self) -> list[Ticket]:
         """Returns who waits, in order."""
@@ -138,7 +146,7 @@ class BoundQueues:
             del self._tickets[ticket]
             self._unbind(ticket)
 
-    def next(self) -> tuple[Ticket, Route] | None:
+    def next(self, now: Nanoseconds) -> tuple[Ticket, Route] | None:
         """Returns the first of a queue at a route that is free."""
         while self._look:
             route = next(iter(self._look))
@@ -150,6 +158,10 @@ class BoundQueues:
                     return ticket, route
                 self._blocked.setdefault(lacking.resource, []).append(route)
             del self._look[route]
+        return None
+
+    def wakeup(self) -> Nanoseconds | None:
+        """Returns None: routes become free by events only."""
         return None
 
     def tickets(self) -> list[Ticket]:

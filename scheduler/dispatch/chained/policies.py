@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from scheduler.book.slots import SlotLedger
 from scheduler.dispatch.chained.balancing import (
     JoinIdleQueue,
@@ -9,12 +11,36 @@ from scheduler.dispatch.chained.balancing import (
     SmallestExpectedDelay,
     SpeedAwareJoinShortestQueue,
 )
+from scheduler.dispatch.chained.balancing_sessions import (
+    FewestSessions,
+    LeastContext,
+    PowerOfTwoChoices,
+)
+from scheduler.dispatch.chained.board import Board
 from scheduler.dispatch.chained.jffc import JoinFastestFreeChain
+from scheduler.dispatch.chained.pairing import Pairing
 from scheduler.dispatch.chained.policy import Policy, PolicyFactory, RandomBelow
 from services.errors import InvalidInput
 
-POLICIES = ("jffc", "sa-jsq", "sed", "jsq", "jiq")
+POLICIES = (
+    "jffc",
+    "slo",
+    "sa-jsq",
+    "sed",
+    "jsq",
+    "jiq",
+    "fewest-sessions",
+    "power-of-two",
+    "least-loaded",
+)
 """All of them; the first is the default."""
+_DRAWING: dict[str, Callable[[RandomBelow], Policy]] = {
+    "jsq": JoinShortestQueue,
+    "jiq": JoinIdleQueue,
+    "fewest-sessions": FewestSessions,
+    "power-of-two": PowerOfTwoChoices,
+}
+"""Those that settle ties by chance."""
 
 
 def policy_factory(
@@ -25,25 +51,28 @@ def policy_factory(
     Args:
         name: One of `POLICIES`.
         slots: The book JFFC looks into.
-        random_below: Settles ties; only JSQ and JIQ need it.
+        random_below: Settles ties; only those that draw need it.
 
     Raises:
         InvalidInput: If there is no such policy, or it needs `random_below`.
     """
     if name not in POLICIES:
         raise InvalidInput("policy", f"must be one of {', '.join(POLICIES)}")
-    if name in ("jsq", "jiq") and random_below is None:
+    if name in _DRAWING and random_below is None:
         raise InvalidInput("policy", f"{name} settles ties at random and needs a generator")
 
-    def make() -> Policy:
+    if name == "slo":
+        return lambda: Board(slots)
+    if name == "least-loaded":
+        return lambda: LeastContext(slots)
+
+    def single() -> Policy:
         if name == "sa-jsq":
             return SpeedAwareJoinShortestQueue()
         if name == "sed":
             return SmallestExpectedDelay()
-        if random_below is not None and name == "jsq":
-            return JoinShortestQueue(random_below)
-        if random_below is not None and name == "jiq":
-            return JoinIdleQueue(random_below)
+        if random_below is not None and name in _DRAWING:
+            return _DRAWING[name](random_below)
         return JoinFastestFreeChain(slots)
 
-    return make
+    return lambda: Pairing(single(), slots)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from scheduler.book.caches import Cache
+from scheduler.dispatch.chained.board import Board
 from scheduler.dispatch.chained.routes import Route
 from scheduler.dispatch.events import SessionRequested
 
@@ -43,6 +44,6 @@ class Policy(Protocol):
         ...
 
 
-PolicyFactory = Callable[[], Policy]
+PolicyFactory = Callable[[], Policy | Board]
 RandomBelow = Callable[[int], int]
 """Returns a number of [0, n), each equally likely."""

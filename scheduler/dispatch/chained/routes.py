@@ -9,7 +9,7 @@ from scheduler.book.caches import Cache, Claims
 from scheduler.book.slots import SlotLedger
 from scheduler.dispatch.chained.tracking import Ticket
 from services.domain.ids import Nanoseconds
-from services.domain.plan import ChainHop, Plan
+from services.domain.plan import ChainHop, ChainRole, Plan
 
 
 class Route:
@@ -24,11 +24,14 @@ class Route:
         index: Its place in the plan; settles ties.
         running: Sessions that hold slots on it.
         waiting: Requests bound to it that have not started; empty under a central queue.
+        role: What it is planned for.
+        halves: Of a pair (split phase): where prompts are run, and where the rest is generated.
+            Sessions of a pair count there, not on it.
     """
 
     __slots__ = (
-        "capacity", "chain_id", "claims", "hops", "index", "listed", "rank", "running",
-        "service_ns", "waiting",
+        "capacity", "chain_id", "claims", "halves", "hops", "index", "listed", "rank", "role",
+        "running", "service_ns", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -47,11 +50,30 @@ class Route:
         """Its place in the order of who chooses; -1 if it must not be chosen."""
         self.listed = False
         """True while who chooses has it in mind."""
+        self.role: ChainRole = "mixed"
+        self.halves: tuple[Route, Route] | None = None
 
     @property
     def jobs(self) -> int:
         """Sessions on it and requests bound to it, Z_k."""
         return self.running + len(self.waiting)
+
+
+def paired(prefill: Route, decode: Route) -> Route:
+    """Returns a route that runs prompts on one chain and generates on another.
+
+    The two have no agent in common, so their claims name no cache twice.
+    """
+    claims = Claims(
+        prefill.claims.caches + decode.claims.caches, prefill.claims.slots + decode.claims.slots
+    )
+    pair = Route(
+        f"{prefill.chain_id}+{decode.chain_id}", prefill.hops + decode.hops, claims,
+        min(prefill.capacity, decode.capacity), prefill.service_ns + decode.service_ns,
+        decode.index,
+    )  # fmt: skip
+    pair.halves = (prefill, decode)
+    return pair
 
 
 def claims_of(hops: Sequence[ChainHop], slots: SlotLedger) -> Claims:

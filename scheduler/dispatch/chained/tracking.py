@@ -6,11 +6,12 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from scheduler.dispatch.events import SessionRequested
-from services.domain.ids import ModelKey, Nanoseconds, RequestId, SessionId
+from services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 from services.domain.plan import ChainHop
 
 if TYPE_CHECKING:
     from scheduler.dispatch.chained.routes import Route
+    from scheduler.dispatch.placing.best_fit import Asked
 
 _FEWEST_STALE = 64
 
@@ -22,11 +23,12 @@ class Ticket:
     """
 
     __slots__ = (
-        "again", "deadline", "doubt", "event", "model", "priority", "request", "restarts", "route",
-        "sequence", "session", "timer", "turn",
+        "again", "arrived", "asked", "deadline", "doubt", "event", "forced", "generated_tokens",
+        "model", "must_start", "priority", "request", "restarts", "route", "sequence", "session",
+        "timer", "turn",
     )  # fmt: skip
 
-    def __init__(self, event: SessionRequested, sequence: int) -> None:
+    def __init__(self, event: SessionRequested, sequence: int, arrived: Nanoseconds = 0) -> None:
         self.event = event
         self.request: RequestId = event.request
         self.model: ModelKey = event.model
@@ -34,6 +36,16 @@ class Ticket:
         self.priority = event.priority
         self.sequence = sequence
         """Order of arrival."""
+        self.arrived = arrived
+        """When its gateway got it."""
+        self.generated_tokens = 0
+        """Of its answer, as far as reported."""
+        self.asked: Asked | None = None
+        """What it needs of a worker while it waits, and since it was placed."""
+        self.must_start: Nanoseconds = 0
+        """From then on it is placed wherever there is room."""
+        self.forced = False
+        """It was placed although no worker met all constraints."""
         self.restarts = 0
         """Sessions it has lost."""
         self.again = False
@@ -52,21 +64,39 @@ class Ticket:
 class Session:
     """A session that holds slots, whoever started it."""
 
-    __slots__ = ("attempts", "closing", "hops", "left", "route", "session_id", "ticket")
+    __slots__ = (
+        "attempts", "closing", "hops", "left", "prefill", "prefill_agents", "route", "session_id",
+        "ticket",
+    )  # fmt: skip
 
     def __init__(self, session_id: SessionId, ticket: Ticket | None, route: Route | None) -> None:
         self.session_id = session_id
         self.ticket = ticket
         """None if nobody waits for it, or nobody has claimed it yet."""
+        self.prefill: Route | None = None
+        """Split phase: where it counts, too, until its caches are handed over."""
+        self.hops: tuple[ChainHop, ...] = route.hops if route is not None else ()
+        if route is not None and route.halves is not None:
+            self.prefill, route = route.halves
+        self.prefill_agents: tuple[AgentId, ...] = ()
+        """They say unasked that they are done with it, and it goes on."""
+        if self.prefill is not None:
+            self.prefill_agents = tuple(hop.agent for hop in self.prefill.hops)
         self.route = route
         """Where it counts; None if it holds nothing any more, or its hops are not known."""
-        self.hops: tuple[ChainHop, ...] = route.hops if route is not None else ()
         self.closing = False
         """Its agents were told to close it."""
         self.attempts = 0
         """How often they were told."""
         self.left = False
         """An agent said unasked that it is over there."""
+
+    def ends_at(self, agent: AgentId) -> bool:
+        """True if it is over everywhere once it is over on this agent."""
+        if agent in self.prefill_agents:
+            return False
+        # Of one that was adopted only the ring that generates is known.
+        return not self.hops or any(hop.agent == agent for hop in self.hops)
 
 
 class Timers:

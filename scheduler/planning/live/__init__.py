@@ -18,6 +18,7 @@ from scheduler.planning.live.chains import (
     explain_chains,
     placed,
     solve_job,
+    solve_roles,
     taken_by,
 )
 from scheduler.planning.live.generation import (
@@ -36,6 +37,7 @@ from scheduler.planning.live.problem import (
     with_batch_building,
 )
 from scheduler.planning.live.profiles import MeasuredTimes, estimated, unknown
+from scheduler.planning.live.roles import joined_roles
 
 __all__ = [
     "ChainCluster",
@@ -56,10 +58,12 @@ __all__ = [
     "device_groups",
     "estimated",
     "explain_chains",
+    "joined_roles",
     "place",
     "placed",
     "pooling_problem",
     "solve_job",
+    "solve_roles",
     "taken_by",
     "unknown",
     "with_batch_building",

@@ -9,7 +9,8 @@ agents of a chain need them), so no plan asks an agent for more than it has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from scheduler.planning.chain_placement import (
@@ -21,10 +22,11 @@ from scheduler.planning.chains import ChainTask, Composition, Server
 from scheduler.planning.even_split import DeployedModel
 from scheduler.planning.live.generation import ChainCosts, GenerationTimes, SessionShape
 from scheduler.planning.live.rings import composition_of, rings
+from scheduler.planning.live.roles import divided, of_role
 from scheduler.planning.placement import ModelPlacement, Placement
 from services.domain.decoder import DecoderTable
 from services.domain.ids import AgentId, ModelKey
-from services.domain.plan import Agent
+from services.domain.plan import Agent, ChainRole
 from services.errors import PlanInfeasible
 
 _DIGITS = 9
@@ -54,6 +56,7 @@ class ChainCluster:
         measured: Generation costs by agent and partition.
         present: The placement before this one; its blocks are loaded already.
         partitions: Agents per chain of a model that was not deployed with another wish; 0: free.
+        prefill_agents: Agents of a model that run prompts for the others; 0: all do both.
     """
 
     agents: tuple[Agent, ...]
@@ -62,6 +65,7 @@ class ChainCluster:
     measured: GenerationTimes
     present: Placement
     partitions: int = 0
+    prefill_agents: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,9 @@ class ChainJob:
     previous: Composition | None
     per_chain: int
     """Agents per chain; 0: as the planner likes."""
+    role: ChainRole = "mixed"
+    roles: tuple[ChainJob, ...] = ()
+    """The same model with its agents divided by role, if that is wanted."""
 
     @property
     def model_bytes(self) -> int:
@@ -90,8 +97,44 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
         before = present.get(load.deployed.key)
         previous = composition_of(before, load.rate_per_s) if before is not None else None
         per_chain = load.deployed.partitions or cluster.partitions
-        jobs.append(ChainJob(load, task, previous, per_chain))
+        job = ChainJob(load, task, previous, per_chain)
+        jobs.append(replace(job, roles=_by_role(job, cluster, task, before)))
     return jobs
+
+
+def _by_role(
+    job: ChainJob, cluster: ChainCluster, whole: ChainTask, before: ModelPlacement | None
+) -> tuple[ChainJob, ...]:
+    """Returns a job for the agents that run prompts and one for those that generate."""
+    parts = divided(whole, cluster.prefill_agents, before)
+    if parts is None:
+        return ()
+    shape, made = job.load.shape, []
+    roles: tuple[tuple[ChainRole, SessionShape], ...] = (
+        ("prefill", replace(shape, output_tokens=1.0)),
+        ("decode", replace(shape, prompt_tokens=1.0)),
+    )
+    for (role, done), servers in zip(roles, parts, strict=True):
+        load = replace(job.load, shape=done)
+        costs = _costs(load, cluster)
+        task = replace(whole, servers=tuple(_timed(server, costs) for server in servers))
+        mine = of_role(before, role)
+        previous = composition_of(mine, load.rate_per_s) if mine is not None else None
+        made.append(ChainJob(load, task, previous, job.per_chain, role))
+    return tuple(made)
+
+
+def solve_roles(job: ChainJob, compose: Compose) -> list[tuple[ChainJob, Composition]]:
+    """Returns the chains of one model, by role if that is wanted and there is room for it.
+
+    Raises:
+        PlanInfeasible: If all agents together have no room for it.
+    """
+    if job.roles:
+        # Else all agents do both: `explain_chains` says so.
+        with suppress(PlanInfeasible):
+            return [(part, solve_job(part, compose)) for part in job.roles]
+    return [(job, solve_job(job, compose))]
 
 
 def solve_job(job: ChainJob, compose: Compose) -> Composition:
@@ -128,12 +171,13 @@ def placed(job: ChainJob, composition: Composition) -> ModelPlacement:
                 )
                 for hop in chain.hops
             ),
+            job.role,
         )
         for chain in composition.chains
     )
     return ModelPlacement(
         deployed.key, deployed.slo_ns, deployed.float16_boundaries, (), chains, hosts_for(chains),
-        deployed.session_tokens,
+        deployed.session_tokens, deployed.objectives,
     )  # fmt: skip
 
 
@@ -143,11 +187,17 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
     capacity = sum(chain.capacity for chain in model.chains)
     agents = len({host.agent for host in model.hosts})
     how = f"of {job.per_chain} agents each, as wished" if job.per_chain else f"c = {composition.c}"
+    kind = "" if job.role == "mixed" else f"{job.role} "
     lines = [
-        f"{load.deployed.key}: {len(model.chains)} chain(s) over {agents} agent(s) ({how}) for"
-        f" {capacity} sessions at a time; composed for {load.rate_per_s:.2g} sessions/s of"
+        f"{load.deployed.key}: {len(model.chains)} {kind}chain(s) over {agents} agent(s) ({how})"
+        f" for {capacity} sessions at a time; composed for {load.rate_per_s:.2g} sessions/s of"
         f" {load.shape.prompt_tokens:.0f} and {load.shape.output_tokens:.0f} tokens."
     ]
+    if job.roles:
+        lines.append(
+            f"{load.deployed.key}: the agents have no room for prefill and for decode chains; all"
+            " of them do both."
+        )
     if job.previous is not None:
         lines.append(
             f"{load.deployed.key}: agents that were there before host"
@@ -177,7 +227,7 @@ def taken_by(
 
 def _task(load: ChainLoad, cluster: ChainCluster, share: Fraction) -> ChainTask:
     deployed, decoder = load.deployed, _decoder(load.deployed)
-    costs = ChainCosts(decoder, cluster.agents, cluster.measured, deployed.key, load.shape)
+    costs = _costs(load, cluster)
     slot_bytes = decoder.slot_bytes(deployed.session_tokens)
     ends = decoder.embedding_bytes + decoder.head_bytes
     # More than a whole model with all its sessions' caches is never used.
@@ -186,20 +236,29 @@ def _task(load: ChainLoad, cluster: ChainCluster, share: Fraction) -> ChainTask:
     for agent in sorted(cluster.agents, key=lambda each: each.agent_id):
         free = agent.memory_bytes - cluster.taken_bytes.get(agent.agent_id, 0)
         room = free * share - ends if agent.memory_bytes else Fraction(most)
-        servers.append(
-            Server(
-                agent.agent_id,
-                max(Fraction(0), min(Fraction(most), room)),
-                round(costs.communication_s(agent.agent_id), _DIGITS),
-                round(max(1e-9, costs.block_s(agent.agent_id)), _DIGITS),
-            )
-        )
+        memory = max(Fraction(0), min(Fraction(most), room))
+        servers.append(_timed(Server(agent.agent_id, memory, 0.0, 0.0), costs))
     return ChainTask(
         servers=tuple(servers),
         blocks=decoder.blocks,
         block_memory=Fraction(decoder.block_bytes),
         cache_memory=Fraction(slot_bytes),
         rate_per_s=load.rate_per_s,
+    )
+
+
+def _costs(load: ChainLoad, cluster: ChainCluster) -> ChainCosts:
+    decoder = _decoder(load.deployed)
+    return ChainCosts(decoder, cluster.agents, cluster.measured, load.deployed.key, load.shape)
+
+
+def _timed(server: Server, costs: ChainCosts) -> Server:
+    agent = AgentId(server.name)
+    return Server(
+        server.name,
+        server.memory,
+        round(costs.communication_s(agent), _DIGITS),
+        round(max(1e-9, costs.block_s(agent)), _DIGITS),
     )
 
 

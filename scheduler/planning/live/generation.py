@@ -24,10 +24,37 @@ class GenerationCost:
 
     prefill_ns: Nanoseconds
     prefill_token_ns: Nanoseconds
-    """A prompt of n tokens takes `prefill_ns + n * prefill_token_ns`."""
+    """A chunk of n prompt tokens takes `prefill_ns + n * prefill_token_ns`."""
     decode_ns: Nanoseconds
     decode_session_ns: Nanoseconds
-    """A step of b sessions takes `decode_ns + b * decode_session_ns`."""
+    """A step of b > 1 sessions with c tokens cached takes `decode_ns + b * decode_session_ns +
+    c * decode_context_token_ns`."""
+    decode_context_token_ns: float = 0.0
+    decode_lone_ns: Nanoseconds = 0
+    """A step of one session; 0: as the line says."""
+    prefill_floor_ns: Nanoseconds = 0
+    """A chunk takes at least this, however short."""
+    prefill_chunk_tokens: int = 0
+    """Most tokens of one chunk; 0: prompts run whole."""
+
+    def prefill(self, tokens: float, chunks: float = 1.0) -> float:
+        """Returns the time of so many prompt tokens in so many chunks."""
+        line_ns = chunks * self.prefill_ns + tokens * self.prefill_token_ns
+        return max(chunks * self.prefill_floor_ns, line_ns)
+
+    def prompt(self, tokens: float) -> float:
+        """Returns the time of a whole prompt alone, chunk after chunk."""
+        chunk = self.prefill_chunk_tokens
+        if not chunk or tokens <= chunk:
+            return self.prefill(tokens)
+        return self.prefill(chunk) * tokens / chunk
+
+    def decode(self, sessions: float, context_tokens: float = 0.0) -> float:
+        """Returns the time of one step of so many sessions with so much context in all."""
+        if sessions == 1 and self.decode_lone_ns:
+            return self.decode_lone_ns
+        context_ns = context_tokens * self.decode_context_token_ns
+        return self.decode_ns + sessions * self.decode_session_ns + context_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +130,9 @@ class ChainCosts:
 
     def _pass_s(self, cost: GenerationCost) -> float:
         shape = self._shape
-        prefill = cost.prefill_ns + shape.prompt_tokens * cost.prefill_token_ns
-        decode = max(0.0, shape.output_tokens - 1) * (cost.decode_ns + cost.decode_session_ns)
-        return max(1.0, prefill + decode) / NANOSECONDS_PER_SECOND
+        step = cost.decode(1, shape.prompt_tokens + shape.output_tokens / 2)
+        decode = max(0.0, shape.output_tokens - 1) * step
+        return max(1.0, cost.prompt(shape.prompt_tokens) + decode) / NANOSECONDS_PER_SECOND
 
     def _weight(self, key: PartitionKey) -> float:
         """Returns how many blocks a partition is worth."""

@@ -24,7 +24,7 @@ from catenary_protos.catenary.v1 import (
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from gateway_harness import Down
-from generation_harness import GATEWAY, TextStage, answering, generating, text_stage
+from generation_harness import GATEWAY, Session, TextStage, answering, generating, text_stage
 from services.domain.sampling import SamplingParameters
 from services.sampling_messages import sampling_of_message
 from tiny_tokenizer import END, tokens_of
@@ -225,6 +225,78 @@ async def test_a_new_scheduler_is_told_what_goes_on_where(tmp_path: Path) -> Non
         await session.say("c", finish="length")
         await other.say("d", finish="length")
         assert ((await rest(running))[0], (await rest(waiting))[0]) == ("c", "d")
+
+
+def two_rings(stage: TextStage) -> None:
+    """The first agent runs prompts, the second generates."""
+
+    def script(submit: scheduler_pb2.SubmitSession) -> list[Down]:
+        if submit.session_id:
+            return []
+        order = stage.scheduler.start_session(submit.request_id)
+        order.start_session.decode_route.add(agent_id="agent-1", model="tiny", last_block=30)
+        return [order]
+
+    stage.scheduler.session_script = script
+
+
+async def test_tokens_of_the_second_ring_may_overtake_the_first_one(tmp_path: Path) -> None:
+    async with text_stage(tmp_path, agents=2) as stage, calling(stage) as stub:
+        two_rings(stage)
+        call = stub.Generate(asking("ab"))
+        session = await stage.agent.session()
+        assert [hop.agent_id for hop in session.opening.decode_route] == ["agent-1"]
+        other = Session(stage.agents[1], session.session_id, session.opening, session.position + 1)
+        await other.say("bc")
+        await session.say("a")
+        assert (await read(call, "abc")).finish_reason == ""
+        await other.say("d", finish="length")
+        assert (await rest(call))[0] == "d"
+
+
+async def test_a_token_lost_between_two_rings_is_noticed(tmp_path: Path) -> None:
+    async with text_stage(tmp_path, agents=2) as stage, calling(stage) as stub:
+        two_rings(stage)
+        call = stub.Generate(asking("ab"))
+        session = await stage.agent.session()
+        other = Session(stage.agents[1], session.session_id, session.opening, session.position + 2)
+        await other.say("c")  # the one in front of it never came
+        failed = await stage.scheduler.hear("session_failed")
+        assert failed.session_id == session.session_id
+        assert failed.failure.retryable
+        call.cancel()
+
+
+async def test_a_new_scheduler_is_told_of_the_ring_that_generates_only(tmp_path: Path) -> None:
+    async with text_stage(tmp_path, agents=2) as stage, calling(stage) as stub:
+        scheduler = stage.scheduler
+        two_rings(stage)
+        going, prompting = stub.Generate(asking("run")), stub.Generate(asking("prompt"))
+        sessions = {
+            session.opening.prompt_tokens: session
+            for session in [await stage.agent.session() for _ in range(2)]
+        }
+        first, second = sessions[len("run")], sessions[len("prompt")]
+        await first.say("a")
+        await read(going, "a")
+        port = scheduler.port
+        await scheduler.stop()
+        scheduler.epoch = 2
+        for _ in range(2):
+            await scheduler.hear("submit_session")
+        await scheduler.start(port)
+        again = {
+            submit.request_id: submit
+            for submit in [await scheduler.hear("submit_session") for _ in range(2)]
+        }
+        told = again[first.opening.request_id]
+        assert told.session_id == first.session_id
+        assert [hop.agent_id for hop in told.route] == ["agent-1"]
+        assert (
+            again[second.opening.request_id].session_id == 0
+        )  # is started anew: where it runs now may end any moment
+        going.cancel()
+        prompting.cancel()
 
 
 async def test_a_stop_text_across_tokens_ends_the_session_at_once(tmp_path: Path) -> None:

@@ -104,6 +104,27 @@ def test_times_come_from_the_file_times_the_slowdown(
     assert last.step_ns([prefill]) == 2 * 4 * (1000 + 10 * 200)
 
 
+def test_context_lone_steps_and_short_prompts_have_times_of_their_own(
+    repository: ModelRepository, tmp_path: Path
+) -> None:
+    more = {"decode_context_token_ns": 2.5, "decode_lone_ns": 4000, "prefill_floor_ns": 2000}
+    profile = tmp_path / "times.json"
+    profile.write_text(json.dumps({"llama-2-7b": {**TIMES, **more, "way_ns": 10}}))
+    device = Device.parse("emulated:mig", slowdown=2.0, profile=profile)
+    made = decoder(repository, 2, 5, device)
+    assert made.cost == DecoderCost(
+        6 * 1000 + 20, 6 * 200, 6 * 5000 + 20, 6 * 300, 6 * 2.5, 6 * 4000 + 20, 6 * 2000 + 20
+    )
+    for session in (1, 2):
+        made.open_session(session, 2)
+    row, short, long = (np.zeros((rows, 16), np.float32) for rows in (1, 2, 10))
+    both = [StepItem(1, 7, row, "hidden"), StepItem(2, 9, row, "hidden")]
+    assert made.step_ns(both) == 6 * (5000 + 2 * 300) + 6 * 2.5 * 16
+    assert made.step_ns(both[:1]) == 6 * 4000
+    assert made.step_ns([StepItem(1, 0, short, "hidden")]) == 6 * 2000
+    assert made.step_ns([StepItem(1, 0, long, "hidden")]) == 6 * (1000 + 10 * 200)
+
+
 def test_without_a_file_the_block_table_says_the_time(repository: ModelRepository) -> None:
     cost = decoder(repository, 6, 8, Device.parse("emulated:mig", slowdown=10.0)).cost
     assert cost == DecoderCost(0, 10 * (800 + 1600) // 8, 10 * (800 + 1600), 0)

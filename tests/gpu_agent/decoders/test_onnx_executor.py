@@ -15,7 +15,6 @@ import pytest
 
 from decoder_ring import DecoderRing
 from gpu_agent.decoders.base import CacheLayout, DecoderCost, StepItem, set_layout
-from gpu_agent.decoders.importing import ImportOptions, import_decoder
 from gpu_agent.decoders.loading import load_decoder
 from gpu_agent.decoders.onnx_executor import OnnxDecoder
 from gpu_agent.executors.device import Device
@@ -23,7 +22,13 @@ from gpu_agent.generation.measuring import measure_between_steps
 from services.domain.ids import ModelKey, PartitionKey
 from services.errors import InvalidInput, ModelNotFound, Overloaded
 from services.model_repository import ModelRepository
-from tiny_language_models import LAYERS, VOCABULARY, greedy, worker_in_this_process, write_folder
+from tiny_language_models import (
+    LAYERS,
+    VOCABULARY,
+    greedy,
+    imported_llama,
+    worker_in_this_process,
+)
 
 for _module in ("torch", "transformers", "onnxruntime_genai"):
     pytest.importorskip(_module, reason="the extra [generation] is not installed")
@@ -34,12 +39,8 @@ TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRepository, Any]:
-    root = tmp_path_factory.mktemp("tiny")
-    whole = write_folder(root / "source", "llama3")
-    repository = ModelRepository(root / "models")
-    with worker_in_this_process():
-        import_decoder(repository, root / "source", KEY, ImportOptions(session_tokens=64))
+def model() -> tuple[ModelRepository, Any]:
+    repository, _, whole = imported_llama()
     return repository, whole
 
 
@@ -352,8 +353,10 @@ async def test_cost_is_measured_without_a_trace(whole: OnnxDecoder) -> None:
 
     whole.open_session(1, 0)
     cost = await measure_between_steps(whole, at_once)
-    assert cost.prefill_token_ns > 0
-    assert cost.decode_ns > 0
+    assert cost.prefill_ns + cost.prefill_token_ns > 0
+    assert cost.decode(1, 0) > 0
+    assert cost.decode(4, 100) > 0
+    assert cost.prefill_chunk_tokens == 64
     assert (whole.sessions, whole.free_block_slots) == (1, 7 * LAYERS)
 
 

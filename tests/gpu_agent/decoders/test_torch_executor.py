@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import torch
 from gpu_agent.decoders.base import CacheLayout, StepItem, set_layout
 from gpu_agent.decoders.torch_executor import TorchDecoder
 from gpu_agent.executors.device import Device
+from gpu_agent.generation.measuring import measure_between_steps
 from services.domain.ids import ModelKey, PartitionKey
 from services.errors import InternalError, InvalidInput, NotSupported, Overloaded
 from services.model_repository import ModelRepository
@@ -331,6 +333,21 @@ def test_a_library_that_fails_is_our_error_and_the_session_can_go_on(
         with pytest.raises(InternalError, match="illegal memory access"):
             executor.step([item])
     assert executor.step([item])[0] is not None
+
+
+async def test_cost_is_measured_without_a_trace(llama: Tiny) -> None:
+    async def at_once(work: Callable[[], int]) -> int:
+        return work()
+
+    made = decoder(llama)
+    slots = made.free_block_slots
+    cost = await measure_between_steps(made, at_once, chunk_tokens=16)
+    assert cost.prefill_ns + cost.prefill_token_ns > 0
+    assert cost.decode(1, 0) > 0
+    assert cost.decode(4, 100) > 0
+    assert cost.prefill_chunk_tokens == 16
+    assert (made.sessions, made.free_block_slots) == (0, slots)
+    made.close()
 
 
 def test_a_session_may_be_promised_less_than_the_layout_allows(llama: Tiny) -> None:

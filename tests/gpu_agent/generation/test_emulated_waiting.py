@@ -8,6 +8,7 @@ from gpu_agent.generation.events import CloseOrdered, Opened, TokenArrived
 from gpu_agent.generation.lane import Lane
 from gpu_agent.generation.ring import Ring
 from gpu_agent.generation.session import Arrived, Facts
+from gpu_agent.generation.surroundings import GenerationLimits
 from tests.support.ring_harness import BLOCKS, ToyDecoder, opening, toy, undisturbed
 
 PASS_NS = 1_000
@@ -31,7 +32,7 @@ class Agent:
         plain = toy()
         self.decoder = Waiting(plain.key, plain.layout)
         self.now = 0
-        self.ring = Ring("a-0", 512, lambda: self.now)
+        self.ring = Ring("a-0", GenerationLimits(512), lambda: self.now)
         self.ring.add_lane(Lane(self.decoder))
         self.moments: dict[int, list[int]] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -98,7 +99,7 @@ def test_a_session_closed_while_it_waits_is_never_computed(agent: Agent) -> None
 def test_a_token_that_comes_back_waits_again(agent: Agent) -> None:
     plain = toy(0, 2)
     decoder = Waiting(plain.key, plain.layout)
-    ring = Ring("a-1", 512, lambda: agent.now)
+    ring = Ring("a-1", GenerationLimits(512), lambda: agent.now)
     ring.add_lane(Lane(decoder))
     made = opening([("a-1", 0, 2), ("a-2", 2, BLOCKS)], PROMPT, max_tokens=4)
     ring.handle(Opened(Facts(1, made, 0, FAR), Arrived(0)))

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from catenary_protos.catenary.v1 import frame_pb2
 from gpu_agent.generation import intake
-from gpu_agent.generation.events import Broken, CloseOrdered
+from gpu_agent.generation.cache_wire import CacheFrame
+from gpu_agent.generation.events import Broken, CachePushed, CloseOrdered
 from gpu_agent.generation.lane import Lane
 from gpu_agent.generation.ring import Ring
 from gpu_agent.generation.session import Arrived
+from gpu_agent.generation.surroundings import CacheLimits, GenerationLimits
 from gpu_agent.generation.wire import StepFrame, frames_of
 from services.errors import PartitionLost
-from tests.support.ring_harness import BLOCKS, opening, toy, undisturbed
+from tests.support.ring_harness import BLOCKS, TABLE, opening, toy, undisturbed
 
 CHAINS = [
     [("a", 0, 2), ("b", 2, 4), ("c", 4, BLOCKS)],
@@ -26,11 +28,29 @@ CHAINS = [
     [("c", 0, BLOCKS)],
     [("d", 0, 3), ("c", 3, BLOCKS)],
 ]
+HANDED_OVER = [
+    (CHAINS[0], [("e", 0, BLOCKS)]),
+    (CHAINS[3], [("e", 0, 3), ("f", 3, BLOCKS)]),
+    (CHAINS[1], [("e", 0, 1), ("f", 1, 5), ("g", 5, BLOCKS)]),
+    ([("e", 0, 3), ("f", 3, BLOCKS)], CHAINS[0]),
+]
+"""The ring of the prompt, and the ring that generates."""
 SLOTS = 40
 
 
+class Copied:
+    """A frame that arrived."""
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = memoryview(payload).toreadonly()
+        self.releases = 0
+
+    def release(self) -> None:
+        self.releases += 1
+
+
 class World:
-    """Four agents, a gateway and the wires between them; the test says what happens next."""
+    """Seven agents, a gateway and the wires between them; the test says what happens next."""
 
     def __init__(self, chunk: int) -> None:
         self.decoders = {
@@ -38,10 +58,21 @@ class World:
             "b": toy(1, 4, 2, 3, slots=SLOTS),
             "c": toy(0, BLOCKS, 2, 3, 4, slots=SLOTS),
             "d": toy(0, 3, slots=SLOTS),
+            "e": toy(0, 1, slots=SLOTS),
+            "f": toy(1, BLOCKS, 3, slots=SLOTS),
+            "g": toy(5, BLOCKS, slots=SLOTS),
         }
-        self.rings = {name: Ring(name, chunk, time.monotonic_ns) for name in self.decoders}
+        small = CacheLimits(frame_bytes=2 * TABLE.cache_bytes_per_token, window_bytes=150)
+        limits = GenerationLimits(chunk, caches=small)
+        self.rings = {name: Ring(name, limits, time.monotonic_ns) for name in self.decoders}
         for name, ring in self.rings.items():
             ring.add_lane(Lane(self.decoders[name]))
+        for name, last in (("e", 3), ("e", BLOCKS), ("f", 5)):
+            decoder = self.decoders[f"{name}{last}"] = toy(
+                0 if name == "e" else 1, last, slots=SLOTS
+            )
+            self.rings[name].add_lane(Lane(decoder))
+        self.frames: list[Copied] = []
         self.wires: dict[tuple[str, str], deque[tuple[bytes, bytes]]] = {}
         self.tokens: dict[int, list[frame_pb2.SessionToken]] = {}
         self.consumed = dict.fromkeys(self.rings, 0)
@@ -76,7 +107,12 @@ class World:
             return
         arrived = Arrived(time.monotonic_ns())
         if header.kind == frame_pb2.FRAME_KIND_SESSION_TOKENS:
-            events = intake.token_events(header, arrived)
+            events = intake.token_events(header, arrived, to, 1)
+        elif header.kind == frame_pb2.FRAME_KIND_SESSION_CACHE:
+            self._pushed(wire, header, len(payload))
+            self.frames.append(Copied(payload))
+            self.arrived[to] += len(payload)
+            events = intake.cache_events(header, self.frames[-1], arrived, to, 1)
         else:
             rows = intake.rows_of_payload(header, memoryview(payload))
             self.arrived[to] += rows.nbytes
@@ -88,12 +124,15 @@ class World:
     def cut(self, wire: tuple[str, str]) -> None:
         """Loses every frame of a wire; the sender notices."""
         lost = set()
-        for data, _ in self.wires[wire]:
-            header = frame_pb2.FrameHeader.FromString(data)
-            lost |= {each.session_id for each in header.session_rows}
-            lost |= {each.session_id for each in header.session_tokens}
+        frames = list(self.wires[wire])
+        headers = [frame_pb2.FrameHeader.FromString(data) for data, _ in frames]
+        for header in headers:
+            lost |= {each.session_id for each in (*header.session_rows, *header.session_tokens)}
+            lost |= {header.cache.session_id} - {0}
         self.wires[wire].clear()
         self.rings[wire[0]].handle(Broken(tuple(lost), PartitionLost("gone"), wire[1]))
+        for header, (_, payload) in zip(headers, frames, strict=True):
+            self._pushed(wire, header, len(payload))
         self._collect(wire[0])
 
     def cut_one(self) -> None:
@@ -110,6 +149,11 @@ class World:
     def _put(self, sender: str, to: str, header: bytes, payload: bytes) -> None:
         self.wires.setdefault((sender, to), deque()).append((header, payload))
 
+    def _pushed(self, wire: tuple[str, str], header: frame_pb2.FrameHeader, nbytes: int) -> None:
+        if header.kind == frame_pb2.FRAME_KIND_SESSION_CACHE:
+            self.rings[wire[0]].handle(CachePushed(header.cache.session_id, wire[1], nbytes))
+            self._collect(wire[0])
+
     def _collect(self, agent: str) -> None:
         out = self.rings[agent].take_outflow()
         for peer, frame in frames_of(out.rows, out.tokens):
@@ -117,6 +161,13 @@ class World:
             if isinstance(frame, StepFrame):
                 frame.fill(memoryview(payload))
             self._put(agent, peer, frame.header(1, agent), bytes(payload))
+        for cache in out.caches:
+            made = CacheFrame(cache, lambda _: None)
+            payload = bytearray(made.nbytes)
+            made.fill(memoryview(payload))
+            self._put(agent, cache.peer, made.header(1, agent), bytes(payload))
+        for frame in out.consumed:
+            frame.release()
         self.consumed[agent] += out.consumed_bytes
         for notice in out.messages:
             message = notice.message()
@@ -142,19 +193,35 @@ class World:
         for name, decoder in self.decoders.items():
             assert decoder.sessions == 0, name
             assert decoder.free_block_slots == SLOTS
-            assert len(self.rings[name].sessions) == 0
+        for name, ring in self.rings.items():
+            assert len(ring.sessions) == 0
             assert self.consumed[name] == self.arrived[name]
+            assert not ring._pushing._lines
+            assert not ring.sessions.out
+        assert all(frame.releases == 1 for frame in self.frames)
 
 
-def drawn_sessions(data: st.DataObject) -> dict[int, tuple[list, list[int], int]]:
-    """Returns chain, prompt and number of tokens by session."""
+Rings = tuple[list, list]
+
+
+def drawn_sessions(data: st.DataObject) -> dict[int, tuple[Rings, list[int], int]]:
+    """Returns rings, prompt and number of tokens by session."""
     count = data.draw(st.integers(1, 5))
     sessions = {}
     for session in range(1, count + 1):
-        chain = data.draw(st.sampled_from(CHAINS))
+        rings = data.draw(st.sampled_from([*((chain, []) for chain in CHAINS), *HANDED_OVER]))
         prompt = data.draw(st.lists(st.integers(0, 48), min_size=1, max_size=12))
-        sessions[session] = (chain, prompt, data.draw(st.integers(1, 9)))
+        sessions[session] = (rings, prompt, data.draw(st.integers(1, 9)))
     return sessions
+
+
+def opened(rings: Rings, prompt: list[int], count: int) -> frame_pb2.SessionOpening:
+    return opening(rings[0], prompt, max_tokens=count, decode=rings[1])
+
+
+def got_of(world: World, session: int) -> list[frame_pb2.SessionToken]:
+    """Returns the tokens by position: those of two rings come over two wires."""
+    return sorted(world.tokens.get(session, ()), key=lambda token: token.position)
 
 
 def play(world: World, data: st.DataObject, acts: dict, moves: int) -> None:
@@ -190,20 +257,21 @@ def test_in_any_order_of_arrivals_every_session_gets_the_tokens_it_gets_alone(da
     world = World(chunk)
     sessions = drawn_sessions(data)
     opens = {
-        session: lambda s=session, c=chain, p=prompt, n=count: world.open(
-            s, opening(c, p, max_tokens=n)
-        )
-        for session, (chain, prompt, count) in sessions.items()
+        session: lambda s=session, drawn=drawn: world.open(s, opened(*drawn))
+        for session, drawn in sessions.items()
     }
     play(world, data, opens, 60)
     world.run_out()
-    for session, (chain, prompt, count) in sessions.items():
-        got = world.tokens[session]
+    for session, (rings, prompt, count) in sessions.items():
+        got = got_of(world, session)
         assert [token.token_id for token in got] == undisturbed(prompt, count)
         assert [t.position for t in got] == list(range(len(prompt), len(prompt) + count))
         assert [bool(token.finish_reason) for token in got] == [False] * (count - 1) + [True]
-        for agent, _, _ in chain[1:-1]:
-            world.close(agent, session)
+        if rings[1]:
+            assert world.closed[session] >= {agent for agent, _, _ in rings[0]}
+        for agent, _, _ in (*rings[0], *rings[1]):
+            if agent not in world.closed.get(session, ()):
+                world.close(agent, session)
     assert not world.failed
     world.assert_all_free()
 
@@ -215,12 +283,11 @@ def test_cancelling_and_losing_sessions_leaves_the_others_and_frees_everything(d
     sessions = drawn_sessions(data)
     cancelled = data.draw(st.sets(st.sampled_from(sorted(sessions))))
     acts: dict[tuple[str, int], object] = {}
-    for session, (chain, prompt, count) in sessions.items():
-        acts["open", session] = lambda s=session, c=chain, p=prompt, n=count: world.open(
-            s, opening(c, p, max_tokens=n)
-        )
+    for session, drawn in sessions.items():
+        acts["open", session] = lambda s=session, drawn=drawn: world.open(s, opened(*drawn))
         if session in cancelled:
-            for place, (agent, _, _) in enumerate(data.draw(st.permutations(chain))):
+            hops = [*drawn[0][0], *drawn[0][1]]
+            for place, (agent, _, _) in enumerate(data.draw(st.permutations(hops))):
                 acts[f"close {place}", session] = lambda s=session, a=agent: world.close(a, s)
     if data.draw(st.booleans()):
         acts["cut", 0] = world.cut_one
@@ -228,13 +295,14 @@ def test_cancelling_and_losing_sessions_leaves_the_others_and_frees_everything(d
     play(world, data, {key: acts[key] for key in order}, 80)
     world.run_out()
     hurt = cancelled | world.failed
-    for session, (chain, prompt, count) in sessions.items():
-        got = [token.token_id for token in world.tokens.get(session, ())]
+    for session, (rings, prompt, count) in sessions.items():
+        tokens = got_of(world, session)
+        got = [token.token_id for token in tokens]
         expected = undisturbed(prompt, count)
-        assert got == expected[: len(got)]
+        assert got == [expected[token.position - len(prompt)] for token in tokens]
         if session not in hurt and not any(key == ("cut", 0) for key in acts):
             assert got == expected
-        for agent in {agent for agent, _, _ in chain}:
+        for agent in {agent for ring in rings for agent, _, _ in ring}:
             world.close(agent, session)  # as the scheduler does where nobody said so
             assert agent in world.closed[session]
     world.run_out()

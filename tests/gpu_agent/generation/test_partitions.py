@@ -26,7 +26,7 @@ async def test_a_retired_partition_ends_with_its_last_session(rings):
     new = node.host(toy())
     await node.settled()
     assert not old.closed
-    assert node.generation.decoders.memory_bytes == 2 * (1000 + 600 * 512 * 8)
+    assert node.generation.decoders.memory_bytes == 2 * (1000 + 600 * 512 * 32)
     await caller.open(2, opening(ONE, PROMPT, max_tokens=5))
     assert await caller.finished(2) == undisturbed(PROMPT, 5)
     assert await caller.finished(1) == undisturbed(PROMPT, 500)
@@ -34,7 +34,7 @@ async def test_a_retired_partition_ends_with_its_last_session(rings):
     assert all(item[0] == 2 for step in new.steps for item in step)
     await until(lambda: old.closed)
     await rings.all_free()
-    assert node.generation.decoders.memory_bytes == 1000 + 600 * 512 * 8
+    assert node.generation.decoders.memory_bytes == 1000 + 600 * 512 * 32
 
 
 async def test_the_tightest_of_several_partitions_takes_a_session_and_the_others_if_it_is_full(

@@ -30,6 +30,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(self, epoch: int = 1, *, standby: bool = False) -> None:
         self.epoch = epoch
         self.standby = standby
+        self.groups: list[str | None] = []
+        """The scheduler group each stream named."""
         self.heard: list[scheduler_pb2.AgentMessage] = []
         self.sessions = 0
         self._changed = asyncio.Event()
@@ -53,6 +55,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def AgentSession(self, request_iterator, context):  # noqa: N802
         import grpc
 
+        self.groups.append(dict(context.invocation_metadata()).get("catenary-group"))
         if self.standby:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "standby")
         hello = await context.read()

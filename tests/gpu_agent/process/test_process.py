@@ -49,6 +49,18 @@ async def test_hello_tells_who_the_agent_is_and_how_to_reach_it(bench):
     assert list(hello.partitions) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "group"),
+    [({}, None), ({"scheduler_groups": 3}, "2"),
+     ({"scheduler_groups": 3, "scheduler_group": "1"}, "1")],
+)  # fmt: skip
+async def test_an_agent_names_its_scheduler_group(bench, settings, group):
+    scheduler = await bench.scheduler()
+    await bench.agent(scheduler.port, agent_id="a-5", **settings)
+    await scheduler.wait_for("hello")
+    assert scheduler.groups == [group]
+
+
 async def test_a_chain_of_real_onnx_partitions_equals_the_whole_model(bench):
     scheduler = await bench.scheduler()
     gateway = await bench.net.gateway()

@@ -28,6 +28,7 @@ from scheduler.targets import (
     without,
 )
 from services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId
+from services.domain.latency import TokenObjectives
 from services.domain.model import BlockTable, Boundary
 from services.domain.plan import CacheCapacity, ChainHop
 from services.domain.tensors import ANY, TensorSpec
@@ -83,6 +84,47 @@ def test_chains_are_read_and_written_back_equal() -> None:
     assert model.chains[0].hops[1] == HopPlacement(B, 2, 6, 4)
     assert model.hosts[2] == HostPlacement(B, 2, 6, 10)
     assert not model.pipelines
+
+
+@pytest.mark.parametrize(
+    ("named", "objectives"),
+    [
+        ({}, None),
+        (
+            {"time_to_first_token_slo_ms": 800, "time_per_output_token_slo_ms": 80.5},
+            TokenObjectives(800_000_000, 80_500_000),
+        ),
+        ({"time_per_output_token_slo_ms": 80}, TokenObjectives(0, 80_000_000)),
+    ],
+)
+def test_objectives_are_read_written_back_and_part_of_the_plan(
+    named: dict[str, Any], objectives: TokenObjectives | None
+) -> None:
+    document = {"models": [{**DOCUMENT["models"][0], **named}]}
+    placement = parse_placement(document)
+    assert placement.models[0].objectives == objectives
+    assert placement_document(placement) == document
+    (plan,) = complete_plan(placement, {LLM: table()}, {}, PlanId("p")).models
+    assert plan.objectives == objectives
+
+
+def test_roles_are_read_written_back_and_part_of_the_plan() -> None:
+    document = copy.deepcopy(DOCUMENT)
+    prefill, decode = document["models"][0]["chains"]
+    prefill["role"], decode["role"] = "prefill", "decode"
+    decode["hops"] = [{"agent": "c", "blocks": [0, 6], "entry": 0}]
+    del document["models"][0]["hosts"]
+    placement = parse_placement(document)
+    assert [chain.role for chain in placement.models[0].chains] == ["prefill", "decode"]
+    assert parse_placement(placement_document(placement)) == placement
+    (plan,) = complete_plan(placement, {LLM: table()}, {}, PlanId("p")).models
+    assert [chain.role for chain in plan.chains] == ["prefill", "decode"]
+    decode["hops"][0]["agent"] = "a"
+    with pytest.raises(InvalidInput, match="a is on a prefill and on a decode chain"):
+        parse_placement(document)
+    decode["role"] = "both"
+    with pytest.raises(InvalidInput, match="role"):
+        parse_placement(document)
 
 
 def test_hosts_and_entries_that_are_left_out_follow_from_the_chains() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.chain_making import compose, compose_cluster
-from scheduler.planning import DeployedModel, ModelPlacement, Placement
+from scheduler.planning import DeployedModel, ModelPlacement, Placement, complete_plan
 from scheduler.planning.live import (
     ChainCluster,
     ChainCosts,
@@ -14,6 +14,7 @@ from scheduler.planning.live import (
     SessionShape,
     chain_jobs,
     explain_chains,
+    joined_roles,
     placed,
     solve_job,
     taken_by,
@@ -21,7 +22,7 @@ from scheduler.planning.live import (
 from scheduler.planning.live.rings import even_ranges
 from scheduler.planning.placement import PipelinePlacement, StagePlacement
 from services.domain.decoder import DecoderTable
-from services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
+from services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId, ServerId
 from services.domain.model import BlockTable, Boundary
 from services.domain.plan import Agent, ChainHop
 from services.domain.tensors import ANY, TensorSpec
@@ -213,3 +214,66 @@ def test_more_hops_and_slower_agents_take_longer() -> None:
     assert both > alone
     # Measured: 10 tokens of prefill and 9 steps of 1 ms; told: 10 frames of 1 ms, and the prompt.
     assert alone == pytest.approx(29 * MS, rel=0.01)
+
+
+# ---- split phase ----
+
+
+def divided(there: ChainCluster) -> ModelPlacement:
+    (model,) = joined_roles(placed(*answer) for answer in compose_cluster(there).answers)
+    return model
+
+
+def by_role(model: ModelPlacement) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for chain in model.chains:
+        found.setdefault(chain.role, set()).update(hop.agent for hop in chain.hops)
+    return found
+
+
+def roomy(names: str, prefill_agents: int, **changes: object) -> ChainCluster:
+    there = [agent(name, 10**6) for name in names]
+    return cluster(*there, prefill_agents=prefill_agents, **changes)
+
+
+def test_some_agents_run_prompts_and_the_others_generate() -> None:
+    model = divided(roomy("abcd", 1))
+    assert by_role(model) == {"prefill": {"a"}, "decode": {"b", "c", "d"}}
+    assert {host.agent for host in model.hosts} == set("abcd")
+    (plan,) = complete_plan(
+        Placement((model,)), {LLM: deployed().deployed.table}, {}, PlanId("p")
+    ).models
+    assert [chain.role for chain in plan.chains] == ["prefill", "decode", "decode", "decode"]
+
+
+def test_the_fastest_at_prompts_run_them_and_keep_doing_so() -> None:
+    key = PartitionKey(LLM, 0, BLOCKS)
+    measured = {
+        (AgentId(name), key): GenerationCost(0, prefill_ns, MS, 0)
+        for name, prefill_ns in {"a": 3 * MS, "b": 2 * MS, "c": MS, "d": 4 * MS}.items()
+    }
+    model = divided(roomy("abcd", 2, measured=measured))
+    assert by_role(model)["prefill"] == {"b", "c"}
+    later = roomy("abcde", 2, present=Placement((model,)))  # nobody is known to be faster now
+    assert by_role(divided(later)) == {"prefill": {"b", "c"}, "decode": {"a", "d", "e"}}
+    without_c = roomy("abde", 2, present=Placement((model,)))
+    assert by_role(divided(without_c))["prefill"] == {"b", "e"}  # the newcomer, none that generates
+
+
+@pytest.mark.parametrize("prefill_agents", [0, 2, 3])
+def test_where_too_few_agents_are_there_for_both_roles_all_do_both(prefill_agents: int) -> None:
+    assert by_role(divided(roomy("ab", prefill_agents))) == {"mixed": {"a", "b"}}
+
+
+def test_where_one_role_has_no_room_all_do_both_and_the_explanation_says_so() -> None:
+    there = cluster(agent("a", 450), agent("b", 10**6), prefill_agents=1)
+    (answer,) = compose_cluster(there).answers
+    assert {chain.role for chain in placed(*answer).chains} == {"mixed"}
+    assert "no room for prefill and for decode chains" in " ".join(explain_chains(*answer))
+
+
+def test_rings_of_a_wished_length_are_made_of_either_part() -> None:
+    model = divided(roomy("abcdef", 2, load=deployed(partitions=2)))
+    assert [(chain.role, len(chain.hops)) for chain in model.chains] == [
+        ("prefill", 2), ("decode", 2), ("decode", 2),
+    ]  # fmt: skip

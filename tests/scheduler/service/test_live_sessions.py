@@ -51,6 +51,19 @@ def test_a_session_is_there_until_the_book_has_nothing_of_it() -> None:
     assert len(live) == 0
 
 
+def test_a_session_of_two_chains_counts_on_the_first_until_it_is_handed_over() -> None:
+    book = Book()
+    live = LiveSessions(book.slots)
+    booked(book)
+    name = "llm:x:1/0+llm:x:1/2"
+    live.started(StartSession(START.session, START.request, name, HOPS[:1], HOPS[1:]))
+    assert live.by_chain() == {"llm:x:1/0": 1, "llm:x:1/2": 1}
+    assert live.using(A, FIRST) == live.using(B, SECOND) == [7]
+    book.slots.release(START.session, A)
+    assert live.by_chain() == {"llm:x:1/2": 1}
+    assert live.by_model() == {LLM: 1}
+
+
 def test_what_redis_is_told_tells_a_successor_the_partitions() -> None:
     book, journal = Book(), Journal()
     live = LiveSessions(book.slots)

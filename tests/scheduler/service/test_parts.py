@@ -19,6 +19,7 @@ from scheduler.planning import (
     Placement,
     StagePlacement,
 )
+from scheduler.planning.latency import WorkDone
 from scheduler.planning.live import GenerationCost
 from scheduler.state.journal import Journal
 from scheduler.state.keys import Table
@@ -166,6 +167,36 @@ def test_costs_of_generation_survive_redis_beside_compute_times() -> None:
     again.restore({**records, "c|toy:1[0,1)": "generation 1 2", "d|toy:1[0,1)": "generation x"})
     assert again.generation() == {(B, key): GenerationCost(1, 2, 3, 4)}
     assert again.everything() == {(A, key): (5, 6)}
+
+
+def test_what_generation_costs_by_now_survives_redis_too() -> None:
+    measured, key = Measured(), PartitionKey(MODEL, 0, 2)
+    at_load = GenerationCost(10_000, 2_000, 50_000, 6_000, 4.5, 52_000, 11_000, 64)
+    measured.put_generation(A, key, at_load)
+    assert not measured.observe(B, key, WorkDone(prefill_chunks=1))
+    told = [
+        measured.observe(
+            A, key, WorkDone(50, 50, 5_000, 50 * 80_000, lone_steps=50, lone_context_tokens=5_000,
+                             lone_ns=50 * 80_000),
+        )
+        for _ in range(80)
+    ]  # fmt: skip
+    assert any(told)
+    assert not told[-1]
+    now = measured.generation()[A, key]
+    assert now.decode_lone_ns == pytest.approx(80_000, rel=0.03)
+    again = Measured()
+    again.restore({name: str(value) for name, value in measured.records().items()})
+    assert again.records() == measured.records()
+    assert again.generation()[A, key].decode(1) == pytest.approx(now.decode(1), rel=0.03)
+    # An agent that says hello with the same measurement changes nothing, a new one begins anew.
+    again.put_generation(A, key, at_load)
+    assert again.records() == measured.records()
+    newer = GenerationCost(1, 2, 3, 4)
+    again.put_generation(A, key, newer)
+    assert again.generation()[A, key] == newer
+    again.restore({"c|toy:1[0,2)": "generation 1 2 3 4 nan 6 7 8"})
+    assert (AgentId("c"), key) not in again.generation()
 
 
 def test_a_peer_stays_in_the_directory_for_a_moment() -> None:

@@ -48,6 +48,7 @@ class GetStatusResponse(_message.Message):
     LIVE_RESERVATIONS_FIELD_NUMBER: _builtins.int
     REDIS_CONNECTED_FIELD_NUMBER: _builtins.int
     SESSIONS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     epoch: _builtins.int
     plan_id: _builtins.str
@@ -63,6 +64,12 @@ class GetStatusResponse(_message.Message):
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStatus]: ...
     @_builtins.property
     def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStatus]:
+        """Of a cluster with several scheduler groups, at a gateway: each of them. The fields above are
+        then sums, and names in a row.
+        """
+
     def __init__(
         self,
         *,
@@ -77,14 +84,61 @@ class GetStatusResponse(_message.Message):
         live_reservations: _builtins.int = ...,
         redis_connected: _builtins.bool = ...,
         sessions_in_flight: _builtins.int = ...,
+        groups: _abc.Iterable[Global___GroupStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "live_reservations", b"live_reservations", "models", b"models", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "scheduler_id", b"scheduler_id", "sessions_in_flight", b"sessions_in_flight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "live_reservations", b"live_reservations", "models", b"models", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "scheduler_id", b"scheduler_id", "sessions_in_flight", b"sessions_in_flight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class GroupStatus(_message.Message):
+    """One scheduler group: the agents a scheduler plans for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    SCHEDULER_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    AGENTS_FIELD_NUMBER: _builtins.int
+    QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
+    BATCHES_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    SESSIONS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    REDIS_CONNECTED_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    scheduler_id: _builtins.str
+    """Empty: nobody leads it as far as the gateway knows."""
+    epoch: _builtins.int
+    plan_id: _builtins.str
+    agents: _builtins.int
+    queued_requests: _builtins.int
+    batches_in_flight: _builtins.int
+    sessions_in_flight: _builtins.int
+    redis_connected: _builtins.bool
+    def __init__(
+        self,
+        *,
+        group: _builtins.int = ...,
+        scheduler_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        plan_id: _builtins.str = ...,
+        agents: _builtins.int = ...,
+        queued_requests: _builtins.int = ...,
+        batches_in_flight: _builtins.int = ...,
+        sessions_in_flight: _builtins.int = ...,
+        redis_connected: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "group", b"group", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "scheduler_id", b"scheduler_id", "sessions_in_flight", b"sessions_in_flight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupStatus: _TypeAlias = GroupStatus  # noqa: Y015
 
 @_typing.final
 class AgentStatus(_message.Message):
@@ -99,6 +153,7 @@ class AgentStatus(_message.Message):
     UTILISATION_RATIO_FIELD_NUMBER: _builtins.int
     VIRTUAL_LEVEL_FIELD_NUMBER: _builtins.int
     DEVICE_ID_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     device: _builtins.str
     device_class: _builtins.str
@@ -111,6 +166,8 @@ class AgentStatus(_message.Message):
     """It is one of so many virtual GPUs of its device."""
     device_id: _builtins.str
     """Agents with the same device are virtual GPUs of one physical device."""
+    group: _builtins.int
+    """The scheduler group it belongs to."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -125,10 +182,11 @@ class AgentStatus(_message.Message):
         utilisation_ratio: _builtins.float = ...,
         virtual_level: _builtins.int = ...,
         device_id: _builtins.str = ...,
+        group: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "state", b"state", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "group", b"group", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "state", b"state", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,6 +38,8 @@ class _FrameKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameKind.V
     """Sessions that generate text: prompts from a gateway, hidden states from agent to agent."""
     FRAME_KIND_SESSION_TOKENS: _FrameKind.ValueType  # 5
     """No tensors: sampled tokens, from the last agent of a ring to the gateway and the first agent."""
+    FRAME_KIND_SESSION_CACHE: _FrameKind.ValueType  # 6
+    """Key-value caches of a session on their way to another agent; the payload is what `cache` says."""
 
 class FrameKind(_FrameKind, metaclass=_FrameKindEnumTypeWrapper): ...
 
@@ -52,6 +54,8 @@ FRAME_KIND_SESSION_STEP: FrameKind.ValueType  # 4
 """Sessions that generate text: prompts from a gateway, hidden states from agent to agent."""
 FRAME_KIND_SESSION_TOKENS: FrameKind.ValueType  # 5
 """No tensors: sampled tokens, from the last agent of a ring to the gateway and the first agent."""
+FRAME_KIND_SESSION_CACHE: FrameKind.ValueType  # 6
+"""Key-value caches of a session on their way to another agent; the payload is what `cache` says."""
 Global___FrameKind: _TypeAlias = FrameKind  # noqa: Y015
 
 @_typing.final
@@ -110,6 +114,7 @@ class FrameHeader(_message.Message):
     SENT_MONOTONIC_NS_FIELD_NUMBER: _builtins.int
     SESSION_ROWS_FIELD_NUMBER: _builtins.int
     SESSION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
     kind: Global___FrameKind.ValueType
     epoch: _builtins.int
     """Fencing epoch of the scheduler that made the reservation."""
@@ -150,6 +155,10 @@ class FrameHeader(_message.Message):
     def session_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionToken]:
         """FRAME_KIND_SESSION_TOKENS."""
 
+    @_builtins.property
+    def cache(self) -> Global___SessionCache:
+        """FRAME_KIND_SESSION_CACHE."""
+
     def __init__(
         self,
         *,
@@ -170,10 +179,11 @@ class FrameHeader(_message.Message):
         sent_monotonic_ns: _builtins.int = ...,
         session_rows: _abc.Iterable[Global___SessionRows] | None = ...,
         session_tokens: _abc.Iterable[Global___SessionToken] | None = ...,
+        cache: Global___SessionCache | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "plan_id", b"plan_id", "position", b"position", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "plan_id", b"plan_id", "position", b"position", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -287,6 +297,54 @@ class SessionOpening(_message.Message):
 Global___SessionOpening: _TypeAlias = SessionOpening  # noqa: Y015
 
 @_typing.final
+class SessionCache(_message.Message):
+    """Cached keys and values of one session: a range of blocks by a range of tokens. The payload is one
+    row-major array [blocks, 2 (keys, values), tokens, key-value heads, head size]. Of one block the
+    ranges of tokens follow each other without a gap.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    FIRST_BLOCK_FIELD_NUMBER: _builtins.int
+    LAST_BLOCK_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    LAST_TOKEN_FIELD_NUMBER: _builtins.int
+    DATATYPE_FIELD_NUMBER: _builtins.int
+    OPENING_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    first_block: _builtins.int
+    """Blocks [first_block, last_block)."""
+    last_block: _builtins.int
+    first_token: _builtins.int
+    """Tokens [first_token, last_token)."""
+    last_token: _builtins.int
+    datatype: _builtins.str
+    """Of the array: FP32 or BF16."""
+    @_builtins.property
+    def opening(self) -> Global___SessionOpening:
+        """In the first frame of a session from one agent to another."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        first_block: _builtins.int = ...,
+        last_block: _builtins.int = ...,
+        first_token: _builtins.int = ...,
+        last_token: _builtins.int = ...,
+        datatype: _builtins.str = ...,
+        opening: Global___SessionOpening | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["opening", b"opening"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datatype", b"datatype", "first_block", b"first_block", "first_token", b"first_token", "last_block", b"last_block", "last_token", b"last_token", "opening", b"opening", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionCache: _TypeAlias = SessionCache  # noqa: Y015
+
+@_typing.final
 class SessionToken(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -296,6 +354,7 @@ class SessionToken(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    OPENING_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     position: _builtins.int
     """Index in the whole sequence: the first generated token has that of the prompt's length."""
@@ -310,6 +369,12 @@ class SessionToken(_message.Message):
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.HopTiming]:
         """The hops of the step that made this token, if the session is timed."""
 
+    @_builtins.property
+    def opening(self) -> Global___SessionOpening:
+        """Split phase, with the first token on its way to the ring that generates: it may come before the
+        caches do.
+        """
+
     def __init__(
         self,
         *,
@@ -319,10 +384,11 @@ class SessionToken(_message.Message):
         finish_reason: _builtins.str = ...,
         failure: _common_pb2.Failure | None = ...,
         timings: _abc.Iterable[_common_pb2.HopTiming] | None = ...,
+        opening: Global___SessionOpening | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "opening", b"opening"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finish_reason", b"finish_reason", "position", b"position", "session_id", b"session_id", "timings", b"timings", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finish_reason", b"finish_reason", "opening", b"opening", "position", b"position", "session_id", b"session_id", "timings", b"timings", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -207,6 +207,51 @@ class TokenTiming(_message.Message):
 Global___TokenTiming: _TypeAlias = TokenTiming  # noqa: Y015
 
 @_typing.final
+class ObjectivesReport(_message.Message):
+    """What a generation was held to, what was expected of it when it was started, and what came of it;
+    all as the gateway saw it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_TO_FIRST_TOKEN_SLO_NS_FIELD_NUMBER: _builtins.int
+    TIME_PER_OUTPUT_TOKEN_SLO_NS_FIELD_NUMBER: _builtins.int
+    TIME_TO_FIRST_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    TIME_PER_OUTPUT_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    PREDICTED_TIME_TO_FIRST_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    PREDICTED_TIME_PER_OUTPUT_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    MET_FIELD_NUMBER: _builtins.int
+    time_to_first_token_slo_ns: _builtins.int
+    """Of the request, or of its model; 0: none."""
+    time_per_output_token_slo_ns: _builtins.int
+    time_to_first_token_ns: _builtins.int
+    """Measured. The second is 0 for an answer of one token."""
+    time_per_output_token_ns: _builtins.int
+    predicted_time_to_first_token_ns: _builtins.int
+    """0: nothing was known of the chain, or the answer was begun on one and ended on another."""
+    predicted_time_per_output_token_ns: _builtins.int
+    met: _builtins.bool
+    """True if every objective was met."""
+    def __init__(
+        self,
+        *,
+        time_to_first_token_slo_ns: _builtins.int = ...,
+        time_per_output_token_slo_ns: _builtins.int = ...,
+        time_to_first_token_ns: _builtins.int = ...,
+        time_per_output_token_ns: _builtins.int = ...,
+        predicted_time_to_first_token_ns: _builtins.int = ...,
+        predicted_time_per_output_token_ns: _builtins.int = ...,
+        met: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["met", b"met", "predicted_time_per_output_token_ns", b"predicted_time_per_output_token_ns", "predicted_time_to_first_token_ns", b"predicted_time_to_first_token_ns", "time_per_output_token_ns", b"time_per_output_token_ns", "time_per_output_token_slo_ns", b"time_per_output_token_slo_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "time_to_first_token_slo_ns", b"time_to_first_token_slo_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectivesReport: _TypeAlias = ObjectivesReport  # noqa: Y015
+
+@_typing.final
 class GenerateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -216,6 +261,7 @@ class GenerateResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     text: _builtins.str
     finish_reason: _builtins.str
@@ -230,6 +276,10 @@ class GenerateResponse(_message.Message):
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenTiming]:
         """If asked for."""
 
+    @_builtins.property
+    def objectives(self) -> Global___ObjectivesReport:
+        """Only in the last response."""
+
     def __init__(
         self,
         *,
@@ -239,10 +289,11 @@ class GenerateResponse(_message.Message):
         finish_reason: _builtins.str = ...,
         usage: Global___Usage | None = ...,
         timings: _abc.Iterable[Global___TokenTiming] | None = ...,
+        objectives: Global___ObjectivesReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "objectives", b"objectives", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

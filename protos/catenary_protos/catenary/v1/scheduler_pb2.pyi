@@ -727,6 +727,7 @@ class ServedModel(_message.Message):
     MAX_ROW_BYTES_FIELD_NUMBER: _builtins.int
     GENERATES_FIELD_NUMBER: _builtins.int
     SESSION_TOKENS_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     platform: _builtins.str
@@ -743,6 +744,10 @@ class ServedModel(_message.Message):
     """True: text is generated, over catenary.v1.Generation and the OpenAI paths; not inferred."""
     session_tokens: _builtins.int
     """Most tokens of one session, prompt and answer together; 0 if it does not generate."""
+    workers: _builtins.int
+    """Chains, or agents of its pipelines, that serve it now; requests go to scheduler groups in
+    proportion.
+    """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TensorSpec]: ...
     @_builtins.property
@@ -763,10 +768,11 @@ class ServedModel(_message.Message):
         max_row_bytes: _builtins.int = ...,
         generates: _builtins.bool = ...,
         session_tokens: _builtins.int = ...,
+        workers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batched", b"batched", "default_slo_ns", b"default_slo_ns", "generates", b"generates", "inputs", b"inputs", "max_row_bytes", b"max_row_bytes", "max_rows", b"max_rows", "name", b"name", "not_ready_reason", b"not_ready_reason", "outputs", b"outputs", "platform", b"platform", "ready", b"ready", "session_tokens", b"session_tokens", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batched", b"batched", "default_slo_ns", b"default_slo_ns", "generates", b"generates", "inputs", b"inputs", "max_row_bytes", b"max_row_bytes", "max_rows", b"max_rows", "name", b"name", "not_ready_reason", b"not_ready_reason", "outputs", b"outputs", "platform", b"platform", "ready", b"ready", "session_tokens", b"session_tokens", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

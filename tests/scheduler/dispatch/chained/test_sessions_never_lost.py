@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,14 +20,17 @@ from scheduler.dispatch.events import (
     CloseSessions,
     Command,
     Event,
+    LatencyRefitted,
     PlanActivated,
     Reject,
     RequestCancelled,
     RequestCompleted,
     SessionFailed,
+    SessionProgress,
     SessionRequested,
     SessionsClosed,
     SessionsHeld,
+    SessionsProgressed,
     StartSession,
     Tick,
 )
@@ -41,6 +45,7 @@ from services.domain.ids import (
     ServerId,
     SessionId,
 )
+from services.domain.latency import LatencyLines, TokenObjectives
 from services.domain.plan import Agent, CacheCapacity, Chain, ChainHop, ModelPlan, Plan
 
 CATS, DOGS = MODELS = (ModelKey("cats", "1"), ModelKey("dogs", "1"))
@@ -88,6 +93,11 @@ OTHER = (
     Chain("kept", (hop(2, CATS, (0, 6)),), 2, 60),
     Chain("longer", (hop(0, CATS, (0, 3)), hop(4, CATS, (3, 6))), 1, 90),
 )
+HANDING_OVER = (
+    Chain("p", (hop(0, CATS, (0, 3)), hop(4, CATS, (3, 6))), 2, 50, "prefill"),
+    Chain("d1", (hop(2, CATS, (0, 6)),), 1, 80, "decode"),
+    Chain("d2", (hop(3, CATS, (0, 4)), hop(1, CATS, (3, 6), 4)), 2, 80, "decode"),
+)
 BARK = (Chain("bark", (hop(1, DOGS, (0, 2)), hop(4, DOGS, (2, 4))), 2, 30),)
 PLANS = (
     plan(served(CATS, *SPLIT), served(DOGS, *BARK)),
@@ -95,7 +105,12 @@ PLANS = (
     plan(served(CATS, *SPLIT, fewer=2), served(DOGS, *BARK)),
     plan(served(DOGS, *BARK)),
     plan(),
+    plan(served(CATS, *HANDING_OVER), served(DOGS, *BARK)),
 )
+
+
+def every_hop(command: StartSession) -> tuple[ChainHop, ...]:
+    return command.hops + command.decode_hops
 
 
 class Cluster(RuleBasedStateMachine):
@@ -149,11 +164,15 @@ class Cluster(RuleBasedStateMachine):
     def opens(self, command: StartSession) -> None:
         event = self.open[command.request]
         chains = {chain.chain_id: chain for m in self.plan.models for chain in m.chains}
-        assert command.hops == chains[command.chain_id].hops
+        names = command.chain_id.split("+")
+        assert [chains[name].hops for name in names] == [
+            hops for hops in (command.hops, command.decode_hops) if hops
+        ]
+        assert [chains[name].role for name in names] == ["prefill", "decode"] or len(names) == 1
         assert command.session not in self.known
         assert self.now < event.deadline_ns
         limits = {(c.agent, c.partition): c.block_slots for m in self.plan.models for c in m.caches}
-        for each in command.hops:
+        for each in every_hop(command):
             assert each.agent in self.alive
             there = [
                 other.blocks
@@ -181,7 +200,7 @@ class Cluster(RuleBasedStateMachine):
         model=st.sampled_from([CATS, CATS, DOGS]),
         budget=st.integers(0, 700),
         priority=st.sampled_from([0, 0, 0, 1]),
-        tokens=st.sampled_from([1, 1, 1, 1, 101]),
+        tokens=st.sampled_from([1, 2, 2, 2, 101]),
     )
     def arrive(self, model: ModelKey, budget: int, priority: int, tokens: int) -> None:
         self.number += 1
@@ -207,7 +226,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data(), delivered=st.sampled_from([True, True, False]), seed=st.integers(0, 99))
     def end(self, data: st.DataObject, delivered: bool, seed: int) -> None:
         command = self.some_session(data)
-        steps: list[AgentId | None] = [each.agent for each in command.hops]
+        steps: list[AgentId | None] = [each.agent for each in every_hop(command)]
         steps += [None] if delivered else []
         random.Random(seed).shuffle(steps)
         for agent in steps:
@@ -216,6 +235,22 @@ class Cluster(RuleBasedStateMachine):
             elif command.request in self.open:
                 self.answered(command.request)
                 self.tell(RequestCompleted(command.request))
+
+    @precondition(lambda self: any(each.decode_hops for each in self.current.values()))
+    @rule(data=st.data())
+    def hand_over(self, data: st.DataObject) -> None:
+        command = self.some_session(data)
+        for each in command.hops if command.decode_hops else ():
+            if command.session in self.held[each.agent]:
+                self.let_go(each.agent, command.session)
+        if command.request in self.current and command.decode_hops:
+            # Nobody lost a session by that: it goes on, and nothing doubts it.
+            life = self.dispatcher._life
+            if self.current[command.request] is command and command.session in life.slots:
+                assert not life.sessions[command.session].left
+
+    def is_handed_over(self, command: StartSession) -> bool:
+        return all(command.session not in self.held[each.agent] for each in command.hops)
 
     def let_go(self, agent: AgentId, session: SessionId) -> None:
         if agent in self.alive:
@@ -248,7 +283,7 @@ class Cluster(RuleBasedStateMachine):
     # ---- the cluster ----
 
     def adopted(self, sessions: Iterable[SessionId]) -> tuple[AdoptedSession, ...]:
-        return tuple(AdoptedSession(each, self.known[each].hops) for each in sorted(sessions))
+        return tuple(AdoptedSession(each, every_hop(self.known[each])) for each in sorted(sessions))
 
     @rule(agent=st.sampled_from(sorted(AGENTS)))
     def lose_or_join(self, agent: AgentId) -> None:
@@ -275,7 +310,7 @@ class Cluster(RuleBasedStateMachine):
         self.tell(SessionsHeld(agent, self.adopted(self.held[agent])))
         self.tell(AgentJoined(AGENTS[agent]))
 
-    @rule(which=st.sampled_from([0, 0, 1, 2, 3, 4]))
+    @rule(which=st.sampled_from([0, 0, 1, 2, 3, 4, 5, 5]))
     def activate(self, which: int) -> None:
         self.plan = PLANS[which]
         self.tell(PlanActivated(self.plan))
@@ -298,7 +333,11 @@ class Cluster(RuleBasedStateMachine):
         events: list[Event] = []
         for request, event in self.open.items():
             session = self.current.get(request) if known else None
-            adopted = AdoptedSession(session.session, session.hops) if session else None
+            adopted = None
+            if session is not None and not session.decode_hops:
+                adopted = AdoptedSession(session.session, session.hops)
+            elif session is not None and self.is_handed_over(session):
+                adopted = AdoptedSession(session.session, session.decode_hops)
             events.append(
                 SessionRequested(
                     request, event.model, event.prompt_tokens, event.max_tokens,
@@ -384,7 +423,7 @@ class Cluster(RuleBasedStateMachine):
         assert set(life.slots.sessions()) <= set(life.sessions)
         for desk in life.desks.values():
             for route in desk._routes.values():
-                on_it = [s for s in life.sessions.values() if s.route is route]
+                on_it = [s for s in life.sessions.values() if route in (s.route, s.prefill)]
                 assert route.running == len(on_it)
 
     def teardown(self) -> None:
@@ -417,6 +456,59 @@ class ClusterWithExpectedDelays(Cluster):
     policy = "sed"
 
 
+class ClusterWithObjectives(Cluster):
+    """Some requests are held to objectives, and most chains have latency lines."""
+
+    policy = "slo"
+    wanted = (None, TokenObjectives(60, 6), TokenObjectives(0, 6), TokenObjectives(40, 0))
+    lines = LatencyLines(1.0, 2.0, 0.01, 1.0, 3.0, 4.0)
+
+    def tell(self, event: Event) -> None:
+        if isinstance(event, SessionRequested):
+            number = event.request.number
+            event = replace(
+                event, objectives=self.wanted[number % 4], arrived_ns=self.now - number % 7
+            )
+        elif isinstance(event, PlanActivated):
+            models = tuple(
+                replace(model, chains=tuple(map(self.lined, model.chains)))
+                for model in event.plan.models
+            )
+            event = PlanActivated(replace(event.plan, models=models))
+        super().tell(event)
+        started = [request for request in self.current if request in self.open]
+        if self.now % 2 and started:
+            progress = [SessionProgress(each, 1 + self.now % 4, 5, 7) for each in started[:3]]
+            super().tell(SessionsProgressed(tuple(progress)))
+
+    def lined(self, chain: Chain) -> Chain:
+        known = chain.chain_id != "d2"
+        return replace(chain, lines=self.lines if known else None, cache_tokens=40.0)
+
+    @rule(slower=st.floats(0.5, 4.0))
+    def fit_anew(self, slower: float) -> None:
+        lines = replace(self.lines, decode_ns=self.lines.decode_ns * slower)
+        for model in self.plan.models:
+            fitted = tuple((chain.hops, lines) for chain in model.chains)
+            self.tell(LatencyRefitted(model.model, fitted))
+
+    @invariant()
+    def sums_are_those_of_the_seats_and_seats_those_of_sessions(self) -> None:
+        running = {t.request for t in self.dispatcher._life.tickets.values() if t.session}
+        for desk in self.dispatcher._life.desks.values():
+            board = desk.board
+            assert board is not None
+            assert board._seats.keys() <= running
+            assert board._prompts.keys() <= board._seats.keys()
+            for worker in board._workers.values():
+                seats = worker.seats.values()
+                weighted = sum(s.prompt_tokens + 0.5 * s.final_tokens for s in seats)
+                assert abs(worker.context_tokens - weighted) < 1e-6
+                for seat in seats:
+                    held = board._seats[seat.request]
+                    assert held[1] is seat or board._prompts[seat.request] is worker
+
+
 TestCluster = Cluster.TestCase
 TestCluster.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestClusterWithShortestQueues = ClusterWithShortestQueues.TestCase
@@ -426,3 +518,5 @@ _SHORTER = settings(max_examples=25, stateful_step_count=30, deadline=None)
 TestClusterWithShortestQueues.settings = _SHORTER
 TestClusterWithIdleQueues.settings = _SHORTER
 TestClusterWithExpectedDelays.settings = _SHORTER
+TestClusterWithObjectives = ClusterWithObjectives.TestCase
+TestClusterWithObjectives.settings = _SHORTER

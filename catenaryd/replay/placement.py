@@ -1,0 +1,45 @@
+"""Replays placement: which worker a request goes to, and how each stands with constraints b-e."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from catenaryd.replay.fields import Fields
+from catenaryd.replay.workers import NANOSECONDS_PER_MS, read_job, read_limits, read_lines
+from scheduler.dispatch.placing.constraints import Bound, examine, place
+
+
+def replay_placement(case: Fields) -> dict[str, Any]:
+    """Returns the decision on one case: `worker` and `constraints`, readings as the cases have."""
+    lines, limits = read_lines(case.object("perf")), read_limits(case.object("params"))
+    workers = [[read_job(each) for each in jobs] for jobs in case.lists("workers")]
+    added = read_job(case.object("request"))
+    constraints = []
+    for worker, jobs in [*enumerate(workers), ("new", [])]:
+        verdict = examine(lines, limits, jobs, added)
+        constraints.append(
+            {
+                "worker": worker,
+                "norm": verdict.norm,
+                "b": _bound(verdict.context),
+                "c": _bound(verdict.prompts, NANOSECONDS_PER_MS),
+                "d": _bound(verdict.slack, NANOSECONDS_PER_MS),
+                "e": _bound(verdict.cache),
+            }
+        )
+    return {"worker": place(lines, limits, workers, added), "constraints": constraints}
+
+
+def placement_words(result: dict[str, Any]) -> str:
+    """Returns the decision in words."""
+    if result["worker"] is None:
+        return "not admissible"
+    return "a new worker" if result["worker"] == "new" else f"worker {result['worker']}"
+
+
+def _bound(bound: Bound, unit: float = 1.0) -> dict[str, Any]:
+    return {
+        "ok": bound.ok,
+        "lhs": None if bound.used is None else bound.used / unit,
+        "rhs": None if bound.allowed is None else bound.allowed / unit,
+    }

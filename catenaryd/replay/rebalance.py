@@ -1,0 +1,84 @@
+"""Replays re-balancing: where new requests should move, given what predictions got wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from catenaryd.replay.fields import Fields
+from catenaryd.replay.workers import read_job, read_limits, read_lines
+from scheduler.dispatch.placing.constraints import examine
+from scheduler.dispatch.placing.error_lines import WorkerErrors
+from scheduler.dispatch.placing.jobs import Job
+from scheduler.dispatch.placing.rebalance import rebalance
+from scheduler.dispatch.placing.rebalance_search import Fits, Imbalance
+from services.domain.latency import LatencyLines
+
+_MOST_WORKERS = 100_000
+_EXACT_STEPS = 200_000
+"""Nobody waits for this one: half a second."""
+
+
+def replay_rebalance(case: Fields) -> dict[str, Any]:
+    """Returns the outcome of one case: `l_e`, `b_e`, `objective` and `assignment`."""
+    lines = read_lines(case.object("perf"))
+    workers = case.whole("workers", least=1, most=_MOST_WORKERS)
+    errors = [WorkerErrors() for _ in range(workers)]
+    for event in case.objects("events"):
+        _count(event, errors)
+    new = case.objects("new")
+    jobs = [read_job(each) for each in new]
+    names = [each.whole("id") for each in new]
+    if len(set(names)) < len(names):
+        raise case.wrong("new", "two requests have the same id")
+    done = rebalance(
+        Imbalance(
+            lines=[lines] * workers,
+            errors=errors,
+            predicted_tokens=[job.predicted_tokens for job in jobs],
+            placed=[each.whole("worker", most=workers - 1) for each in new],
+            fits=_constraints(case, lines, workers, jobs),
+        ),
+        _EXACT_STEPS,
+    )
+    return {
+        "l_e": [each.tokens for each in errors],
+        "b_e": [each.sessions for each in errors],
+        "objective": done.objective,
+        "assignment": dict(zip(map(str, names), done.assignment, strict=True)),
+    }
+
+
+def rebalance_words(result: dict[str, Any]) -> str:
+    """Returns the outcome in words."""
+    places = [f"{request} on {worker}" for request, worker in result["assignment"].items()]
+    return f"error {result['objective']:.6g}, request {', '.join(places) or 'none'}"
+
+
+def _count(event: Fields, errors: Sequence[WorkerErrors]) -> None:
+    worker = errors[event.whole("worker", most=len(errors) - 1)]
+    kind = event.text("kind", "")
+    if kind == "under":
+        worker.outgrew(event.number("l_pred_new"))
+    elif kind == "over":
+        worker.ended_early(event.number("l_pred"), event.whole("l_real"))
+    else:
+        raise event.wrong("kind", "is neither 'under' nor 'over'")
+
+
+def _constraints(
+    case: Fields, lines: LatencyLines, workers: int, jobs: Sequence[Job]
+) -> Fits | None:
+    """Returns the check of b-e if the case has what they need; else none bind."""
+    if not case.has("params") and not case.has("ongoing"):
+        return None
+    limits = read_limits(case.object("params"))
+    ongoing = [[read_job(each) for each in row] for row in case.lists("ongoing")]
+    if len(ongoing) != workers:
+        raise case.wrong("ongoing", f"must be a list for each of the {workers} workers")
+
+    def fits(worker: int, requests: Sequence[int]) -> bool:
+        *others, last = (jobs[request] for request in requests)
+        return examine(lines, limits, [*ongoing[worker], *others], last).ok
+
+    return fits

@@ -1,0 +1,1 @@
+"""Scenarios of placement under objectives: `catenaryd simulate placement`."""

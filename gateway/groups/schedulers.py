@@ -1,0 +1,80 @@
+"""A gateway's side of its schedulers: one link, or one for each group and what joins them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.admin import SchedulerAdmin
+from gateway.data_plane import DataPlane, Outbox
+from gateway.generation.plane import SessionPlane
+from gateway.groups.admin import GroupsAdmin
+from gateway.groups.listener import GroupListener, Together
+from gateway.groups.router import GroupRouter
+from gateway.groups.tables import Directories, ModelTables
+from gateway.scheduler_link import SchedulerLink, SchedulerListener
+from gateway.scheduler_listener import Listener
+from gateway.settings import GatewaySettings
+from services.domain.groups import metadata_of_group
+from services.security.tls import ClientSecurity
+from services.telemetry.metrics import Metrics
+
+
+class Schedulers:
+    """Keeps up the links of one gateway.
+
+    Attributes:
+        links: To the scheduler of each group.
+        outbox: Where the planes send what schedulers are to know. With one group it is the link.
+        admin: Calls the Admin service of the scheduler, or of all of them.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, security: ClientSecurity, metrics: Metrics
+    ) -> None:
+        """Connects to nobody before `start`."""
+        groups = settings.scheduler_groups
+        self._grace_s = settings.unavailable_grace_s
+        self.links = [
+            SchedulerLink(settings.scheduler_addresses, security, metadata_of_group(group, groups))
+            for group in range(groups)
+        ]
+        self._models = ModelTables()
+        self._router = GroupRouter(
+            self.links, self._models, lambda reason: metrics.reroutes.labels(reason).inc()
+        )
+        self.outbox: Outbox = self._router if groups > 1 else self.links[0]
+        self.admin = GroupsAdmin(self.links) if groups > 1 else SchedulerAdmin(self.links[0])
+        self._listeners: list[GroupListener] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, listener: Listener, planes: tuple[DataPlane, SessionPlane]) -> None:
+        """Begins to look for whoever leads, and tells `listener` what they say."""
+        self._tasks = [
+            asyncio.create_task(link.run(each), name="scheduler-link")
+            for link, each in zip(self.links, self._ears(listener, planes), strict=True)
+        ]
+
+    def _ears(
+        self, listener: Listener, planes: tuple[DataPlane, SessionPlane]
+    ) -> list[SchedulerListener]:
+        if len(self.links) == 1:
+            return [listener]
+        self._router.serve(*planes)
+        together = Together(listener, self._router, self._models, Directories(), self._grace_s)
+        self._listeners = [GroupListener(group, together) for group in range(len(self.links))]
+        return [*self._listeners]
+
+    async def failed(self) -> None:
+        """Raises if a link ended, which it never should."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def stop(self) -> None:
+        """Ends every link. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        for listener in self._listeners:
+            listener.close()

@@ -1,0 +1,92 @@
+"""What all groups together serve, and where frames reach their agents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+
+
+class ModelTables:
+    """The last model table of every group."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, dict[tuple[str, str], scheduler_pb2.ServedModel]] = {}
+        # By model and group, of those that have it ready: asked for at every request.
+        self._weights: dict[tuple[str, str], dict[int, int]] = {}
+
+    def update(self, group: int, table: scheduler_pb2.ModelTable) -> None:
+        """Replaces what a group serves."""
+        self._tables[group] = {(each.name, each.version): each for each in table.models}
+        self._weigh()
+
+    def drop(self, group: int) -> None:
+        """Forgets what a group served that nobody leads."""
+        self._tables.pop(group, None)
+        self._weigh()
+
+    def merged(self) -> scheduler_pb2.ModelTable:
+        """Returns every model of any group: ready if one of them has it ready."""
+        found: dict[tuple[str, str], scheduler_pb2.ServedModel] = {}
+        for _, table in sorted(self._tables.items()):
+            for key, served in table.items():
+                known = found.get(key)
+                if known is None:
+                    found[key] = scheduler_pb2.ServedModel()
+                    found[key].CopyFrom(served)
+                    continue
+                workers = known.workers + served.workers
+                if _rank(served) > _rank(known):
+                    known.CopyFrom(served)
+                known.workers = workers
+        return scheduler_pb2.ModelTable(models=found.values())
+
+    def weights(self, name: str, version: str, among: Iterable[int]) -> dict[int, int]:
+        """Returns by group, of those given that have a model ready, how many workers serve it."""
+        weights = self._weights.get((name, version), {})
+        return {group: weights[group] for group in among if group in weights}
+
+    def knowing(self, name: str, version: str, among: Iterable[int]) -> list[int]:
+        """Returns the groups that serve a model or will when they can."""
+        return [group for group in among if (name, version) in self._tables.get(group, {})]
+
+    def _weigh(self) -> None:
+        self._weights = {}
+        for group, table in self._tables.items():
+            for key, served in table.items():
+                if served.ready:
+                    self._weights.setdefault(key, {})[group] = max(1, served.workers)
+
+
+class Directories:
+    """The last directory of every group."""
+
+    def __init__(self) -> None:
+        self._peers: dict[int, dict[str, common_pb2.Peer]] = {}
+        self._latest: dict[str, int] = {}
+
+    def update(self, group: int, directory: scheduler_pb2.Directory) -> None:
+        """Replaces the peers of a group."""
+        before = self._peers.get(group, {})
+        now = {peer.peer_id: peer for peer in directory.peers}
+        for peer_id, peer in now.items():
+            if before.get(peer_id) != peer:
+                self._latest[peer_id] = group
+        self._peers[group] = now
+        for peer_id in before.keys() - now.keys():
+            if not any(peer_id in peers for peers in self._peers.values()):
+                self._latest.pop(peer_id, None)
+
+    def merged(self) -> scheduler_pb2.Directory:
+        """Returns every peer once; one that moved to another group as that group knows it."""
+        found: dict[str, common_pb2.Peer] = {}
+        for group, peers in sorted(self._peers.items()):
+            for peer_id, peer in peers.items():
+                if peer_id not in found or self._latest.get(peer_id) == group:
+                    found[peer_id] = peer
+        return scheduler_pb2.Directory(peers=found.values())
+
+
+def _rank(served: scheduler_pb2.ServedModel) -> tuple[bool, bool]:
+    """Returns how much a group's word on a model is worth: ready, else deployed, else known."""
+    return served.ready, bool(served.inputs) or served.generates

@@ -1,0 +1,101 @@
+"""How much of a worker may be used, learned from what became of sessions.
+
+The paper fixes theta by hand; what suits one model fails another. Here sessions that end say
+whether they met their objectives, and theta follows, in small steps, within bounds, and not again
+before enough sessions have ended since:
+
+* too many missed, and few were placed by force: estimates are too good, so less may be used;
+* too many missed, and many were placed by force: the cluster is full, and what is held back only
+  makes more of them wait until they must be forced: more may be used;
+* attainment is safely above its target: back towards what suits exact estimates.
+
+The same figures say whether sessions may be packed onto few workers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptationConfig:
+    """What can be set.
+
+    Attributes:
+        target: Share of sessions that should meet their objectives.
+        theta: Where it starts, and returns to while all is well.
+        least_theta: It never becomes smaller.
+        step: One change of it.
+        window: Sessions that are looked at.
+        patience: Sessions that end between two changes.
+        forced_share: From this share of forced placements on the cluster is taken to be full.
+    """
+
+    target: float = 0.99
+    theta: float = 1.0
+    least_theta: float = 0.6
+    step: float = 0.05
+    window: int = 400
+    patience: int = 100
+    forced_share: float = 0.02
+
+
+class Adaptation:
+    """Attainment of one model's sessions, and theta by it.
+
+    Attributes:
+        theta: Share of b and d that may be used.
+    """
+
+    def __init__(self, config: AdaptationConfig | None = None) -> None:
+        self.config = config or AdaptationConfig()
+        self.theta = self.config.theta
+        self._ended: deque[tuple[bool, bool]] = deque()
+        """Whether each attained, and whether it was forced."""
+        self._attained = 0
+        self._forced = 0
+        self._since_change = 0
+
+    @property
+    def samples(self) -> int:
+        """Sessions in the window."""
+        return len(self._ended)
+
+    @property
+    def attainment(self) -> float:
+        """Share of them that met their objectives; 1 of none."""
+        return self._attained / len(self._ended) if self._ended else 1.0
+
+    @property
+    def is_safe(self) -> bool:
+        """True if attainment is above its target by half of what is left, on enough sessions."""
+        config = self.config
+        enough = len(self._ended) >= config.window // 2
+        return enough and self.attainment >= (1.0 + config.target) / 2
+
+    def ended(self, *, attained: bool, forced: bool) -> None:
+        """A session with objectives has come to its end."""
+        self._ended.append((attained, forced))
+        self._attained += attained
+        self._forced += forced
+        if len(self._ended) > self.config.window:
+            before, was_forced = self._ended.popleft()
+            self._attained -= before
+            self._forced -= was_forced
+        self._since_change += 1
+        if self._since_change >= self.config.patience:
+            self._change()
+
+    def _change(self) -> None:
+        config = self.config
+        theta = self.theta
+        if self.attainment < config.target:
+            is_full = self._forced > config.forced_share * len(self._ended)
+            theta += config.step if is_full else -config.step
+        elif self.is_safe:
+            theta += config.step
+        theta = min(config.theta, max(config.least_theta, theta))
+        if theta != self.theta:
+            self.theta = theta
+            self._since_change = 0

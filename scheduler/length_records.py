@@ -1,0 +1,107 @@
+"""Keeps what was learned of answer lengths in Redis, so that a successor need not learn it anew.
+
+Lengths change with every answer, and their record is some 10 KB: a model's is written when it
+changed, but not more often than every few seconds, and one model at a time. What was learned since
+the last write is lost with the scheduler; the next answers teach it again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+from scheduler.dispatch.placing.lengths import LengthPredictor
+from scheduler.state.journal import Fields, Journal
+from scheduler.state.keys import Table
+from services.domain.ids import ModelKey
+from services.errors import InvalidInput
+from services.log import get_logger
+
+_PERIOD_S = 10.0
+_log = get_logger(__name__)
+
+
+class KnowsLengths(Protocol):
+    """Whoever predicts, as this module sees it."""
+
+    def length_predictors(self) -> Mapping[ModelKey, LengthPredictor]:
+        """Returns what is known of every model that generates text."""
+        ...
+
+    def restore_lengths(self, model: ModelKey, predictor: LengthPredictor) -> None:
+        """This is what a predecessor knew of a model."""
+        ...
+
+
+class LengthRecords:
+    """Writes the predictors of one term to the journal, and reads those of its predecessor."""
+
+    def __init__(
+        self,
+        source: KnowsLengths,
+        clock_s: Callable[[], float] = time.monotonic,
+        period_s: float = _PERIOD_S,
+    ) -> None:
+        """Makes one that has written nothing.
+
+        Args:
+            source: Who predicts.
+            clock_s: Monotonic seconds.
+            period_s: Two writes are this far apart, of whichever models.
+        """
+        self._source = source
+        self._clock_s = clock_s
+        self._period_s = period_s
+        self._next_s = 0.0
+        self._written: dict[ModelKey, int] = {}
+        """How much a predictor had learned when it was written last, the longest ago first."""
+
+    def collect(self, journal: Journal) -> None:
+        """Writes the model that has waited longest, if any changed and it is time."""
+        now_s = self._clock_s()
+        if now_s < self._next_s:
+            return
+        known = self._source.length_predictors()
+        for model in [each for each in self._written if each not in known]:
+            del self._written[model]
+            journal.put(Table.LENGTHS, str(model), None)
+        changed = [
+            model
+            for model, predictor in known.items()
+            if predictor.learned != self._written.get(model, 0)
+        ]
+        if not changed:
+            return
+        order = list(self._written)
+        model = min(changed, key=lambda each: order.index(each) if each in order else -1)
+        self._written.pop(model, None)
+        journal.put(Table.LENGTHS, str(model), self._record(model, known[model]))
+        self._next_s = now_s + self._period_s
+
+    def records(self) -> Fields:
+        """Returns what Redis is to hold now, for a snapshot."""
+        known = self._source.length_predictors()
+        self._written = {}
+        return {str(model): self._record(model, each) for model, each in known.items()}
+
+    def restore(self, records: Mapping[str, str], deployed: Collection[ModelKey]) -> None:
+        """Reads what a predecessor wrote of the models that still are deployed.
+
+        What cannot be read is learned again.
+        """
+        for model in deployed:
+            text = records.get(str(model))
+            if text is None:
+                continue
+            try:
+                predictor = LengthPredictor.from_record(json.loads(text))
+            except (ValueError, InvalidInput) as error:
+                _log.warning("stored_lengths_unreadable", model=str(model), error=str(error))
+                continue
+            self._source.restore_lengths(model, predictor)
+
+    def _record(self, model: ModelKey, predictor: LengthPredictor) -> str:
+        self._written[model] = predictor.learned
+        return json.dumps(predictor.to_record(), separators=(",", ":"))

@@ -1,0 +1,89 @@
+"""The latency lines of any chain of one model in a cluster, by what is known at this moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.planning.latency.hops import HOP_NS, HopCost, chain_lines
+from scheduler.planning.live.generation import GenerationTimes
+from services.domain.decoder import DecoderTable
+from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
+from services.domain.latency import LatencyLines
+from services.domain.plan import Agent, ChainHop
+
+_HIDDEN_VALUE_BYTES = 4
+
+
+class ClusterLines:
+    """Lines of chains.
+
+    A hop costs what its agent measured of the very partition, else of another range of the model,
+    in proportion to the blocks; the last norm and the projection count as so many blocks as they
+    are large. Of an agent that measured nothing the slowest of its device class speaks, else the
+    slowest there is. Where nothing was measured nothing is known: a guess must not turn requests
+    away.
+    """
+
+    def __init__(
+        self,
+        decoder: DecoderTable,
+        agents: Sequence[Agent],
+        costs: GenerationTimes,
+        model: ModelKey,
+        hop_ns: float = HOP_NS,
+    ) -> None:
+        self._decoder = decoder
+        self._hop_ns = hop_ns
+        self._agents = {agent.agent_id: agent for agent in agents}
+        self._sources: dict[AgentId, list[PartitionKey]] = {}
+        for agent, key in sorted(costs, key=lambda each: (each[0], each[1].first_block)):
+            if key.model == model and _is_known(costs[agent, key].decode(1)):
+                self._sources.setdefault(agent, []).append(key)
+        self._costs = costs
+
+    def lines(self, hops: Sequence[ChainHop]) -> LatencyLines | None:
+        """Returns the lines of a chain; None if nothing is known of one of its hops."""
+        costs = [self._cost(hop) for hop in hops]
+        known = [cost for cost in costs if cost is not None]
+        return chain_lines(known, self._hop_ns) if known and len(known) == len(costs) else None
+
+    def _cost(self, hop: ChainHop) -> HopCost | None:
+        source = self._source(hop)
+        if source is None:
+            return None
+        agent, key = source
+        share = self._weight(hop.first_block, hop.last_block) / self._weight(*key[1:])
+        mine = self._agents.get(hop.agent)
+        rate = mine.link_bytes_per_second if mine is not None else 0
+        row_bytes = self._decoder.hidden_size * _HIDDEN_VALUE_BYTES
+        row_ns = row_bytes * NANOSECONDS_PER_SECOND / rate if rate else 0.0
+        return HopCost(self._costs[agent, key], share, row_ns)
+
+    def _source(self, hop: ChainHop) -> tuple[AgentId, PartitionKey] | None:
+        own = self._sources.get(hop.agent)
+        if own is not None:
+            return hop.agent, hop.partition if hop.partition in own else own[0]
+        mine = self._agents.get(hop.agent)
+        others = [(agent, key) for agent, keys in self._sources.items() for key in keys]
+        alike = [
+            (agent, key)
+            for agent, key in others
+            if mine is not None
+            and agent in self._agents
+            and self._agents[agent].device_class == mine.device_class
+        ]
+        return max(alike or others, key=self._pace, default=None)
+
+    def _pace(self, source: tuple[AgentId, PartitionKey]) -> float:
+        return self._costs[source].decode(1) / self._weight(*source[1][1:])
+
+    def _weight(self, first_block: int, last_block: int) -> float:
+        """Returns how many blocks a range is worth."""
+        is_last = last_block == self._decoder.blocks
+        head = self._decoder.head_bytes / max(1, self._decoder.block_bytes) if is_last else 0.0
+        return last_block - first_block + head
+
+
+def _is_known(step_ns: float) -> bool:
+    """Agents without room for a session measure nothing and say 0."""
+    return step_ns > 0.0

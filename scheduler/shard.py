@@ -1,0 +1,213 @@
+"""One group of a cluster at one scheduler process: stands by, leads it, stands by again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from scheduler.campaign import Campaign
+from scheduler.state.keys import Keys
+from scheduler.state.lease import Lease
+from scheduler.state.script import pass_cancellation
+from scheduler.state.store import Store
+from scheduler.term import Surroundings, Term
+from services.errors import CatenaryError, StaleEpoch, Unavailable
+from services.log import get_logger
+
+_log = get_logger(__name__)
+_PAUSE_S = 0.2
+_AFTER_EXPIRY_S = 0.005
+REDIS_FAILURES = (RedisError, OSError, TimeoutError)
+
+
+class Shard:
+    """Leads one group whenever it may; a term each time.
+
+    Attributes:
+        group: Number of the group.
+        contacted: Set once Redis said who leads it, or that we do.
+    """
+
+    def __init__(
+        self, around: Surroundings, redis: Redis, campaign: Campaign, changed: Callable[[], None]
+    ) -> None:
+        """Opens nothing; `changed` is called whenever a term begins or ends."""
+        settings = around.settings
+        keys = Keys(settings.cluster, around.group, campaign.groups)
+        self.group = around.group
+        self.contacted = asyncio.Event()
+        self._around = around
+        self._campaign = campaign
+        self._changed = changed
+        self._name = settings.scheduler_id
+        self._lease_s = settings.lease_s
+        self._lease = Lease(redis, keys, campaign.token, settings.lease_s)
+        self._store = Store(redis, keys)
+        self._term: Term | None = None
+        self._leading: asyncio.Task[None] | None = None
+
+    @property
+    def term(self) -> Term | None:
+        """The present term; None while somebody else leads, or nobody."""
+        return self._term
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """Ends only with an error, or when it is told to."""
+        assert self._leading is not None
+        return self._leading
+
+    def start(self) -> None:
+        """Begins to campaign."""
+        self._around.metrics.leader.set(0)
+        self._leading = asyncio.create_task(self._lead_for_ever(), name=f"lead-{self.group}")
+
+    async def resign(self) -> None:
+        """Ends for good and gives the lease back with everything written.
+
+        Raises:
+            CatenaryError: the lease is not ours any more.
+            RedisError: Redis does not answer; so do OSError and TimeoutError.
+        """
+        term = self._term
+        await self.end()
+        if term is not None:
+            await term.write_behind.flush()
+            await self._lease.release()
+
+    async def end(self) -> None:
+        """Ends for good; whoever wants to lead must wait until the lease is over. Idempotent."""
+        if self._leading is not None:
+            self._leading.cancel()
+            await asyncio.gather(self._leading, return_exceptions=True)
+            self._leading = None
+
+    # ---- standing by ----
+
+    async def _lead_for_ever(self) -> None:
+        while True:
+            try:
+                wait_s = await self._try()
+                if wait_s > 0:
+                    self.contacted.set()
+                    await asyncio.sleep(wait_s)
+            except REDIS_FAILURES as failure:
+                pass_cancellation()
+                _log.warning("redis_lost", error=repr(failure), group=self.group)
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _try(self) -> float:
+        """Leads if that is possible, and returns how long to wait before the next attempt."""
+        turn_s = self._lease_s / 4 * random.uniform(0.5, 1.0)
+        if self._campaign.groups > 1:
+            sight = await self._lease.look()
+            now_s = time.monotonic()
+            self._campaign.saw(self.group, sight, now_s)
+            if sight.holder:
+                if self._campaign.wants(self.group):
+                    await self._lease.want()
+                return min(turn_s, sight.left_s + _AFTER_EXPIRY_S)
+            wait_s = self._campaign.wait_s(self.group, now_s)
+            if wait_s > 0:
+                return min(turn_s, wait_s)
+        if not await self._lease.try_acquire():
+            return turn_s
+        self._campaign.took(self.group)
+        try:
+            await self._lead()
+        finally:
+            self._campaign.led.discard(self.group)
+        return 0.0
+
+    # ---- leading ----
+
+    async def _lead(self) -> None:
+        term = Term(self._around, self._lease, self._store)
+        asked = False
+        try:
+            await self._begin(term)
+            _log.info("leading", epoch=self._lease.epoch, group=self.group)
+            self._takes_office(term)
+            asked = await self._until_asked(term)
+            # Before the streams end: what that changes is not for the successor.
+            await term.write_behind.flush()
+        except StaleEpoch as error:
+            _log.warning("leadership_lost", error=error.message, group=self.group)
+        finally:
+            self._leaves_office(term)
+        if asked:
+            await self._lease.release()
+            self._campaign.gave(self.group, time.monotonic(), 2 * self._lease_s)
+            _log.info("group_handed_over", group=self.group)
+
+    async def _begin(self, term: Term) -> None:
+        """Lets a term take over; the lease is kept meanwhile."""
+
+        async def keep_lease() -> None:
+            while True:
+                await asyncio.sleep(self._lease_s / 4)
+                await self._lease.renew()
+
+        keeper = asyncio.create_task(keep_lease())
+        try:
+            await term.begin()
+        except CatenaryError:
+            await self._lease.release()  # a wrong plan file: nobody else must wait for us
+            raise
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+    async def _until_asked(self, term: Term) -> bool:
+        """Runs a term; True once another process is to lead instead of us.
+
+        Raises:
+            StaleEpoch: this process no longer leads.
+        """
+        if self._campaign.groups == 1:
+            await term.run()
+            return False
+        running = asyncio.create_task(term.run(), name=f"term-{self.group}")
+        watching = asyncio.create_task(self._watch_for_wishes(), name=f"wishes-{self.group}")
+        try:
+            await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            watching.result()
+            return True
+        finally:
+            running.cancel()
+            watching.cancel()
+            await asyncio.gather(running, watching, return_exceptions=True)
+
+    async def _watch_for_wishes(self) -> None:
+        """Returns once a standby wants this group, and we lead others too."""
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            try:
+                sight = await self._lease.look()
+            except REDIS_FAILURES:
+                pass_cancellation()
+                continue  # the write-behind task sees to that
+            if self._campaign.gives(self.group, sight):
+                # Before anything is awaited: of two wishes at a time only one may be granted.
+                self._campaign.led.discard(self.group)
+                return
+
+    def _takes_office(self, term: Term) -> None:
+        self._term = term
+        self._around.metrics.leader.set(1)
+        self._around.metrics.epoch.set(self._lease.epoch)
+        self._changed()
+        self.contacted.set()
+
+    def _leaves_office(self, term: Term) -> None:
+        self._term = None
+        self._around.metrics.leader.set(0)
+        self._changed()
+        term.close(Unavailable(f"{self._name} does not lead any more"))

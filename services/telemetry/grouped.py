@@ -1,0 +1,41 @@
+"""One page of metrics for several registries, told apart by a label."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
+
+
+class _Grouped(Collector):
+    """Shows every metric of several registries once, with the samples of all of them."""
+
+    def __init__(self, label: str, registries: Mapping[str, CollectorRegistry]) -> None:
+        self._label = label
+        self._registries = registries
+
+    def describe(self) -> list[Metric]:
+        """Returns nothing: what there is follows from the registries."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metrics."""
+        found: dict[str, Metric] = {}
+        for value, registry in self._registries.items():
+            for metric in registry.collect():
+                joint = found.setdefault(
+                    metric.name, Metric(metric.name, metric.documentation, metric.type, metric.unit)
+                )
+                joint.samples += [
+                    sample._replace(labels={**sample.labels, self._label: value})
+                    for sample in metric.samples
+                ]
+        yield from found.values()
+
+
+def grouped(label: str, registries: Mapping[str, CollectorRegistry]) -> CollectorRegistry:
+    """Returns a registry that shows those given, each with its key as one more label."""
+    joint = CollectorRegistry()
+    joint.register(_Grouped(label, registries))
+    return joint

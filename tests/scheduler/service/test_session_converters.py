@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from scheduler import session_converters
+from scheduler.dispatch import events
+from scheduler_harness import MS
+from services.domain.ids import AgentId, Epoch, GatewayId, ModelKey, PartitionKey, RequestId
+from services.domain.ids import SessionId as Session
+from services.domain.latency import TokenObjectives
+from services.domain.plan import ChainHop
+from services.errors import InvalidInput
+
+GATEWAY = GatewayId("g")
+LLM = ModelKey("llm", "1")
+NOW = 10**12
+DAY_NS = 86_400 * 10**9
+Progress = scheduler_pb2.SessionProgress
+
+
+def submit(**changes: Any) -> scheduler_pb2.SubmitSession:
+    values = {
+        "request_id": 7, "model": "llm", "model_version": "1", "prompt_tokens": 5,
+        "max_tokens": 9, "budget_ns": 500, "priority": -1, **changes,
+    }  # fmt: skip
+    return scheduler_pb2.SubmitSession(**values)
+
+
+def event_of(
+    message: scheduler_pb2.SubmitSession, usual: TokenObjectives | None = None
+) -> events.SessionRequested:
+    return session_converters.session_requested(GATEWAY, message, NOW, None, usual)
+
+
+def test_a_request_arrived_when_it_came_to_its_gateway() -> None:
+    assert event_of(submit(waited_ns=30)) == events.SessionRequested(
+        RequestId(GATEWAY, 7), LLM, 5, 9, NOW + 500, -1, arrived_ns=NOW - 30
+    )
+
+
+def test_objectives_of_the_request_come_before_those_of_the_model_each_by_itself() -> None:
+    usual = TokenObjectives(800 * MS, 80 * MS)
+    assert event_of(submit()).objectives is None
+    assert event_of(submit(), usual).objectives is None, "the dispatcher knows the model's"
+    assert event_of(submit(per_token_slo_ns=MS)).objectives == TokenObjectives(0, MS)
+    mixed = event_of(submit(per_token_slo_ns=MS), usual).objectives
+    assert mixed == TokenObjectives(800 * MS, MS)
+    both = event_of(submit(first_token_slo_ns=3, per_token_slo_ns=4), usual).objectives
+    assert both == TokenObjectives(3, 4)
+
+
+def test_a_resubmitted_request_brings_what_it_has_generated() -> None:
+    progress = Progress(generated_tokens=4, first_token_ns=10, decode_ns=20)
+    event = event_of(submit(waited_ns=30, progress=progress))
+    assert event.progress == events.SessionProgress(RequestId(GATEWAY, 7), 4, 10, 20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"prompt_tokens": 0}, "prompt_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"first_token_slo_ns": 2**64 - 1}, "first_token_slo_ns"),
+        ({"per_token_slo_ns": DAY_NS + 1}, "per_token_slo_ns"),
+        ({"waited_ns": DAY_NS + 1}, "waited_ns"),
+        ({"progress": Progress()}, "progress.generated_tokens"),
+        ({"progress": Progress(generated_tokens=10)}, "progress.generated_tokens"),
+        (
+            {"waited_ns": 29, "progress": Progress(generated_tokens=1, first_token_ns=30)},
+            "progress.decode_ns",
+        ),
+    ],
+)
+def test_what_cannot_be_true_is_named(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        event_of(submit(**changes))
+    assert raised.value.field == field
+
+
+def test_progress_is_taken_as_it_comes_and_nonsense_left_out() -> None:
+    message = scheduler_pb2.SessionsProgressed(
+        sessions=[
+            Progress(request_id=1, generated_tokens=3, first_token_ns=5, decode_ns=6),
+            Progress(request_id=2, first_token_ns=5),
+            Progress(request_id=3, generated_tokens=1, first_token_ns=2**64 - 1),
+        ]
+    )
+    event = session_converters.sessions_progressed(GATEWAY, message)
+    assert event.sessions == (events.SessionProgress(RequestId(GATEWAY, 1), 3, 5, 6),)
+
+
+def test_the_end_brings_the_whole_progress_if_the_gateway_says_it() -> None:
+    said = Progress(request_id=1, generated_tokens=3, first_token_ns=5, decode_ns=6)
+    finished = scheduler_pb2.RequestFinished(request_id=1, progress=said)
+    request = RequestId(GATEWAY, 1)
+    assert session_converters.request_completed(GATEWAY, finished) == events.RequestCompleted(
+        request, events.SessionProgress(request, 3, 5, 6)
+    )
+    rows = scheduler_pb2.RequestFinished(request_id=1)
+    assert session_converters.request_completed(GATEWAY, rows) == events.RequestCompleted(request)
+
+
+def test_an_order_says_what_was_promised_and_both_rings_of_a_split_session() -> None:
+    def hop(agent: str, first: int) -> ChainHop:
+        return ChainHop(AgentId(agent), PartitionKey(LLM, first, 6), first, 6)
+
+    command = events.StartSession(
+        Session(3), RequestId(GATEWAY, 7), "llm/0", (hop("a", 0),), (hop("b", 0), hop("c", 2)),
+        TokenObjectives(800, 80), 600, 60,
+    )  # fmt: skip
+    order = session_converters.start_session_message(command, Epoch(2), "p").start_session
+    assert (order.session_id, order.request_id, order.epoch) == (3, 7, 2)
+    assert [hop.agent_id for hop in order.route] == ["a"]
+    assert [hop.agent_id for hop in order.decode_route] == ["b", "c"]
+    assert (order.first_token_slo_ns, order.per_token_slo_ns) == (800, 80)
+    assert (order.predicted_first_token_ns, order.predicted_per_token_ns) == (600, 60)
+    plain = events.StartSession(Session(3), RequestId(GATEWAY, 7), "llm/0", (hop("a", 0),))
+    order = session_converters.start_session_message(plain, Epoch(2), "p").start_session
+    assert not order.decode_route
+    assert (order.first_token_slo_ns, order.predicted_per_token_ns) == (0, 0)
