@@ -214,6 +214,7 @@ class SchedulerSettings(ProcessSettings):
         return ChainedConfig(
             claim_grace_ns=int(self.claim_grace_s * NANOSECONDS_PER_SECOND),
             rebalance=self.rebalance,
+            may_pack=self.max_agents > 0,  # else nothing is gained by emptying a worker
         )
 
     def demand_policy(self) -> DemandPolicy:

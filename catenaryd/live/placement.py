@@ -1,6 +1,6 @@
 """Placement and scaling on real processes: a real language model under a load in steps.
 
-One agent serves the model and works for some seconds, too little to call for another. What its
+One agent serves the model and works for some seconds. What its
 latency lines say then decides the objectives and what a load of 1 is, so that the run means the
 same on any machine. The model gets its objectives by being deployed again. Then requests arrive in
 Poisson steps, through the SDK and gRPC, while agents come and go.
@@ -77,6 +77,8 @@ async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeas
         progress(
             f"a load of 1 is {worker.rate_per_s:.2f} requests/s; {len(order.requests)} of them"
         )
+        async with _watched(admin) as agents:  # a slow machine may have called for company already
+            await _settled(agents, run.settle_s)
         async with _watched(admin) as agents:
             outcome = await run_load(order, folder)
             await _settled(agents, run.settle_s)
@@ -222,7 +224,7 @@ async def _settled(agents: list[AgentsAt], settle_s: float) -> None:
     """Waits until one agent is left, or as long as allowed."""
 
     async def one_is_left() -> bool:
-        return not agents or agents[-1].present <= 1
+        return bool(agents) and agents[-1].present <= 1
 
     await _within(settle_s, one_is_left)
 

@@ -134,7 +134,7 @@ def test_out_of_sample_are_twelve_cells_of_fresh_seeds() -> None:
     for model in ("13b", "70b"):
         scenario = load_scenario(ROOT / "scenarios" / "placement" / f"out-of-sample-{model}.yaml")
         assert len(scenario.rates_per_s) * len(scenario.seeds) == 12
-        assert scenario.seeds == [101, 102, 103, 104]
+        assert scenario.seeds == [201, 202, 203, 204]
 
 
 def test_the_schema_is_printed_and_knows_every_kind() -> None:

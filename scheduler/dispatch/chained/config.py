@@ -41,3 +41,6 @@ class ChainedConfig:
     longest_retry_after_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND
     rebalance: bool = False
     """Requests placed together change workers where predicted lengths were wrong (policy "slo")."""
+    may_pack: bool = False
+    """Sessions are packed onto few workers while attainment is safe (policy "slo"); something is
+    gained by it only where workers can be given back."""

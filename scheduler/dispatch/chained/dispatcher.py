@@ -68,8 +68,10 @@ class ChainedDispatcher:
         self._stopwatch = stopwatch
         self._decision_ns: list[Nanoseconds] = []
         slots = self._book.slots
-        make = policy_factory(policy, slots, random_below) if isinstance(policy, str) else policy
-        self._life = ChainLifecycle(config or ChainedConfig(), slots, make, first_session)
+        config = config or ChainedConfig()
+        if isinstance(policy, str):
+            policy = policy_factory(policy, slots, random_below, may_pack=config.may_pack)
+        self._life = ChainLifecycle(config, slots, policy, first_session)
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:  # noqa: PLR0912
         """Folds one event into the state and returns what is to be done, in order.

@@ -44,7 +44,11 @@ _DRAWING: dict[str, Callable[[RandomBelow], Policy]] = {
 
 
 def policy_factory(
-    name: str, slots: SlotLedger, random_below: RandomBelow | None = None
+    name: str,
+    slots: SlotLedger,
+    random_below: RandomBelow | None = None,
+    *,
+    may_pack: bool = False,
 ) -> PolicyFactory:
     """Returns what makes a policy for each model.
 
@@ -52,6 +56,7 @@ def policy_factory(
         name: One of `POLICIES`.
         slots: The book JFFC looks into.
         random_below: Settles ties; only those that draw need it.
+        may_pack: Whether "slo" may pack sessions onto few workers while attainment is safe.
 
     Raises:
         InvalidInput: If there is no such policy, or it needs `random_below`.
@@ -62,7 +67,7 @@ def policy_factory(
         raise InvalidInput("policy", f"{name} settles ties at random and needs a generator")
 
     if name == "slo":
-        return lambda: Board(slots)
+        return lambda: Board(slots, may_pack=may_pack)
     if name == "least-loaded":
         return lambda: LeastContext(slots)
 

@@ -60,9 +60,9 @@ class Cluster:
     def __init__(
         self, workers: int, *, slots: int = 8, objectives: TokenObjectives | None = SLOS,
         roles: tuple[ChainRole, ...] = (), lines: LatencyLines | None = LINES,
-        cache: float = 0.0,
+        cache: float = 0.0, may_pack: bool = False,
     ) -> None:  # fmt: skip
-        self.dispatcher = ChainedDispatcher(ChainedConfig(), policy="slo")
+        self.dispatcher = ChainedDispatcher(ChainedConfig(may_pack=may_pack), policy="slo")
         self.now = 0
         self.count = 0
         self.rejected: dict[RequestId, Reject] = {}
@@ -330,10 +330,9 @@ def test_nothing_is_left_of_sessions_that_ended() -> None:
 
 @pytest.mark.parametrize("may_pack", [True, False])
 def test_sessions_are_packed_only_if_allowed_and_attainment_is_safe(may_pack: bool) -> None:
-    cluster = Cluster(3)
+    cluster = Cluster(3, may_pack=may_pack)
     board = cluster.dispatcher._life.desk(MODEL).board
     assert board is not None
-    board._may_pack = may_pack
     first = cluster.ask()
     cluster.now += 100 * MS
     cluster.report(first, 100, 99 * 23.1 * MS)
