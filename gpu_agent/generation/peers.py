@@ -81,11 +81,6 @@ class Peers:
         line.frames.append(frame)
         line.nbytes += frame.nbytes
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Payload bytes in all lines."""
-        return sum(line.nbytes for line in self._lines.values())
-
     async def close(self) -> None:
         """Drops what waits."""
         tasks = [line.task for line in self._lines.values() if line.task is not None]

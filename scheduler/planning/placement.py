@@ -74,11 +74,6 @@ class ModelPlacement:
     objectives: TokenObjectives | None = None
     """Of sessions that name none; only with chains."""
 
-    @property
-    def is_served(self) -> bool:
-        """True if it has a pipeline or a chain."""
-        return bool(self.pipelines or self.chains)
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

@@ -139,11 +139,6 @@ def rows_of(scenario: Simulated) -> list[Row]:
     ]  # fmt: skip
 
 
-def with_seed(row: Row, seed: int) -> Row:
-    """Returns the same case with other requests."""
-    return replace(row, seed=seed, case=replace(row.case, seed=seed))
-
-
 @lru_cache(maxsize=8)
 def _halves(spec: LengthsSpec, data: Path | None) -> tuple[Lengths, Lengths]:
     if data is not None:

@@ -117,12 +117,6 @@ class LengthPredictor:
             expected = min(expected, float(max_tokens))
         return max(expected, generated + 1.0)
 
-    def short_share(self, prompt_tokens: int, tokens: int) -> float:
-        """Returns which share of the answers to such prompts has at most so many tokens."""
-        whole, _ = self._above(prompt_tokens, 0.0)
-        longer, _ = self._above(prompt_tokens, tokens)
-        return min(1.0, max(0.0, 1.0 - longer / whole))
-
     def to_record(self) -> dict[str, object]:
         """Returns all it knows, as JSON can write it: by shortest prompt, [mean tokens, count]."""
         buckets = {

@@ -80,14 +80,11 @@ def test_who_goes_on_is_predicted_the_mean_of_those_that_went_on(
     assert again == pytest.approx(mean(answer for _, answer in longer), rel=0.03)
 
 
-def test_a_limit_and_the_share_of_short_answers_are_known(halves: tuple[Rows, Rows]) -> None:
+def test_answers_cut_at_a_limit_are_predicted(halves: tuple[Rows, Rows]) -> None:
     train, test = halves
     predictor = taught(train)
     cut = mean(predictor.predict(prompt, 300) for prompt, _ in test)
     assert cut == pytest.approx(mean(min(answer, 300) for _, answer in test), rel=0.02)
-    for tokens in (5, 20, 100):
-        share = mean(predictor.short_share(prompt, tokens) for prompt, _ in test)
-        assert share == pytest.approx(mean(answer <= tokens for _, answer in test), abs=0.012)
 
 
 # What it knows from little
@@ -98,7 +95,6 @@ def test_a_model_nothing_is_known_of_has_the_prior() -> None:
     assert predictor.predict(100) == pytest.approx(PRIOR_TOKENS)
     assert predictor.repredict(100, 50) == pytest.approx(50 + PRIOR_TOKENS)
     assert predictor.predict(100, max_tokens=10) < 10
-    assert 0 < predictor.short_share(100, 10) < 0.1
 
 
 def test_the_first_answer_of_a_bucket_does_not_rule_it() -> None:
@@ -138,10 +134,9 @@ def test_answers_that_were_cut_do_not_make_the_others_look_short() -> None:
         predictor.learn(100, 16, max_tokens=16)
     assert predictor.predict(100) == pytest.approx(before, rel=0.02)
     assert predictor.predict(100, max_tokens=16) == pytest.approx(16, abs=0.2)
-    assert predictor.short_share(100, 16) < 0.02
     for _ in range(600):
         predictor.learn(100, 15, max_tokens=16)  # these ended by themselves
-    assert predictor.short_share(100, 16) > 0.3
+    assert predictor.predict(100) < 0.8 * before
 
 
 def test_a_model_whose_answers_are_all_cut_has_the_prior_beyond() -> None:
@@ -176,9 +171,6 @@ def test_predictions_keep_to_what_is_possible(
     assert predictor.repredict(prompt, generated) >= generated + 1
     again = predictor.repredict(prompt, generated, most)
     assert generated + 1 <= again <= max(most, generated + 1)
-    shares = [predictor.short_share(prompt, tokens) for tokens in (0, 10, 1000, 10**7)]
-    assert shares == sorted(shares)
-    assert all(0 <= share <= 1 for share in shares)
 
 
 # The histogram against a plain list
