@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import random
 import socket
 import time
 from collections import Counter
@@ -28,6 +29,8 @@ from services.log import get_logger
 log = get_logger(__name__)
 
 POLL_S = 0.1
+_PORTS = (12_000, 32_000)
+_TRIES = 200
 REDIS_RESTART_S = 0.2
 DRAIN_S = 20.0
 HOPELESS_RESTARTS = 3
@@ -62,11 +65,20 @@ class ClusterOptions:
 
 
 def free_port() -> int:
-    """Returns a TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Returns a TCP port that was free a moment ago.
+
+    It lies below the ports that systems give to outgoing connections: one of those could take it
+    before the process that it is meant for listens.
+
+    Raises:
+        Unavailable: none of very many was free.
+    """
+    for _ in range(_TRIES):
+        port = random.randrange(*_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise Unavailable(f"found no free port in {_PORTS[0]}..{_PORTS[1] - 1}")
 
 
 def device_of(device: str, index: int) -> str:
