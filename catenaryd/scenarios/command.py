@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
-from catenaryd.scenarios.report import Report
-from catenaryd.scenarios.runs import Form, run_scenarios, write
+from catenaryd.scenarios.output import present, tell
+from catenaryd.scenarios.runs import DOCUMENT, Form, run_scenarios
 from catenaryd.scenarios.schema import json_schema
 
 
@@ -25,24 +23,6 @@ def run_command(flags: Mapping[str, Any], *, as_json: bool) -> None:
     if flags["schema"]:
         click.echo(json.dumps(json_schema(), indent=2))
         return
-    out: Path | None = flags["out"]
     form = Form(flags["quick"], flags["live"], flags["workers"])
-    reports = run_scenarios(flags["scenarios"], form, _progress)
-    if out is not None:
-        for path in write(reports, out):
-            _progress(f"wrote {path}")
-    if as_json:
-        facts = [{"scenario": each.name, "title": each.title, **each.facts} for each in reports]
-        click.echo(json.dumps(facts[0] if len(facts) == 1 else {"scenarios": facts}))
-    elif out is None:
-        click.echo("\n\n".join(_text(report) for report in reports))
-
-
-def _text(report: Report) -> str:
-    tables = [table.markdown() for table in report.tables]
-    return "\n\n".join([f"# {report.title}", *tables, *report.notes])
-
-
-def _progress(line: str) -> None:
-    if sys.stderr.isatty():
-        click.echo(line, err=True)
+    reports = run_scenarios(flags["scenarios"], form, tell)
+    present(reports, DOCUMENT, flags["out"], as_json=as_json)

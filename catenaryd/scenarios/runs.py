@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +16,7 @@ from catenaryd.scenarios import (
     sensitivity,
 )
 from catenaryd.scenarios.context import Context, context_of
-from catenaryd.scenarios.document import update
 from catenaryd.scenarios.jobs import Job, run_all
-from catenaryd.scenarios.plots import draw
 from catenaryd.scenarios.report import Report
 from catenaryd.scenarios.schema import (
     Attainment,
@@ -92,19 +89,6 @@ def run_scenarios(
         progress(f"planning for {each.name}")
         results.update(run_all(_jobs(each), 1))
     return [_report(each, results, progress) for each in named]
-
-
-def write(reports: Sequence[Report], folder: Path) -> list[Path]:
-    """Writes plots, facts and the generated sections of the document; returns the files."""
-    written = []
-    folder.mkdir(parents=True, exist_ok=True)
-    for report in reports:
-        written += [draw(figure, folder) for figure in report.figures]
-        facts = folder / f"{report.name}.json"
-        facts.write_text(json.dumps(report.facts, indent=1) + "\n", "utf-8")
-        update(folder / DOCUMENT, report.name, report.markdown())
-        written.append(facts)
-    return [*written, folder / DOCUMENT]
 
 
 def _jobs(named: Named) -> list[Job[Any]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
 
-from catenaryd.scenarios.chains.runs import run_scenarios, write
+from catenaryd.scenarios.chains.runs import DOCUMENT, run_scenarios
 from catenaryd.scenarios.chains.schema import json_schema
+from catenaryd.scenarios.output import present, tell
 
 
 def print_schema() -> None:
@@ -36,17 +36,5 @@ def run_command(
         out: Folder for plots, facts and the document; None: tables are printed.
         as_json: Print facts instead of tables.
     """
-    reports = run_scenarios(paths, quick=quick, workers=workers, live=live, progress=_progress)
-    if out is not None:
-        for path in write(reports, out):
-            _progress(f"wrote {path}")
-    if as_json:
-        facts = [{"scenario": each.name, "title": each.title, **each.facts} for each in reports]
-        click.echo(json.dumps(facts[0] if len(facts) == 1 else {"scenarios": facts}))
-    elif out is None:
-        click.echo("\n\n".join(report.text() for report in reports))
-
-
-def _progress(line: str) -> None:
-    if sys.stderr.isatty():
-        click.echo(line, err=True)
+    reports = run_scenarios(paths, quick=quick, workers=workers, live=live, progress=tell)
+    present(reports, DOCUMENT, out, as_json=as_json)

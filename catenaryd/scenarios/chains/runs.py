@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,7 @@ from catenaryd.scenarios.chains.schema import (
     Tuning,
     load_scenario,
 )
-from catenaryd.scenarios.document import update
 from catenaryd.scenarios.jobs import Job, run_all
-from catenaryd.scenarios.plots import draw
 from catenaryd.scenarios.report import Report
 from services.errors import InvalidInput
 
@@ -81,19 +78,6 @@ def run_scenarios(
         live_chains.with_live(each.scenario, results, report, progress)
         for each, report in zip(named, reports, strict=True)
     ]
-
-
-def write(reports: Sequence[Report], folder: Path) -> list[Path]:
-    """Writes plots, facts and the generated sections of the document; returns the files."""
-    written = []
-    folder.mkdir(parents=True, exist_ok=True)
-    for report in reports:
-        written += [draw(figure, folder) for figure in report.figures]
-        facts = folder / f"{report.name}.json"
-        facts.write_text(json.dumps(report.facts, indent=1) + "\n", "utf-8")
-        update(folder / DOCUMENT, report.name, report.markdown())
-        written.append(facts)
-    return [*written, folder / DOCUMENT]
 
 
 def _name(path: Path) -> str:

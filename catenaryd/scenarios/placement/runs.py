@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from catenaryd.scenarios.document import update
 from catenaryd.scenarios.jobs import Job, run_all
 from catenaryd.scenarios.placement import by_load, fewest, live_steps, scaling
 from catenaryd.scenarios.placement.live_schema import LiveSteps
@@ -22,7 +20,6 @@ from catenaryd.scenarios.placement.schema import (
     Scenario,
     load_scenario,
 )
-from catenaryd.scenarios.plots import draw
 from catenaryd.scenarios.report import Report
 from services.errors import InvalidInput
 
@@ -70,19 +67,6 @@ def run_scenarios(
 
     results = run_all(jobs, workers or os.cpu_count() or 1, count)
     return [_report(each, results, progress) for each in named]
-
-
-def write(reports: Sequence[Report], folder: Path) -> list[Path]:
-    """Writes plots, facts and the generated sections of the document; returns the files."""
-    written = []
-    folder.mkdir(parents=True, exist_ok=True)
-    for report in reports:
-        written += [draw(figure, folder) for figure in report.figures]
-        facts = folder / f"{report.name}.json"
-        facts.write_text(json.dumps(report.facts, indent=1) + "\n", "utf-8")
-        update(folder / DOCUMENT, report.name, report.markdown())
-        written.append(facts)
-    return [*written, folder / DOCUMENT]
 
 
 def _name(path: Path) -> str:

@@ -11,7 +11,8 @@ import yaml
 from click.testing import CliRunner
 
 from catenaryd.command_line import cli
-from catenaryd.scenarios.runs import DOCUMENT, Form, run_scenarios, write
+from catenaryd.scenarios.output import write
+from catenaryd.scenarios.runs import DOCUMENT, Form, run_scenarios
 from services.errors import InvalidInput
 
 HERE = Form(workers=1)
@@ -57,7 +58,7 @@ def test_a_scenario_is_run_and_written(kind: str, file, tmp_path: Path) -> None:
     path = file(kind)
     (report,) = run_scenarios([path], HERE)
     out = tmp_path / "out"
-    written = write([report], out)
+    written = write([report], out, DOCUMENT)
     assert {each.name for each in written} == {f"{path.stem}.png", f"{path.stem}.json", DOCUMENT}
     text = (out / DOCUMENT).read_text()
     assert f"<!-- begin generated: {path.stem} -->" in text
@@ -114,11 +115,11 @@ def test_larger_clusters_promise_more(file) -> None:
 def test_running_again_leaves_prose_alone(file, tmp_path: Path) -> None:
     out = tmp_path / "out"
     reports = run_scenarios([file("planner_scaling")], HERE)
-    write(reports, out)
+    write(reports, out, DOCUMENT)
     document = out / DOCUMENT
     document.write_text("# Prose\n" + document.read_text() + "\nMore prose.\n")
     before = document.read_text()
-    write(reports, out)
+    write(reports, out, DOCUMENT)
     assert document.read_text() == before
 
 
