@@ -145,6 +145,9 @@ def build(root: Path) -> None:
 
 if __name__ == "__main__":
     here = Path(__file__).parent.resolve()
+    unknown = set(sys.argv[1:]) - {"--list", "--remove"}
+    if unknown:
+        sys.exit(f"{', '.join(sorted(unknown))}: no such option; there are --list and --remove")
     if "--list" in sys.argv:
         print(*CYTHON, *MYPYC)
     elif "--remove" in sys.argv:
