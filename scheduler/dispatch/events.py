@@ -7,7 +7,7 @@ a real clock, a simulator from an event heap and a virtual one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from services.domain.ids import (
     AgentId,
@@ -168,6 +168,44 @@ class SessionFailed:
     retryable: bool
 
 
+MoveMode = Literal["kv", "tokens"]
+"""What travels when a session moves: its caches, or its tokens to compute them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveWanted:
+    """A session that generates should go on, on another chain, without a pause of its stream.
+
+    It is begun if the session runs, is not moving, and the chain has room; else nothing happens but
+    a count.
+    """
+
+    session: SessionId
+    chain_id: str = ""
+    """Where to; empty: wherever is best."""
+    mode: MoveMode = "kv"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMoved:
+    """A session was handed over: the one it became generates, the one it was is over."""
+
+    session: SessionId
+    """What it became."""
+    moved: SessionId
+    """What it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDraining:
+    """Nothing may begin on an agent any more, and its sessions are to move elsewhere.
+
+    Undone by `AgentJoined`.
+    """
+
+    agent: AgentId
+
+
 @dataclass(frozen=True, slots=True)
 class AgentJoined:
     """An agent can be planned on and dispatched to."""
@@ -197,7 +235,7 @@ class Tick:
 Event = (
     RequestArrived | RequestCancelled | RequestCompleted | StageReported | BatchFailed
     | SessionRequested | SessionsClosed | SessionsHeld | SessionFailed
-    | SessionsProgressed | LatencyRefitted
+    | SessionsProgressed | LatencyRefitted | MoveWanted | SessionMoved | AgentDraining
     | AgentJoined | AgentLost | PlanActivated | Tick
 )  # fmt: skip
 
@@ -255,7 +293,7 @@ class CancelBatch:
 
 @dataclass(frozen=True, slots=True)
 class StartSession:
-    """Open a session for this request on this chain; a session it had before is over."""
+    """Open a session for this request on this chain; one it had before is over, unless it moves."""
 
     session: SessionId
     request: RequestId
@@ -268,6 +306,9 @@ class StartSession:
     predicted_first_token_ns: Nanoseconds = 0
     """From its arrival; 0 if nothing is known."""
     predicted_per_token_ns: Nanoseconds = 0
+    moves: SessionId | None = None
+    """The session that generates for the request now, and goes on until this one has taken over."""
+    move_mode: MoveMode = "kv"
 
 
 @dataclass(frozen=True, slots=True)

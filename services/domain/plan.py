@@ -16,6 +16,7 @@ from typing import Literal
 
 from services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey, PlanId, ServerId
 from services.domain.latency import LatencyLines, TokenObjectives
+from services.domain.packing import PackingGoal
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class ModelPlan:
     """Most tokens of one session, prompt and answer together."""
     objectives: TokenObjectives | None = None
     """Of sessions that name none."""
+    packing: PackingGoal = "off"
+    """What its sessions are moved for while they generate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ class _FrameKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameKind.V
     """No tensors: sampled tokens, from the last agent of a ring to the gateway and the first agent."""
     FRAME_KIND_SESSION_CACHE: _FrameKind.ValueType  # 6
     """Key-value caches of a session on their way to another agent; the payload is what `cache` says."""
+    FRAME_KIND_SESSION_MOVE: _FrameKind.ValueType  # 7
+    """No tensors: what gateway and agents say to each other to move a session to another ring."""
 
 class FrameKind(_FrameKind, metaclass=_FrameKindEnumTypeWrapper): ...
 
@@ -56,6 +58,8 @@ FRAME_KIND_SESSION_TOKENS: FrameKind.ValueType  # 5
 """No tensors: sampled tokens, from the last agent of a ring to the gateway and the first agent."""
 FRAME_KIND_SESSION_CACHE: FrameKind.ValueType  # 6
 """Key-value caches of a session on their way to another agent; the payload is what `cache` says."""
+FRAME_KIND_SESSION_MOVE: FrameKind.ValueType  # 7
+"""No tensors: what gateway and agents say to each other to move a session to another ring."""
 Global___FrameKind: _TypeAlias = FrameKind  # noqa: Y015
 
 @_typing.final
@@ -115,6 +119,7 @@ class FrameHeader(_message.Message):
     SESSION_ROWS_FIELD_NUMBER: _builtins.int
     SESSION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
+    MOVE_FIELD_NUMBER: _builtins.int
     kind: Global___FrameKind.ValueType
     epoch: _builtins.int
     """Fencing epoch of the scheduler that made the reservation."""
@@ -159,6 +164,10 @@ class FrameHeader(_message.Message):
     def cache(self) -> Global___SessionCache:
         """FRAME_KIND_SESSION_CACHE."""
 
+    @_builtins.property
+    def move(self) -> Global___SessionMove:
+        """FRAME_KIND_SESSION_MOVE."""
+
     def __init__(
         self,
         *,
@@ -180,10 +189,11 @@ class FrameHeader(_message.Message):
         session_rows: _abc.Iterable[Global___SessionRows] | None = ...,
         session_tokens: _abc.Iterable[Global___SessionToken] | None = ...,
         cache: Global___SessionCache | None = ...,
+        move: Global___SessionMove | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "failure", b"failure", "move", b"move"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "plan_id", b"plan_id", "position", b"position", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "move", b"move", "plan_id", b"plan_id", "position", b"position", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -343,6 +353,93 @@ class SessionCache(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionCache: _TypeAlias = SessionCache  # noqa: Y015
+
+@_typing.final
+class SessionMove(_message.Message):
+    """One step of a live migration; see docs/adr/0013."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Step:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[SessionMove._Step.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STEP_UNSPECIFIED: SessionMove._Step.ValueType  # 0
+        STEP_BEGIN: SessionMove._Step.ValueType  # 1
+        """From the gateway to the first agent of the old ring, and from it to the others there: send what
+        is cached, and what will be, to the ring of `opening`.
+        """
+        STEP_ROUND: SessionMove._Step.ValueType  # 2
+        """From the first agent of the old ring to agents of the new one: say when `tokens` are cached. By
+        tokens: `token_ids` are to be read, too.
+        """
+        STEP_READY: SessionMove._Step.ValueType  # 3
+        """From an agent of the new ring to the first one of the old: `tokens` are cached."""
+        STEP_HAND_OVER: SessionMove._Step.ValueType  # 4
+        """From the first agent of the old ring, which has stopped, to all of the new: go on. `tokens` are
+        cached at the old ring; `token_ids` are those behind what the opening or a round said.
+        """
+        STEP_GIVE_UP: SessionMove._Step.ValueType  # 5
+        """It stays where it was."""
+
+    class Step(_Step, metaclass=_StepEnumTypeWrapper): ...
+    STEP_UNSPECIFIED: SessionMove.Step.ValueType  # 0
+    STEP_BEGIN: SessionMove.Step.ValueType  # 1
+    """From the gateway to the first agent of the old ring, and from it to the others there: send what
+    is cached, and what will be, to the ring of `opening`.
+    """
+    STEP_ROUND: SessionMove.Step.ValueType  # 2
+    """From the first agent of the old ring to agents of the new one: say when `tokens` are cached. By
+    tokens: `token_ids` are to be read, too.
+    """
+    STEP_READY: SessionMove.Step.ValueType  # 3
+    """From an agent of the new ring to the first one of the old: `tokens` are cached."""
+    STEP_HAND_OVER: SessionMove.Step.ValueType  # 4
+    """From the first agent of the old ring, which has stopped, to all of the new: go on. `tokens` are
+    cached at the old ring; `token_ids` are those behind what the opening or a round said.
+    """
+    STEP_GIVE_UP: SessionMove.Step.ValueType  # 5
+    """It stays where it was."""
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    MOVED_SESSION_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    BY_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    OPENING_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    """The session it becomes, on the new ring."""
+    moved_session_id: _builtins.int
+    """The one it is, on the old ring."""
+    step: Global___SessionMove.Step.ValueType
+    by_tokens: _builtins.bool
+    """True: caches are computed again from tokens; false: they are sent."""
+    tokens: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def opening(self) -> Global___SessionOpening: ...
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        moved_session_id: _builtins.int = ...,
+        step: Global___SessionMove.Step.ValueType = ...,
+        by_tokens: _builtins.bool = ...,
+        tokens: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        opening: Global___SessionOpening | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["opening", b"opening"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_tokens", b"by_tokens", "moved_session_id", b"moved_session_id", "opening", b"opening", "session_id", b"session_id", "step", b"step", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionMove: _TypeAlias = SessionMove  # noqa: Y015
 
 @_typing.final
 class SessionToken(_message.Message):

@@ -10,6 +10,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -20,6 +21,28 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _MoveMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MoveModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MoveMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MOVE_MODE_UNSPECIFIED: _MoveMode.ValueType  # 0
+    MOVE_MODE_KV: _MoveMode.ValueType  # 1
+    """Its key-value caches."""
+    MOVE_MODE_TOKENS: _MoveMode.ValueType  # 2
+    """Its tokens; the caches are computed again where it goes."""
+
+class MoveMode(_MoveMode, metaclass=_MoveModeEnumTypeWrapper):
+    """What travels when a session moves to another chain while it generates."""
+
+MOVE_MODE_UNSPECIFIED: MoveMode.ValueType  # 0
+MOVE_MODE_KV: MoveMode.ValueType  # 1
+"""Its key-value caches."""
+MOVE_MODE_TOKENS: MoveMode.ValueType  # 2
+"""Its tokens; the caches are computed again where it goes."""
+Global___MoveMode: _TypeAlias = MoveMode  # noqa: Y015
 
 @_typing.final
 class GatewayMessages(_message.Message):
@@ -590,6 +613,8 @@ class StartSession(_message.Message):
     PER_TOKEN_SLO_NS_FIELD_NUMBER: _builtins.int
     PREDICTED_FIRST_TOKEN_NS_FIELD_NUMBER: _builtins.int
     PREDICTED_PER_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    MOVED_SESSION_ID_FIELD_NUMBER: _builtins.int
+    MOVE_MODE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     session_id: _builtins.int
     request_id: _builtins.int
@@ -602,6 +627,12 @@ class StartSession(_message.Message):
     then per token.
     """
     predicted_per_token_ns: _builtins.int
+    moved_session_id: _builtins.int
+    """Live migration: the session that generates for the request now and is to move here. It goes on,
+    and its tokens count, until the first token of this one comes; a failure of this one before that
+    leaves it where it is. 0: there is none.
+    """
+    move_mode: Global___MoveMode.ValueType
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]: ...
     @_builtins.property
@@ -623,10 +654,12 @@ class StartSession(_message.Message):
         per_token_slo_ns: _builtins.int = ...,
         predicted_first_token_ns: _builtins.int = ...,
         predicted_per_token_ns: _builtins.int = ...,
+        moved_session_id: _builtins.int = ...,
+        move_mode: Global___MoveMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_route", b"decode_route", "epoch", b"epoch", "first_token_slo_ns", b"first_token_slo_ns", "per_token_slo_ns", b"per_token_slo_ns", "plan_id", b"plan_id", "predicted_first_token_ns", b"predicted_first_token_ns", "predicted_per_token_ns", b"predicted_per_token_ns", "request_id", b"request_id", "route", b"route", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_route", b"decode_route", "epoch", b"epoch", "first_token_slo_ns", b"first_token_slo_ns", "move_mode", b"move_mode", "moved_session_id", b"moved_session_id", "per_token_slo_ns", b"per_token_slo_ns", "plan_id", b"plan_id", "predicted_first_token_ns", b"predicted_first_token_ns", "predicted_per_token_ns", b"predicted_per_token_ns", "request_id", b"request_id", "route", b"route", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -815,6 +848,8 @@ class AgentMessage(_message.Message):
     SESSIONS_CLOSED_FIELD_NUMBER: _builtins.int
     SESSION_FAILED_FIELD_NUMBER: _builtins.int
     GENERATION_REPORT_FIELD_NUMBER: _builtins.int
+    SESSION_MOVED_FIELD_NUMBER: _builtins.int
+    CACHES_SENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___AgentHello: ...
     @_builtins.property
@@ -837,6 +872,10 @@ class AgentMessage(_message.Message):
     def session_failed(self) -> Global___SessionFailed: ...
     @_builtins.property
     def generation_report(self) -> Global___GenerationReport: ...
+    @_builtins.property
+    def session_moved(self) -> Global___SessionMoved: ...
+    @_builtins.property
+    def caches_sent(self) -> Global___CachesSent: ...
     def __init__(
         self,
         *,
@@ -851,12 +890,14 @@ class AgentMessage(_message.Message):
         sessions_closed: Global___SessionsClosed | None = ...,
         session_failed: Global___SessionFailed | None = ...,
         generation_report: Global___GenerationReport | None = ...,
+        session_moved: Global___SessionMoved | None = ...,
+        caches_sent: Global___CachesSent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "drained", b"drained", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "drained", b"drained", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report", "session_moved", "caches_sent"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1014,6 +1055,97 @@ class SessionsClosed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionsClosed: _TypeAlias = SessionsClosed  # noqa: Y015
+
+@_typing.final
+class SessionMoved(_message.Message):
+    """A session has moved: from now on session_id generates, and moved_session_id is over. Said by the
+    first agent of the ring it left, which hands over, before that agent's SessionsClosed. A move that
+    fails is a SessionFailed of session_id, by whoever sees it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    MOVED_SESSION_ID_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    DURATION_NS_FIELD_NUMBER: _builtins.int
+    HELD_NS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    moved_session_id: _builtins.int
+    mode: Global___MoveMode.ValueType
+    tokens: _builtins.int
+    """Tokens that were cached when it was handed over."""
+    rounds: _builtins.int
+    """Rounds of sending before that."""
+    duration_ns: _builtins.int
+    """From the order to the hand-over; then the part of it in which no token was computed."""
+    held_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        moved_session_id: _builtins.int = ...,
+        mode: Global___MoveMode.ValueType = ...,
+        tokens: _builtins.int = ...,
+        rounds: _builtins.int = ...,
+        duration_ns: _builtins.int = ...,
+        held_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ns", b"duration_ns", "held_ns", b"held_ns", "mode", b"mode", "moved_session_id", b"moved_session_id", "rounds", b"rounds", "session_id", b"session_id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionMoved: _TypeAlias = SessionMoved  # noqa: Y015
+
+@_typing.final
+class CachesSent(_message.Message):
+    """Key-value caches that left since the last time this was said."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Link(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        PEER_ID_FIELD_NUMBER: _builtins.int
+        BYTES_FIELD_NUMBER: _builtins.int
+        SENDING_NS_FIELD_NUMBER: _builtins.int
+        peer_id: _builtins.str
+        bytes: _builtins.int
+        sending_ns: _builtins.int
+        """Time in which at least one frame of them was on its way."""
+        def __init__(
+            self,
+            *,
+            peer_id: _builtins.str = ...,
+            bytes: _builtins.int = ...,
+            sending_ns: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "peer_id", b"peer_id", "sending_ns", b"sending_ns"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LINKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachesSent.Link]: ...
+    def __init__(
+        self,
+        *,
+        links: _abc.Iterable[Global___CachesSent.Link] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachesSent: _TypeAlias = CachesSent  # noqa: Y015
 
 @_typing.final
 class GenerationReport(_message.Message):
