@@ -95,6 +95,28 @@ class Fields:
         rows = _list(self._given(name), place)
         return [_objects(row, f"{place}[{number}]") for number, row in enumerate(rows)]
 
+    def row(self, name: str) -> list[Any]:
+        """Returns a list, whatever is in it."""
+        return _list(self._given(name), self.at(name))
+
+    def rows(self, name: str) -> list[list[Any]]:
+        """Returns a list of lists, whatever is in them."""
+        place = self.at(name)
+        rows = _list(self._given(name), place)
+        return [_list(row, f"{place}[{number}]") for number, row in enumerate(rows)]
+
+    def texts(self, name: str) -> list[str]:
+        """Returns a list of texts."""
+        values = _list(self._given(name), self.at(name))
+        if not all(isinstance(value, str) for value in values):
+            raise self.wrong(name, "must be a list of texts")
+        return values
+
+    def wholes(self, name: str) -> dict[str, int]:
+        """Returns an object whose fields are whole numbers of 0 or more, by their names."""
+        fields = self.object(name)
+        return {each: fields.whole(each) for each in fields._document}
+
     def _given(self, name: str) -> Any:
         value = self._document.get(name)
         if value is None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from catenaryd.replay.fields import Fields
+from catenaryd.replay.packing import packing_words, replay_packing
 from catenaryd.replay.placement import placement_words, replay_placement
 from catenaryd.replay.rebalance import rebalance_words, replay_rebalance
+from catenaryd.replay.transfers import replay_transfers, transfers_words
 
 Result = dict[str, Any]
 
@@ -56,5 +58,34 @@ KINDS = (
         """,
         replay_rebalance,
         rebalance_words,
+    ),
+    Kind(
+        "packing",
+        """Packs the requests of every case in FILE (- for standard input) on GPUs by Mell's rules.
+
+        FILE is {"cases": [{C, mode, steps}]}, sizes in the unit of the capacity C. A sequential
+        case has steps {op: ["allocate", id, size] | ["update", id, size] | ["depart", id]}, or
+        such operations under ops; a batched one {depart: [id], update: [[id, size]], allocate:
+        [[id, size]]}. The answer has, per case and step, how many GPUs are in use, which requests
+        are together, and how many requests changed their GPU.
+
+        Example: catenaryd replay packing mell_sequences.json --json
+        """,
+        replay_packing,
+        packing_words,
+    ),
+    Kind(
+        "transfers",
+        """Divides the moves of every case in FILE (- for standard input) by how they travel.
+
+        FILE is {"cases": [{moves: [{id, src, dst, kv, tokens, links}], link_cap, compute_cap}]}:
+        bytes on every link that a session's caches pass, tokens its target would read again, and
+        what links and targets take in one epoch. The answer has, per case, the moves that go as
+        caches (kv), as tokens, and those deferred to the next epoch.
+
+        Example: catenaryd replay transfers mell_transfer_split.json --json
+        """,
+        replay_transfers,
+        transfers_words,
     ),
 )

@@ -1,0 +1,225 @@
+"""Which sessions move as caches, which as tokens, and which wait for the next epoch.
+
+Source: Mell, adaptive migration: every link has a communication boundary (bytes per epoch), every
+target a computation boundary (tokens it can read again per epoch). Each move is put into one of
+two bins, *kv* (its bytes on every link of its path) or *tokens* (its tokens at the target), or is
+deferred.
+
+The paper has every instance divide all moves of the cluster and needs them to agree; here one
+scheduler divides, and a successor comes to the same result because nothing but the arguments
+counts: moves are looked at by (size, id), and whatever order they come in is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Way = Literal["kv", "tokens"]
+"""How a session moves."""
+
+WAYS: tuple[Way, Way] = ("kv", "tokens")
+"""In the order of the paper."""
+_TOKENS_FIRST: tuple[Way, Way] = ("tokens", "kv")
+_OTHER: dict[Way, Way] = {"kv": "tokens", "tokens": "kv"}
+_MOST_LEFT = 32
+"""Of the moves left over so many are looked at again, the smallest first: a bound on the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferMove:
+    """A session that is to move.
+
+    Attributes:
+        id: Tells moves apart, and settles which of two of one size is looked at first.
+        source: Where it is.
+        target: Where it goes; what its tokens are read by.
+        kv: Bytes of its caches, on every link it uses.
+        tokens: Tokens to read again at the target.
+        links: What its caches pass, each named once; none: they stay where they are.
+        link_bytes: Bytes on each of `links`, where that differs (ranges of blocks take different
+            ways between chains that are cut differently); empty: `kv` on each.
+    """
+
+    id: int
+    source: Hashable
+    target: Hashable
+    kv: int
+    tokens: int
+    links: tuple[str, ...]
+    link_bytes: tuple[int, ...] = ()
+
+    def link_claims(self) -> list[tuple[str, int]]:
+        """Returns the bytes on each link if it goes as caches."""
+        if not self.link_bytes:
+            return [(link, self.kv) for link in self.links]
+        return list(zip(self.links, self.link_bytes, strict=True))
+
+    def claims(self, way: Way) -> Sequence[tuple[Hashable, int]]:
+        """Returns what the move takes of which boundaries if it goes this way."""
+        return self.link_claims() if way == "kv" else [(self.target, self.tokens)]
+
+    def keys(self, way: Way) -> set[Hashable]:
+        """Returns the boundaries that the move touches if it goes this way."""
+        return set(self.links) if way == "kv" else {self.target}
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Ids of the moves by where they were put, each in ascending order."""
+
+    kv: tuple[int, ...]
+    tokens: tuple[int, ...]
+    deferred: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ways: Mapping[int, Way | None]) -> Division:
+        """Returns the division in which moves go these ways; None: they wait."""
+
+        def put(where: Way | None) -> tuple[int, ...]:
+            return tuple(sorted(move for move, way in ways.items() if way == where))
+
+        return cls(put("kv"), put("tokens"), put(None))
+
+    def ways(self) -> dict[int, Way]:
+        """Returns how the moves go that do not wait."""
+        return {**dict.fromkeys(self.kv, "kv"), **dict.fromkeys(self.tokens, "tokens")}
+
+
+def divide(
+    moves: Iterable[TransferMove],
+    link_capacity: Mapping[str, int],
+    compute_capacity: Mapping[Hashable, int],
+) -> Division:
+    """Returns a division that keeps every boundary and defers no more moves than the greedy.
+
+    Greedy (the paper): the largest caches first; as caches if every link has room, else as tokens
+    if the target has room, else deferred. Departure from it, only where the greedy defers any: the
+    smallest first and tokens first are tried as well, and one that is left over may have another
+    go the other way. The fewest deferred win, then the fewest deferred bytes, then the greedy.
+
+    Args:
+        moves: With different ids.
+        link_capacity: Bytes a link takes this epoch; one that is not named takes none.
+        compute_capacity: Tokens a target reads this epoch; one that is not named reads none.
+    """
+    ordered = sorted(moves, key=lambda move: (-move.kv, move.id))
+    first = _greedy(ordered, link_capacity, compute_capacity, WAYS)
+    if not first.deferred:
+        return first.division()
+    tried = [first]
+    for order, ways in (
+        (ordered, _TOKENS_FIRST), (ordered[::-1], WAYS), (ordered[::-1], _TOKENS_FIRST),
+    ):  # fmt: skip
+        tried.append(_greedy(order, link_capacity, compute_capacity, ways))
+    for each in tried:
+        each.improve(_MOST_LEFT)
+    return min(tried, key=_Bins.loss).division()
+
+
+class _Bins:
+    """The two bins while they are filled, and what is left over."""
+
+    def __init__(self, links: Mapping[str, int], targets: Mapping[Hashable, int]) -> None:
+        self._room: dict[Way, dict[Hashable, int]] = {"kv": dict(links.items()), "tokens": {}}
+        self._room["tokens"].update(targets)
+        self._placed: dict[int, tuple[TransferMove, Way]] = {}
+        self.deferred: list[TransferMove] = []
+
+    def place(self, move: TransferMove, ways: Sequence[Way]) -> bool:
+        """Has a move go the first of the ways that has room for it; False if none has."""
+        for way in ways:
+            room, claims = self._room[way], move.claims(way)
+            if all(size <= room.get(key, 0) for key, size in claims):
+                for key, size in claims:
+                    room[key] = room.get(key, 0) - size
+                self._placed[move.id] = move, way
+                return True
+        return False
+
+    def withdraw(self, move: TransferMove) -> Way:
+        """Has a placed move go no way, and returns the one it went."""
+        _, way = self._placed.pop(move.id)
+        for key, size in move.claims(way):
+            self._room[way][key] += size
+        return way
+
+    def improve(self, most: int) -> None:
+        """Places what is left over, by having another go the other way: of the smallest so many."""
+        left, self.deferred = sorted(self.deferred, key=lambda move: (move.kv, move.id)), []
+        for at, move in enumerate(left):
+            if not (self.place(move, WAYS) or (at < most and self._make_room(move))):
+                self.deferred.append(move)
+
+    def loss(self) -> tuple[int, int]:
+        """Returns what there is to be as little as possible: moves deferred, then their bytes."""
+        return len(self.deferred), sum(move.kv for move in self.deferred)
+
+    def division(self) -> Division:
+        """Returns what is where."""
+        ways: dict[int, Way | None] = {move.id: None for move in self.deferred}
+        ways.update((number, way) for number, (_, way) in self._placed.items())
+        return Division.of(ways)
+
+    def _make_room(self, move: TransferMove) -> bool:
+        """Places a move that fits nowhere by having one other go the other way; True if so."""
+        for way in WAYS:
+            room, other_room = self._room[way], self._room[_OTHER[way]]
+            lacking = {key: size - room.get(key, 0) for key, size in move.claims(way)}
+            lacking = {key: size for key, size in lacking.items() if size > 0}
+            for other, its_way in self._placed.values():
+                if its_way != way or not lacking.keys() <= other.keys(way):
+                    continue
+                frees = dict(other.claims(way))
+                if all(frees[key] >= size for key, size in lacking.items()) and all(
+                    size <= other_room.get(key, 0) for key, size in other.claims(_OTHER[way])
+                ):
+                    self.withdraw(other)
+                    return self.place(other, (_OTHER[way],)) and self.place(move, (way,))
+        return False
+
+
+def _greedy(
+    moves: Sequence[TransferMove],
+    links: Mapping[str, int],
+    targets: Mapping[Hashable, int],
+    ways: tuple[Way, Way],
+) -> _Bins:
+    bins = _Bins(links, targets)
+    for move in moves:
+        if not bins.place(move, ways):
+            bins.deferred.append(move)
+    return bins
+
+
+def divide_exact(
+    moves: Sequence[TransferMove],
+    link_capacity: Mapping[str, int],
+    compute_capacity: Mapping[Hashable, int],
+) -> Division:
+    """Returns a division that defers as few moves as possible, by trying them all.
+
+    For a dozen moves at most: there are 3^n divisions, and only those are left out that defer as
+    many as one already found.
+    """
+    best = Division((), (), tuple(sorted(move.id for move in moves)))
+    bins = _Bins(link_capacity, compute_capacity)
+
+    def search(at: int) -> None:
+        nonlocal best
+        if len(bins.deferred) >= len(best.deferred):
+            return
+        if at == len(moves):
+            best = bins.division()
+            return
+        for way in WAYS:
+            if bins.place(moves[at], (way,)):
+                search(at + 1)
+                bins.withdraw(moves[at])
+        bins.deferred.append(moves[at])
+        search(at + 1)
+        bins.deferred.pop()
+
+    search(0)
+    return best

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.packing.device_classes import DeviceClass, device_class_for
+from scheduler.packing.sizes import (
+    LARGE,
+    MEDIUM,
+    SMALL,
+    TINY,
+    blocks_of,
+    is_minute,
+    is_well_filled,
+    kind_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "capacity", "kind"),
+    [
+        (1200, 1200, LARGE), (601, 1200, LARGE), (600, 1200, MEDIUM), (401, 1200, MEDIUM),
+        (400, 1200, SMALL), (301, 1200, SMALL), (300, 1200, TINY), (1, 1200, TINY),
+        (334, 1000, MEDIUM), (333, 1000, SMALL), (251, 1000, SMALL), (250, 1000, TINY),
+        (4, 7, LARGE), (3, 7, MEDIUM), (2, 7, SMALL), (1, 7, TINY),
+    ],
+)  # fmt: skip
+def test_a_size_on_a_border_belongs_to_the_lower_class(size: int, capacity: int, kind: int) -> None:
+    assert kind_of(size, capacity) == kind
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 10**6), st.data())
+def test_as_many_of_a_class_fit_a_gpu_as_its_name_says(capacity: int, data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, capacity))
+    most = capacity // size
+    assert {LARGE: most == 1, MEDIUM: most == 2, SMALL: most == 3, TINY: most >= 4}[
+        kind_of(size, capacity)
+    ]
+    assert is_minute(size, capacity) is (most >= 8)
+
+
+def test_three_quarters_are_exact() -> None:
+    assert is_well_filled(750, 1000)
+    assert not is_well_filled(749, 1000)
+    assert is_well_filled(6, 7)
+    assert not is_well_filled(5, 7)
+
+
+def test_a_begun_block_is_a_block() -> None:
+    assert [blocks_of(tokens, 16) for tokens in (0, 1, 16, 17, 32)] == [0, 1, 1, 2, 2]
+
+
+SMALL_GPU = DeviceClass("small", 1000, cost=1.0)
+LARGE_GPU = DeviceClass("large", 4000, cost=6.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [(500, "small"), (501, "large"), (2000, "large"), (2001, "large"), (4000, "large")],
+)
+def test_a_session_goes_to_the_cheapest_class_where_it_is_half_a_gpu_at_most(
+    size: int, name: str
+) -> None:
+    found = device_class_for(size, [LARGE_GPU, SMALL_GPU])
+    assert found is not None
+    assert found.name == name
+
+
+def test_cheap_bytes_win_over_cheap_gpus() -> None:
+    bargain = DeviceClass("bargain", 8000, cost=7.0)
+    assert device_class_for(100, [SMALL_GPU, LARGE_GPU, bargain]) is bargain
+
+
+def test_a_session_that_fits_no_class_has_none() -> None:
+    assert device_class_for(4001, [SMALL_GPU, LARGE_GPU]) is None
+    assert device_class_for(1, []) is None
