@@ -99,7 +99,8 @@ def serve_placement(run: Run, workload: Workload) -> PlacementResult:
 
 def dispatcher_for(run: Run, requests: int) -> ChainedDispatcher:
     """Returns the dispatcher of a run, without agents."""
-    limits = ChainedConfig(max_queued=requests + 1, max_requests=requests + 1)
+    # The workers here know nothing of moves: who leaves waits for the end of its sessions.
+    limits = ChainedConfig(max_queued=requests + 1, max_requests=requests + 1, max_moves=0)
     policy = dispatcher_policy(run.policy) if isinstance(run.policy, str) else run.policy
     dispatcher = ChainedDispatcher(
         limits, policy=policy, random_below=Draws(run.seed).below, stopwatch=run.stopwatch

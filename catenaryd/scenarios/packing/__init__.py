@@ -1,0 +1,1 @@
+"""Scenarios of packing (Mell): how many GPUs a policy takes, and how many moves it makes."""
