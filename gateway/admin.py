@@ -38,6 +38,18 @@ class HasChannel(Protocol):
         ...
 
 
+class RunningRequests(Protocol):
+    """What is needed of `SessionPlane`."""
+
+    def request_id(self, number: int) -> str:
+        """Returns the id of an unanswered request by its number; empty if there is none."""
+        ...
+
+    def session_id(self, request_id: str) -> int | None:
+        """Returns the session that generates for a request; None if none does."""
+        ...
+
+
 class SchedulerAdmin:
     """Calls the Admin service of the scheduler that leads."""
 
@@ -78,10 +90,17 @@ class SchedulerAdmin:
 class AdminService(admin_pb2_grpc.AdminServicer):
     """Needs the scope `admin` if keys are configured."""
 
-    def __init__(self, keys: ApiKeys, scheduler: SchedulerAdmin, books: Bookkeeping) -> None:
+    def __init__(
+        self,
+        keys: ApiKeys,
+        scheduler: SchedulerAdmin,
+        books: Bookkeeping,
+        requests: RunningRequests,
+    ) -> None:
         self._keys = keys
         self._scheduler = scheduler
         self._books = books
+        self._requests = requests
 
     @answered
     async def GetStatus(  # noqa: N802 - named by the protocol, like all below
@@ -129,6 +148,35 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.DrainAgentResponse:
         """Empties an agent."""
         answer: admin_pb2.DrainAgentResponse = await self._forward("DrainAgent", request, context)
+        return answer
+
+    @answered
+    async def ListSessions(  # noqa: N802
+        self, request: admin_pb2.ListSessionsRequest, context: Context
+    ) -> admin_pb2.ListSessionsResponse:
+        """The sessions that generate; those of this gateway with the ids of their requests."""
+        answer: admin_pb2.ListSessionsResponse = await self._forward(
+            "ListSessions", request, context
+        )
+        for session in answer.sessions:
+            if session.gateway_id == self._books.gateway_id:
+                session.request_id = self._requests.request_id(session.request_number)
+        return answer
+
+    @answered
+    async def MoveSession(  # noqa: N802
+        self, request: admin_pb2.MoveSessionRequest, context: Context
+    ) -> admin_pb2.MoveSessionResponse:
+        """Moves a session, which may be named by its request if this gateway serves that."""
+        self._authorize(context)
+        if bool(request.request_id) == bool(request.session_id):
+            raise InvalidInput("session_id", "name either a session or a request")
+        if request.request_id:
+            running = self._requests.session_id(request.request_id)
+            if running is None:
+                raise InvalidInput("request_id", "does not generate text at this gateway")
+            request.session_id = running
+        answer: admin_pb2.MoveSessionResponse = await self._forward("MoveSession", request, context)
         return answer
 
     @answered

@@ -58,6 +58,21 @@ class Bookkeeping:
             intervals = self._intervals[model] = self.metrics.inter_token_seconds.labels(model)
         intervals.observe(duration_ns / 1e9)
 
+    def moved(self, model: str, mode: str, stall_ns: int) -> None:
+        """Counts a generation that goes on on another chain.
+
+        Args:
+            model: Its label.
+            mode: What travelled: "kv" or "tokens".
+            stall_ns: From the last token of the old chain to the first of the new one.
+        """
+        self.metrics.generation_moves.labels(model, mode, names.MOVED).inc()
+        self.metrics.move_stall_seconds.labels(model, mode).observe(stall_ns / 1e9)
+
+    def move_failed(self, model: str, mode: str) -> None:
+        """Counts a generation that could not go to another chain, as far as this gateway knows."""
+        self.metrics.generation_moves.labels(model, mode, names.MOVE_FAILED).inc()
+
     def refused(self, model: str, reason: str) -> None:
         """Counts a request that was turned away at the door."""
         self._count(model, reason)
@@ -151,6 +166,7 @@ def _attributes(model: str, session: SessionRecord) -> dict[str, AttributeValue]
         names.ATTRIBUTE_INPUT_TOKENS: session.prompt_tokens,
         names.ATTRIBUTE_OUTPUT_TOKENS: session.completion_tokens,
         names.ATTRIBUTE_FINISH_REASONS: (session.finish_reason,) if session.finish_reason else (),
+        **({names.ATTRIBUTE_MOVES: session.moves} if session.moves else {}),
         **_objective_attributes(session.objectives),
     }
 

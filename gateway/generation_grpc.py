@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from typing import Any
 
@@ -134,4 +135,6 @@ def _response_of(piece: Piece, generation: Generation, own_id: str) -> Response:
         response.usage.prompt_tokens = generation.prompt_tokens
         response.usage.completion_tokens = generation.completion_tokens
         response.objectives.CopyFrom(_objectives_message(generation.objectives))
+        for change in generation.chain_changes:
+            response.chain_changes.add(**dataclasses.asdict(change))
     return response

@@ -87,7 +87,7 @@ class GatewayProcess:
             self._tracer, self._sessions, self._codecs,
         )  # fmt: skip
         self._repository = Repository(self._catalog, scheduler_admin)
-        self._admin_service = AdminService(self._keys, scheduler_admin, books)
+        self._admin_service = AdminService(self._keys, scheduler_admin, books, self._sessions)
         self._http = HttpDoor(self._desk, self._repository)
         self._servers: list[grpc.aio.Server] = []
         self._health: list[HealthSwitch] = []

@@ -61,7 +61,10 @@ async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeas
     """
     started = time.monotonic()
     progress(f"preparing {run.model}")
-    key = await asyncio.to_thread(_install, run, folder / "models")
+    key = await asyncio.to_thread(
+        install, run.model, folder / "models", session_tokens=run.session_tokens,
+        max_batch=run.max_batch,
+    )  # fmt: skip
     async with _running(run, folder, progress) as cluster, _admin(cluster) as admin:
         await _warm_up(run, cluster, folder, key)
         lines = await _lines(admin)
@@ -121,15 +124,21 @@ async def _running(run: StepsRun, folder: Path, progress: Progress) -> AsyncIter
         await cluster.stop()
 
 
-def _install(run: StepsRun, root: Path) -> ModelKey:
-    """Puts the model into a repository of its own, where its manifest may be changed."""
-    key = ensure_model(KEPT_MODELS, run.model)
+def install(model: str, root: Path, *, session_tokens: int, max_batch: int) -> ModelKey:
+    """Puts a demo model into a repository of its own, where its manifest may be changed.
+
+    Args:
+        model: Its name.
+        root: The repository.
+        session_tokens: Most tokens of a session.
+        max_batch: Most sessions of an agent at a time.
+    """
+    key = ensure_model(KEPT_MODELS, model)
     kept, own = ModelRepository(KEPT_MODELS), ModelRepository(root)
     shutil.copytree(kept.folder(key), own.folder(key), copy_function=_link)
     manifest = replace(
-        kept.manifest(key), session_tokens=run.session_tokens, max_batch=run.max_batch,
-        objectives=None,
-    )  # fmt: skip
+        kept.manifest(key), session_tokens=session_tokens, max_batch=max_batch, objectives=None
+    )
     own.write_manifest(manifest)
     return key
 

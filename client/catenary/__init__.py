@@ -18,6 +18,7 @@ from catenary.async_client import AsyncClient
 from catenary.client import Client
 from catenary.connection import TlsConfig
 from catenary.errors import (
+    CacheFullError,
     CatenaryError,
     ClientError,
     DeadlineExceededError,
@@ -43,6 +44,7 @@ from catenary.errors import (
     UnavailableError,
 )
 from catenary.generation import (
+    ChainChange,
     GeneratedText,
     GenerationOptions,
     GenerationResult,
@@ -51,6 +53,7 @@ from catenary.generation import (
     TokenTiming,
     Usage,
 )
+from catenary.moving import SessionInfo, SessionMove
 from catenary.retry import RetryPolicy
 from catenary.text_streams import AsyncTextStream, TextStream
 from catenary.types import (
@@ -77,7 +80,9 @@ __all__ = [
     "AgentInfo",
     "AsyncClient",
     "AsyncTextStream",
+    "CacheFullError",
     "CatenaryError",
+    "ChainChange",
     "Client",
     "ClientError",
     "ClusterStatus",
@@ -112,6 +117,8 @@ __all__ = [
     "Replanned",
     "RequestCancelledError",
     "RetryPolicy",
+    "SessionInfo",
+    "SessionMove",
     "SloUnattainableError",
     "StaleEpochError",
     "TensorInfo",

@@ -134,6 +134,7 @@ class Deployment:
     slo_ms: float | None = None
     partitions: int = 0
     max_batch: int = 0
+    packing: str = ""
 
 
 def deploy(deployment: Deployment, timeout_s: float | None) -> Call[str]:
@@ -149,6 +150,7 @@ def deploy(deployment: Deployment, timeout_s: float | None) -> Call[str]:
         slo_ns=round((deployment.slo_ms or 0) * 1e6),
         partitions=deployment.partitions,
         max_batch=deployment.max_batch,
+        packing=deployment.packing,
     )
     return Call("admin", "DeployModel", request, _plan_id, timeout_s, repeatable=False)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from catenary import calls, messages, types
+from catenary import calls, messages, moving, types
 from catenary.attempts import Attempts
 from catenary.calls import Call, Service
 from catenary.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
@@ -162,7 +162,7 @@ class Client(GeneratesText):
         """
         return self._run(calls.replan(timeout_s))
 
-    def deploy(
+    def deploy(  # noqa: PLR0913 - the fields of one wish, all but one by name
         self,
         model: str,
         *,
@@ -170,6 +170,7 @@ class Client(GeneratesText):
         slo_ms: float | None = None,
         partitions: int = 0,
         max_batch: int = 0,
+        packing: str = "",
         timeout_s: float | None = None,
     ) -> str:
         """Deploys a model and returns the id of the plan that serves it (admin port).
@@ -180,14 +181,40 @@ class Client(GeneratesText):
             slo_ms: Default SLO of its requests; None leaves it to the scheduler, as 0 does below.
             partitions: Parts to cut it into.
             max_batch: Largest batch.
+            packing: What running sessions are moved for: "pack" (onto few chains), "balance" or
+                "off"; empty leaves it to the model and the scheduler.
             timeout_s: Longest wait.
         """
-        deployment = calls.Deployment(model, version, slo_ms, partitions, max_batch)
+        deployment = calls.Deployment(model, version, slo_ms, partitions, max_batch, packing)
         return self._run(calls.deploy(deployment, timeout_s))
 
     def drain(self, agent_id: str, *, timeout_s: float | None = None) -> bool:
         """Takes an agent out of service; returns whether it is empty now (admin port)."""
         return self._run(calls.drain(agent_id, timeout_s))
+
+    def sessions(self, model: str = "") -> list[moving.SessionInfo]:
+        """Returns the sessions that generate for a model, or for all, and where (admin port)."""
+        return self._run(moving.sessions(model))
+
+    def move_session(
+        self,
+        session: int | str,
+        *,
+        chain_id: str = "",
+        mode: str = "auto",
+        wait_s: float = 10.0,
+        timeout_s: float | None = None,
+    ) -> moving.SessionMove:
+        """Moves a running session to another chain; its stream goes on (admin port).
+
+        Args:
+            session: Its id, or the id of its request at the gateway that serves it.
+            chain_id: Where to; empty: wherever is best.
+            mode: What travels: "kv" (its caches), "tokens" (computed again there), or "auto".
+            wait_s: Wait so long for the end of the move; 0 returns when it has begun.
+            timeout_s: Longest wait for an answer.
+        """
+        return self._run(moving.move_session(session, chain_id, mode, wait_s, timeout_s))
 
     def close(self) -> None:
         """Closes the connections; calls in flight are cancelled."""

@@ -126,6 +126,12 @@ class OverloadedError(OverloadError):
     reason = "OVERLOADED"
 
 
+class CacheFullError(OverloadError):
+    """An agent's memory for key-value caches is full, and the session found no other place."""
+
+    reason = "CACHE_FULL"
+
+
 class SloUnattainableError(OverloadError):
     """Computed by the scheduler: the request cannot finish in time on the present book."""
 

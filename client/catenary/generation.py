@@ -130,6 +130,27 @@ class ObjectivesReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainChange:
+    """An answer that was begun on one chain went on another, as the gateway saw it.
+
+    Attributes:
+        how: "kv" or "tokens" for a live move, by what travelled; "restart" after a loss.
+        generated_tokens: So many were generated before.
+        after_ns: From the request's arrival to the first token of the new chain.
+        stall_ns: From the last token of the old chain to the first of the new one.
+        from_agents: Who generated before, in the order of their blocks.
+        to_agents: Who did then.
+    """
+
+    how: str
+    generated_tokens: int
+    after_ns: int
+    stall_ns: int
+    from_agents: tuple[str, ...]
+    to_agents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedText:
     """A piece of an answer; the last one has a finish reason and the usage.
 
@@ -140,6 +161,7 @@ class GeneratedText:
         usage: Tokens of the whole request, in the last piece.
         timings: Of its tokens, if asked for.
         objectives: Of the whole request, in the last piece.
+        chain_changes: The same.
     """
 
     text: str
@@ -148,6 +170,7 @@ class GeneratedText:
     usage: Usage | None = None
     timings: tuple[TokenTiming, ...] = ()
     objectives: ObjectivesReport | None = None
+    chain_changes: tuple[ChainChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +187,7 @@ class GenerationResult:
         first_token_s: From the call to the first piece, as this side saw it.
         total_s: From the call to the end.
         objectives: As the gateway saw them; None before the end.
+        chain_changes: Moves and restarts while it was generated, in order; known at the end.
     """
 
     text: str
@@ -175,6 +199,7 @@ class GenerationResult:
     first_token_s: float
     total_s: float
     objectives: ObjectivesReport | None = None
+    chain_changes: tuple[ChainChange, ...] = ()
 
 
 class Gathering:
@@ -209,6 +234,7 @@ class Gathering:
             first_token_s=self._first - self._started,
             total_s=self._last - self._started,
             objectives=finish.objectives,
+            chain_changes=finish.chain_changes,
         )
 
 
@@ -297,7 +323,15 @@ def piece_of(message: generation_pb2.GenerateResponse) -> GeneratedText:
         usage,
         tuple(_timing(timing) for timing in message.timings),
         _report(message.objectives) if message.HasField("objectives") else None,
+        tuple(_chain_change(change) for change in message.chain_changes),
     )
+
+
+def _chain_change(message: generation_pb2.ChainChange) -> ChainChange:
+    return ChainChange(
+        message.how, message.generated_tokens, message.after_ns, message.stall_ns,
+        tuple(message.from_agents), tuple(message.to_agents),
+    )  # fmt: skip
 
 
 def _report(message: generation_pb2.ObjectivesReport) -> ObjectivesReport:

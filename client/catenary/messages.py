@@ -172,6 +172,8 @@ def cluster_status(message: admin_pb2.GetStatusResponse) -> types.ClusterStatus:
         redis_connected=message.redis_connected,
         sessions_in_flight=message.sessions_in_flight,
         groups=tuple(_group(group) for group in message.groups),
+        moves_done=message.moves_done,
+        moves_failed=message.moves_failed,
     )
 
 
@@ -199,6 +201,8 @@ def _deployment(message: admin_pb2.ModelStatus) -> types.DeploymentInfo:
         queued_requests=message.queued_requests,
         sessions=message.sessions,
         chains=tuple(_chain(chain) for chain in message.chains),
+        packing=message.packing,
+        sessions_moving=message.sessions_moving,
     )
 
 
@@ -207,6 +211,7 @@ def _chain(message: admin_pb2.ChainStatus) -> types.ChainInfo:
     return types.ChainInfo(
         message.chain_id, hops, message.capacity, message.sessions, message.service_ns,
         message.role or "mixed", _lines(message.lines) if message.HasField("lines") else None,
+        message.cache_tokens, message.cached_tokens,
     )  # fmt: skip
 
 

@@ -154,6 +154,8 @@ class ChainInfo:
         service_ns: Expected time of a session of mean size.
         role: "mixed", or "prefill" or "decode" where these two are done by chains of their own.
         lines: What prompts and steps take on it; None if that is not known.
+        cache_tokens: Tokens its caches hold at most; 0: as many as whole sessions come to.
+        cached_tokens: Tokens of its sessions, as far as is known.
     """
 
     chain_id: str
@@ -163,11 +165,18 @@ class ChainInfo:
     service_ns: int
     role: str = "mixed"
     lines: LatencyInfo | None = None
+    cache_tokens: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentInfo:
-    """One deployed model as the scheduler sees it."""
+    """One deployed model as the scheduler sees it.
+
+    Attributes:
+        packing: What running sessions are moved for: "pack", "balance" or "off".
+        sessions_moving: Sessions on their way to another chain.
+    """
 
     name: str
     version: str
@@ -177,6 +186,8 @@ class DeploymentInfo:
     queued_requests: int
     sessions: int = 0
     chains: tuple[ChainInfo, ...] = ()
+    packing: str = ""
+    sessions_moving: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +216,8 @@ class ClusterStatus:
 
     Attributes:
         groups: Empty unless the cluster is divided into scheduler groups; all else are then sums.
+        moves_done: Moves of running sessions to other chains, since the scheduler leads.
+        moves_failed: Moves that were begun and left the session where it was.
     """
 
     scheduler_id: str
@@ -219,6 +232,8 @@ class ClusterStatus:
     redis_connected: bool
     sessions_in_flight: int = 0
     groups: tuple[GroupInfo, ...] = ()
+    moves_done: int = 0
+    moves_failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ _STYLE_OF_STAGE = {
     "receive": "cyan",
     "queue": "yellow",
     "send": "magenta",
+    "move": "magenta",
+    "stall": "red",
     "transfer": "blue",
     "wait": "bright_black",
     "compute": "green",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
+from gateway.generation.chain_changes import ChainChange, chain_changes
 from gateway.generation.objectives import ObjectivesReport, objectives_report
 from gateway.generation.request import Piece
 from gateway.generation.session import PendingSession
@@ -48,6 +49,11 @@ class Generation:
     def objectives(self) -> ObjectivesReport:
         """How it does beside what it is held to and what was promised, so far."""
         return objectives_report(self._session)
+
+    @property
+    def chain_changes(self) -> tuple[ChainChange, ...]:
+        """Where it went from one chain to another, so far."""
+        return chain_changes(self._session)
 
     def __enter__(self) -> Generation:
         return self

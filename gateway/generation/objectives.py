@@ -67,7 +67,7 @@ def objectives_report(session: PendingSession) -> ObjectivesReport:
         first_token_ns=first_ns - session.arrival.monotonic_ns if first_ns else 0,
         per_token_ns=(session.last_token_ns - first_ns) // behind if behind > 0 else 0,
         predicted_first_token_ns=fruitful[0].order.predicted_first_token_ns if fruitful else 0,
-        # Of one that was started again, no single chain's promise says anything about the mean.
+        # Of one that went on elsewhere, no single chain's promise says anything about the mean.
         predicted_per_token_ns=(
             fruitful[0].order.predicted_per_token_ns if len(fruitful) == 1 else 0
         ),

@@ -6,25 +6,23 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 
-from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
+from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from gateway.bookkeeping import OK, Bookkeeping
 from gateway.data_plane import LONGEST_BUDGET_NS, Outbox
 from gateway.deadlines import Deadlines
 from gateway.delivery import Links
 from gateway.generation.answer import Generation
-from gateway.generation.opening import open_session
 from gateway.generation.progress import ProgressReports
 from gateway.generation.record import finished_session
 from gateway.generation.request import GenerationRequest
-from gateway.generation.session import PendingSession, Start
+from gateway.generation.rings import Rings, Surroundings
+from gateway.generation.session import PendingSession
 from gateway.inference import Arrival
-from services.error_tables import error_of, error_of_exception, failure_of
+from services.error_tables import error_of
 from services.errors import (
     CatenaryError,
     DeadlineExceeded,
-    InvalidInput,
     Overloaded,
-    PartitionLost,
     RequestCancelled,
 )
 
@@ -38,8 +36,7 @@ _Message = scheduler_pb2.GatewayMessage
 class SessionPlane:
     """Keeps every unanswered generation, and sees each one to its end.
 
-    Invariants: a session is in `_requests` exactly while it has not ended; `_sessions` has exactly
-    the current starts of those. Tokens of any other session id are nobody's.
+    Invariant: a session is in `_requests` exactly while it has not ended.
     """
 
     def __init__(
@@ -47,17 +44,12 @@ class SessionPlane:
         numbers: Iterator[int], progress_interval_ns: int = PROGRESS_INTERVAL_NS,
     ) -> None:  # fmt: skip
         self.books = books
-        self.dropped = 0
-        """Tokens nobody waits for: late, twice, or of a session that goes on elsewhere."""
-        self._gateway_id = gateway_id
         self._outbox = outbox
-        self._hub = hub
         self._numbers = numbers
         self._requests: dict[int, PendingSession] = {}
-        self._sessions: dict[int, PendingSession] = {}
         self._deadlines = Deadlines(self._expired, self._requests)
         self._progress = ProgressReports(self._tell, progress_interval_ns)
-        self._deliveries: dict[int, asyncio.Task[None]] = {}
+        self._rings = Rings(Surroundings(gateway_id, hub, books, self._tell), self._took)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -69,7 +61,24 @@ class SessionPlane:
     @property
     def running(self) -> int:
         """Those of them that have a chain."""
-        return len(self._sessions)
+        return self._rings.running
+
+    @property
+    def dropped(self) -> int:
+        """Tokens nobody waits for: late, twice, or of a session that goes on elsewhere."""
+        return self._rings.dropped
+
+    def request_id(self, number: int) -> str:
+        """Returns the id of an unanswered generation by its number; empty if there is none."""
+        session = self._requests.get(number)
+        return session.request.id if session is not None else ""
+
+    def session_id(self, request_id: str) -> int | None:
+        """Returns the session that generates for a request now; None if none does."""
+        for session in self._requests.values():
+            if session.request.id == request_id and session.current is not None:
+                return session.current.session_id
+        return None
 
     def open(self, request: GenerationRequest, arrival: Arrival) -> Generation:
         """Asks the scheduler for a chain.
@@ -122,20 +131,8 @@ class SessionPlane:
     def start(self, order: scheduler_pb2.StartSession) -> None:
         """Carries out the scheduler's order to open a session; again: somewhere else."""
         session = self._requests.get(order.request_id)
-        if session is None or order.session_id in self._sessions:
-            return
-        if session.starts:
-            reason = session.starts[-1].failed or PartitionLost.reason
-            self.books.metrics.redispatches.labels(reason).inc()
-        self._leave(session)
-        now_ns = time.monotonic_ns()
-        start = Start(order.session_id, order, now_ns, len(session.generated))
-        session.starts.append(start)
-        session.current = start
-        self._sessions[order.session_id] = session
-        task = asyncio.create_task(self._deliver(session, start))
-        self._deliveries[order.session_id] = task
-        task.add_done_callback(lambda _: self._deliveries.pop(order.session_id, None))
+        if session is not None:
+            self._rings.start(session, order)
 
     def reject(self, order: scheduler_pb2.RejectRequest) -> None:
         """Ends a generation the scheduler gave up."""
@@ -148,25 +145,8 @@ class SessionPlane:
         self._end(session, error, "none")
 
     def tokens(self, header: frame_pb2.FrameHeader) -> None:
-        """Takes the tokens of a frame, each if it is the next one of a current session."""
-        now_ns = time.monotonic_ns()
-        for token in header.session_tokens:
-            session = self._sessions.get(token.session_id)
-            if session is None or token.position < session.next_position:
-                self.dropped += 1
-            elif token.HasField("failure"):
-                self._failed(session, token.failure)
-            elif session.is_early(token):
-                # The ring of the prompt sends the first token, another ring the second.
-                continue
-            elif token.position > session.next_position:
-                # Links keep their order, so one between was lost, and no later one can be believed.
-                lost = PartitionLost(f"the token at {session.next_position} was lost")
-                self._failed(session, failure_of(lost, retryable=True))
-            else:
-                self._take(session, token, now_ns)
-                while (following := session.early_token()) is not None:
-                    self._take(session, following, now_ns)
+        """Takes the tokens of a frame, each if it is the next one of its request."""
+        self._rings.tokens(header)
 
     async def idle(self, timeout_s: float) -> bool:
         """Waits until no generation is unanswered; False if some still were at the end."""
@@ -183,51 +163,12 @@ class SessionPlane:
             self._end(session, error, "cancel")
         self._deadlines.close()
         self._progress.close()
-        deliveries = list(self._deliveries.values())
-        await asyncio.gather(*deliveries, return_exceptions=True)
+        await self._rings.close()
 
-    def _take(self, session: PendingSession, token: frame_pb2.SessionToken, now_ns: int) -> None:
-        previous_ns = session.last_token_ns
-        session.take(token, now_ns)
+    def _took(self, session: PendingSession) -> None:
         self._progress.took(session)
-        if previous_ns:
-            self.books.token_after(session.request.model.label, now_ns - previous_ns)
         if session.finish_reason:
             self._end(session, None, "finished")
-
-    async def _deliver(self, session: PendingSession, start: Start) -> None:
-        try:
-            if not start.order.route:
-                raise InvalidInput("route", "an order needs a route")
-            await open_session(session, start, self._gateway_id, self._hub)
-        except Exception as exc:
-            if session.current is not start:
-                return
-            error = error_of_exception(exc)
-            # What does not fit and our bugs fail again; all else may work elsewhere.
-            retryable = not isinstance(error, InvalidInput) and error.reason != "INTERNAL"
-            # No agent failed: whom this gateway could not reach, the scheduler knows by the route.
-            self._failed(session, failure_of(error, retryable=retryable))
-
-    def _failed(self, session: PendingSession, failure: common_pb2.Failure) -> None:
-        """Leaves the current session; the scheduler decides whether there is another."""
-        assert session.current is not None
-        start = session.current
-        start.failed = failure.reason or PartitionLost.reason
-        self._leave(session)
-        report = scheduler_pb2.SessionFailed(session_id=start.session_id, failure=failure)
-        self._tell(_Message(session_failed=report))
-
-    def _leave(self, session: PendingSession) -> None:
-        if session.current is None:
-            return
-        session_id = session.current.session_id
-        session.current = None
-        self._sessions.pop(session_id, None)
-        delivery = self._deliveries.get(session_id)
-        if delivery is not None and delivery is not asyncio.current_task():
-            # A frame is sent whole or never, so this harms nobody else's.
-            delivery.cancel()
 
     def _expired(self, number: int) -> None:
         session = self._requests[number]
@@ -242,7 +183,7 @@ class SessionPlane:
         """Ends a generation exactly once: complete, or with `error`."""
         if self._requests.pop(session.number, None) is None:
             return
-        self._leave(session)
+        self._rings.leave(session)
         self._progress.ended(session)
         session.end(error)
         # At once: a free slot is what the head of the scheduler's queue waits for.

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import common_pb2
+from gateway.generation.chain_changes import RESTART, ChainChange, chain_changes
 from gateway.generation.objectives import ObjectivesReport, objectives_report
-from gateway.generation.session import PendingSession, Start
+from gateway.generation.session import PendingSession
+from gateway.generation.start import Start
 from gateway.recent_requests import FinishedRequest
 from gateway.waterfall import Bar, phases_of
 
@@ -27,20 +29,30 @@ class SessionRecord:
     last_token_ns: int
     objectives: ObjectivesReport
     starts: tuple[Start, ...]
+    chain_changes: tuple[ChainChange, ...]
+
+    @property
+    def moves(self) -> int:
+        """How often it moved to another chain while it ran."""
+        return sum(change.how != RESTART for change in self.chain_changes)
 
     def bars(self, submitted_ns: int, finished_ns: int, gateway_id: str) -> list[Bar]:
         """Returns where the time went: queue, first token hop by hop, then all the others'.
 
         Agents report durations only, so the bars of hops lie one behind the other; behind the
-        first token a bar is the sum over all later tokens.
+        first token a bar is the sum over all later tokens. A part that was moved to from another
+        has, instead of a queue, a bar from the order to move to its first token, while the part
+        before went on, and one of the time in which the client got no token.
         """
         bars: list[Bar] = []
         waiting_ns = submitted_ns
         for number, start in enumerate(self.starts, 1):
-            queue = Bar("gateway.queue", gateway_id, waiting_ns, start.started_ns, 0, number)
-            bars.append(queue)
-            bars.extend(_bars_of(start, gateway_id, number))
-            waiting_ns = max(start.started_ns, start.sent_ns, start.last_token_ns)
+            if start.moves is None:
+                queue = Bar("gateway.queue", gateway_id, waiting_ns, start.started_ns, 0, number)
+                bars.append(queue)
+                waiting_ns = max(start.started_ns, start.sent_ns)
+            bars.extend(_bars_of(start, gateway_id, number, finished_ns))
+            waiting_ns = max(waiting_ns, start.last_token_ns)
         if not self.starts:
             bars.append(Bar("gateway.queue", gateway_id, waiting_ns, finished_ns))
         return bars
@@ -59,6 +71,7 @@ def finished_session(session: PendingSession, outcome: str, finished_ns: int) ->
         last_token_ns=session.last_token_ns,
         objectives=objectives_report(session),
         starts=tuple(session.starts),
+        chain_changes=chain_changes(session),
     )
     return FinishedRequest(
         request.id,
@@ -72,16 +85,25 @@ def finished_session(session: PendingSession, outcome: str, finished_ns: int) ->
     )
 
 
-def _bars_of(start: Start, gateway_id: str, number: int) -> Iterator[Bar]:
+def _bars_of(start: Start, gateway_id: str, number: int, finished_ns: int) -> Iterator[Bar]:
     def bar(name: str, begin_ns: int, end_ns: int) -> Bar:
         return Bar(name, gateway_id, begin_ns, end_ns, start.session_id, number)
 
-    if start.sent_ns:
+    before = start.moves
+    if before is not None:
+        end_ns = start.first_token_ns or start.failed_ns or finished_ns
+        yield bar("gateway.move", start.started_ns, end_ns)
+    elif start.sent_ns:
         yield bar("gateway.send", start.started_ns, start.sent_ns)
     if not start.first_token_ns:
         return
-    yield bar("gateway.first_token", start.push_ns, start.first_token_ns)
-    yield from _hops(start, start.first_hops, (start.push_ns, start.first_token_ns), number)
+    begin_ns = start.push_ns if before is None else before.last_token_ns
+    yield bar(
+        "gateway.first_token" if before is None else "gateway.stall",
+        begin_ns,
+        start.first_token_ns,
+    )
+    yield from _hops(start, start.first_hops, (begin_ns, start.first_token_ns), number)
     if start.last_token_ns > start.first_token_ns:
         span = (start.first_token_ns, start.last_token_ns)
         yield bar("gateway.next_tokens", *span)

@@ -4,68 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
+from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from gateway.generation.answer_text import AnswerText
 from gateway.generation.request import GenerationRequest, Piece, StepTiming
+from gateway.generation.start import Start
 from gateway.inference import Arrival
 from services.errors import CatenaryError
 from services.sampling_messages import message_of_sampling
-
-_MOST_EARLY = 64
-"""Tokens of the ring that generates that may overtake the first one."""
-
-
-@dataclass(slots=True, eq=False)
-class Start:
-    """One start of a session on a chain. Times are of the monotonic clock; 0: not yet."""
-
-    session_id: int
-    order: scheduler_pb2.StartSession
-    started_ns: int
-    history_tokens: int
-    """Generated before, so that they are part of this start's prompt."""
-    push_ns: int = 0
-    sent_ns: int = 0
-    first_token_ns: int = 0
-    last_token_ns: int = 0
-    failed: str = ""
-    """Reason it brings no more, as far as this gateway knows."""
-    early: list[frame_pb2.SessionToken] = field(default_factory=list)
-    """Split phase: tokens that came before the first one did."""
-    first_hops: Sequence[common_pb2.HopTiming] = ()
-    later_hops: dict[tuple[str, int, int], common_pb2.HopTiming] = field(default_factory=dict)
-    """Sums over the tokens behind the first, by agent and blocks."""
-
-    def add_hops(self, timings: Sequence[common_pb2.HopTiming]) -> None:
-        """Takes the hops of one more token into account."""
-        if not self.first_hops:
-            self.first_hops = tuple(timings)
-            return
-        for hop in timings:
-            key = (hop.agent_id, hop.first_block, hop.last_block)
-            total = self.later_hops.setdefault(
-                key, common_pb2.HopTiming(agent_id=key[0], first_block=key[1], last_block=key[2])
-            )
-            total.transfer_ns += hop.transfer_ns
-            total.wait_ns += hop.wait_ns
-            total.compute_ns += hop.compute_ns
-            total.send_ns += hop.send_ns
 
 
 class PendingSession:
     """Keeps the token history of one generation, and what its door has not read yet.
 
-    Invariants: `generated` only grows, by the token of the next position; `current` is the one
-    start whose tokens count, None while there is none; nothing changes after `ended`.
+    Invariants: `generated` only grows, by the token of the next position; `current` is the start
+    whose tokens count, None while there is none; `successors` are those it may move to: the first
+    token taken from one makes that the current one, and the only one. Nothing changes after
+    `ended`.
     """
 
     __slots__ = (
         "_awake", "_read", "_ready", "_timings", "arrival", "current", "deadline_ns", "ended",
         "error", "finish_reason", "first_token_ns", "generated", "last_token_ns", "number",
-        "request", "starts", "submitted_ns", "text",
+        "request", "starts", "submitted_ns", "successors", "text",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +40,7 @@ class PendingSession:
         self.generated: array[int] = array("I")
         self.starts: list[Start] = []
         self.current: Start | None = None
+        self.successors: list[Start] = []
         self.text = AnswerText(
             request.codec.tokenizer, request.sampling.stop, request.sampling.min_tokens
         )
@@ -139,9 +101,8 @@ class PendingSession:
             decode_ns=self.last_token_ns - first_ns,
         )
 
-    def opening(self, gateway_id: str, now_ns: int) -> frame_pb2.SessionOpening:
-        """Returns all the agents must know, with the tokens generated so far."""
-        assert self.current is not None
+    def opening(self, start: Start, gateway_id: str, now_ns: int) -> frame_pb2.SessionOpening:
+        """Returns all the agents of a start must know, with the tokens generated so far."""
         request, trace = self.request, self.arrival.trace
         sampling = message_of_sampling(request.sampling)
         # Watched here; nobody else needs the texts.
@@ -149,8 +110,8 @@ class PendingSession:
         opening = frame_pb2.SessionOpening(
             gateway_id=gateway_id,
             request_id=self.number,
-            route=self.current.order.route,
-            decode_route=self.current.order.decode_route,
+            route=start.order.route,
+            decode_route=start.order.decode_route,
             prompt_tokens=len(request.prompt),
             sampling=sampling,
             budget_ns=self.deadline_ns - now_ns,
@@ -161,23 +122,60 @@ class PendingSession:
         opening.token_ids.extend(self.generated)
         return opening
 
-    def is_early(self, token: frame_pb2.SessionToken) -> bool:
-        """Keeps a token that overtook the first one of a start; False if it did not."""
-        start = self.current
-        if start is None or not start.order.decode_route or start.first_token_ns:
+    def begin(self, start: Start) -> None:
+        """Notes a start: beside the current one if it moves that, else in its place."""
+        self.starts.append(start)
+        if start.moves is None:
+            self.current = start
+        else:
+            self.successors.append(start)
+
+    def believes(self, start: Start) -> bool:
+        """True if a token of this start may be the next one."""
+        return start is self.current or start in self.successors
+
+    def left(self, start: Start) -> None:
+        """Takes no token of a start any more."""
+        start.stop_waiting()
+        if start is self.current:
+            self.current = None
+        else:
+            self.successors.remove(start)
+
+    def take_over(self, start: Start) -> None:
+        """Makes a successor the current start: it has brought the next token."""
+        self.left(start)
+        start.history_tokens = len(self.generated)
+        self.current = start
+
+    def is_early(self, start: Start, token: frame_pb2.SessionToken) -> bool:
+        """Keeps a token that overtook others, which are still to come; False if it did not.
+
+        Split phase: of a prompt the first token comes from one ring, the others from another. Live
+        migration: the last tokens of the ring before may be behind the first of the new one.
+        """
+        expected = self.next_position + 1
+        if start is not self.current:
+            return self.current is not None and start.keep_early(token, expected)
+        if not start.order.decode_route or start.first_token_ns:
             return False
-        expected = self.next_position + 1 + len(start.early)
-        if token.position != expected or len(start.early) >= _MOST_EARLY:
-            return False
-        start.early.append(token)
-        return True
+        # One token is missing, no more.
+        is_second = bool(start.early) or token.position == expected
+        return is_second and start.keep_early(token, expected)
 
     def early_token(self) -> frame_pb2.SessionToken | None:
-        """Returns a token that was kept, if it is the next one now."""
+        """Returns a token of the current start that was kept, if it is the next one now."""
         start = self.current
         if start is None or not start.early or start.early[0].position != self.next_position:
             return None
         return start.early.pop(0)
+
+    def successor_due(self) -> Start | None:
+        """Returns the successor that has brought the next token, if one has."""
+        for start in self.successors:
+            if start.early and start.early[0].position == self.next_position:
+                return start
+        return None
 
     def take(self, token: frame_pb2.SessionToken, now_ns: int) -> None:
         """Appends the token of the next position; sets `finish_reason` if it is the last."""
@@ -211,6 +209,7 @@ class PendingSession:
         self.ended = True
         self.error = error
         self.current = None
+        self.successors.clear()
         self._awake.set()
 
     async def read(self) -> Piece | None:

@@ -47,6 +47,8 @@ class GroupsAdmin(SchedulerAdmin):
             "DeployModel": self._deploy,
             "ApplyPlan": self._apply,
             "DrainAgent": self._drain,
+            "ListSessions": self._sessions,
+            "MoveSession": self._move,
         }
         if method not in over_all:
             raise InvalidInput(GROUP_METADATA, f"name the scheduler group that {method} is for")
@@ -159,3 +161,26 @@ class GroupsAdmin(SchedulerAdmin):
             if any(agent.agent_id == request.agent_id for agent in answer.agents):
                 return await self._each[group].call("DrainAgent", request, timeout_s)
         raise InvalidInput("agent_id", f"{request.agent_id!r} is not connected")
+
+    async def _sessions(self, request: Any, timeout_s: float | None) -> Any:
+        lists = await self._those_that_answer("ListSessions", request, timeout_s)
+        return sums.joint_sessions(lists)
+
+    async def _move(self, request: admin_pb2.MoveSessionRequest, timeout_s: float | None) -> Any:
+        wanted = admin_pb2.ListSessionsRequest()
+        lists = await self._those_that_answer("ListSessions", wanted, timeout_s)
+        group = next(
+            (
+                group
+                for group, answer in lists.items()
+                if any(each.session_id == request.session_id for each in answer.sessions)
+            ),
+            None,
+        )
+        if group is None:
+            raise InvalidInput("session_id", f"{request.session_id} does not generate")
+        own = admin_pb2.MoveSessionRequest()
+        own.CopyFrom(request)
+        # As `joint_status` names chains.
+        own.chain_id = request.chain_id.removeprefix(f"{group}/")
+        return await self._each[group].call("MoveSession", own, timeout_s)

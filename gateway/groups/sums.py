@@ -29,6 +29,8 @@ def joint_status(statuses: Mapping[int, _Status], groups: int) -> _Status:
         live_reservations=sum(status.live_reservations for status in each),
         redis_connected=all(status.redis_connected for status in each),
         sessions_in_flight=sum(status.sessions_in_flight for status in each),
+        moves_done=sum(status.moves_done for status in each),
+        moves_failed=sum(status.moves_failed for status in each),
     )
     models: dict[tuple[str, str], admin_pb2.ModelStatus] = {}
     for group in range(groups):
@@ -65,6 +67,23 @@ def joint_plan(plans: Mapping[int, admin_pb2.GetPlanResponse]) -> admin_pb2.GetP
         joint.last_switch.CopyFrom(
             min(switched, key=lambda plan: plan.last_switch.phase == "done").last_switch
         )
+    return joint
+
+
+def joint_sessions(
+    lists: Mapping[int, admin_pb2.ListSessionsResponse],
+) -> admin_pb2.ListSessionsResponse:
+    """Returns the sessions of all groups; their chains are named as in `joint_status`."""
+    joint = admin_pb2.ListSessionsResponse()
+    for group, answer in sorted(lists.items()):
+        for session in answer.sessions:
+            added = joint.sessions.add()
+            added.CopyFrom(session)
+            added.group = group
+            if session.chain_id:
+                added.chain_id = f"{group}/{session.chain_id}"
+            if session.moving_to:
+                added.moving_to = f"{group}/{session.moving_to}"
     return joint
 
 
@@ -156,6 +175,8 @@ def _add_model(joint: admin_pb2.ModelStatus, part: admin_pb2.ModelStatus, group:
     joint.pipelines += part.pipelines
     joint.queued_requests += part.queued_requests
     joint.sessions += part.sessions
+    joint.packing = _row([joint.packing, part.packing])
+    joint.sessions_moving += part.sessions_moving
     for chain in part.chains:
         added = joint.chains.add()
         added.CopyFrom(chain)

@@ -16,6 +16,7 @@ from catenaryd.agent_scaling import AgentScaling, Steps, ended, steps_for
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.supervisor import Child
 from scheduler_harness import until
+from services.domain.packing import PACKING_GOALS, PackingGoal
 from services.errors import InvalidInput
 
 
@@ -116,6 +117,15 @@ async def test_nobody_at_the_other_end_ends_nothing(monkeypatch: pytest.MonkeyPa
     await ended(None)
 
 
+@pytest.mark.parametrize("goal", PACKING_GOALS)
+def test_the_scheduler_is_told_what_sessions_are_moved_for(
+    tmp_path: Path, goal: PackingGoal
+) -> None:
+    cluster = LocalCluster(ClusterOptions(agents=1, packing=goal, data_dir=tmp_path))
+    assert cluster._settings()["scheduler"][1]["packing"] == goal
+    assert "packing" not in cluster._settings()["gateway"][1]
+
+
 def test_the_scheduler_is_told_the_bounds_and_later_agents_are_like_the_first(
     tmp_path: Path,
 ) -> None:
@@ -127,6 +137,7 @@ def test_the_scheduler_is_told_the_bounds_and_later_agents_are_like_the_first(
     kind, scheduler = children["scheduler"]
     assert (kind, scheduler["expected_agents"]) == ("scheduler", 1)
     assert (scheduler["min_agents"], scheduler["max_agents"]) == (1, 3)
+    assert "packing" not in scheduler
     _, first = children["agent-0"]
     later = cluster._agent_settings(2)
     assert {name for name in first if first[name] != later[name]} == {"agent_id"}

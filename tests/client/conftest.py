@@ -238,6 +238,30 @@ class Admin(admin_pb2_grpc.AdminServicer):
     def DrainAgent(self, request, context):
         return admin_pb2.DrainAgentResponse(drained=request.agent_id == "agent-0")
 
+    def ListSessions(self, request, context):
+        self.server.saw(context)
+        answer = admin_pb2.ListSessionsResponse()
+        session = answer.sessions.add(
+            session_id=1 << 40 | 7, gateway_id="gateway-0", request_id="mine", model="chatty",
+            version="1", chain_id="chatty/0", tokens=90, moving_to="chatty/1", moving_by="kv",
+            generates=True,
+        )  # fmt: skip
+        session.hops.add(agent_id="agent-0", last_block=30)
+        if request.model == "net":
+            del answer.sessions[:]
+        return answer
+
+    def MoveSession(self, request, context):
+        self.server.saw(context)
+        self.server.orders.append(request)
+        if request.chain_id == "full":
+            return admin_pb2.MoveSessionResponse(outcome="failed", problem="it took too long")
+        return admin_pb2.MoveSessionResponse(
+            outcome="moved" if request.wait_ns else "begun", session_id=1 << 40 | 8, tokens=88,
+            chain_id=request.chain_id or "chatty/1", mode=request.mode or "kv", rounds=2,
+            duration_ns=30_000_000, held_ns=1_500_000,
+        )  # fmt: skip
+
     def GetTrace(self, request, context):
         self.server.saw(context)
         answer = admin_pb2.GetTraceResponse()

@@ -17,7 +17,8 @@ from catenary.command_line import app
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     ["status"], ["models"], ["infer"], ["chat"], ["deploy"], ["plan", "show"], ["plan", "explain"],
-    ["plan", "apply"], ["plan", "replan"], ["drain"], ["top"], ["trace"], ["bench"],
+    ["plan", "apply"], ["plan", "replan"], ["drain"], ["sessions"], ["move"],
+    ["top"], ["trace"], ["bench"],
 ]  # fmt: skip
 
 
@@ -207,11 +208,35 @@ def test_a_file_that_is_no_plan_is_bad_usage(catenary, text):
 def test_deploy_and_drain(catenary, server):
     found = catenary("deploy", "net", "--slo-ms", "200", "--partitions", "3", "--json")
     assert json.loads(found.stdout) == {"plan_id": "plan-5"}
-    assert server.orders[0].slo_ns == 200_000_000
+    assert (server.orders[0].slo_ns, server.orders[0].packing) == (200_000_000, "")
+    assert catenary("deploy", "net", "--packing", "balance").exit_code == 0
+    assert server.orders[1].packing == "balance"
     assert catenary("drain", "agent-0").stdout == "agent-0 is drained\n"
     busy = catenary("drain", "agent-9")
     assert busy.exit_code == 1
     assert "agent-9" in busy.stderr
+
+
+def test_sessions_are_listed_and_moved(catenary, server):
+    page = catenary("sessions").stdout
+    assert "1099511627783" in page
+    assert "chatty/1 by kv" in page
+    (listed,) = json.loads(catenary("sessions", "--model", "chatty", "--json").stdout)
+    assert (listed["request_id"], listed["tokens"]) == ("mine", 90)
+    assert listed["hops"] == [["agent-0", 0, 30]]
+    assert json.loads(catenary("sessions", "--model", "net", "--json").stdout) == []
+    said = catenary("move", "mine", "--to", "chatty/1", "--by", "tokens").stdout
+    assert "on chatty/1 now, by tokens: 88 tokens in 30 ms" in said
+    order = server.orders[-1]
+    assert (order.request_id, order.session_id, order.mode) == ("mine", 0, "tokens")
+    moved = json.loads(catenary("move", "1099511627783", "--wait", "0", "--json").stdout)
+    assert (moved["outcome"], moved["session_id"]) == ("begun", 1 << 40 | 8)
+    order = server.orders[-1]
+    assert (order.session_id, order.mode, order.chain_id) == (1099511627783, "", "")
+    failed = catenary("move", "mine", "--to", "full")
+    assert failed.exit_code == 1
+    assert "it took too long" in failed.stderr
+    assert catenary("move", "mine", "--by", "both").exit_code == 2
 
 
 def test_bench_prints_rate_percentiles_and_attainment(catenary, server):

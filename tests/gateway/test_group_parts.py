@@ -341,3 +341,36 @@ async def test_advice_is_summed_over_all_groups_or_not_given() -> None:
         first.advice.put_nowait(None)
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
+
+
+class FakeCalls:
+    """Has one session, and answers moves of it."""
+
+    def __init__(self, session: int) -> None:
+        self.session = session
+        self.wishes: list[admin_pb2.MoveSessionRequest] = []
+
+    async def call(self, method: str, request: object, timeout_s: float | None) -> object:
+        if method == "ListSessions":
+            answer = admin_pb2.ListSessionsResponse()
+            answer.sessions.add(session_id=self.session, chain_id="m/0", moving_to="m/1")
+            return answer
+        assert isinstance(request, admin_pb2.MoveSessionRequest)
+        self.wishes.append(request)
+        return admin_pb2.MoveSessionResponse(outcome="moved")
+
+
+async def test_sessions_of_all_groups_are_listed_and_each_is_moved_by_its_own() -> None:
+    both = GroupsAdmin([FakeLink(), FakeLink()])  # type: ignore[list-item]
+    first, second = FakeCalls(5), FakeCalls(6)
+    both._each = [first, second]  # type: ignore[list-item]
+    listed = await both.call("ListSessions", admin_pb2.ListSessionsRequest(), 1.0)
+    assert [(s.session_id, s.group, s.chain_id, s.moving_to) for s in listed.sessions] == [
+        (5, 0, "0/m/0", "0/m/1"), (6, 1, "1/m/0", "1/m/1"),
+    ]  # fmt: skip
+    wish = admin_pb2.MoveSessionRequest(session_id=6, chain_id="1/m/1")
+    assert (await both.call("MoveSession", wish, 1.0)).outcome == "moved"
+    assert not first.wishes
+    assert [(each.session_id, each.chain_id) for each in second.wishes] == [(6, "m/1")]
+    with pytest.raises(InvalidInput, match="7"):
+        await both.call("MoveSession", admin_pb2.MoveSessionRequest(session_id=7), 1.0)

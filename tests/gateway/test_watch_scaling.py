@@ -48,7 +48,8 @@ async def gateway(*, keys: ApiKeys, is_led: bool = True) -> AsyncIterator[Any]:
         link = Link()
         if is_led:
             link.channel = await stack.enter_async_context(served(Scheduler()))
-        service = AdminService(keys, SchedulerAdmin(link), cast(Bookkeeping, None))
+        nobody = cast(Any, None)
+        service = AdminService(keys, SchedulerAdmin(link), cast(Bookkeeping, None), nobody)
         channel = await stack.enter_async_context(served(service))
         yield admin_pb2_grpc.AdminStub(channel)
 
@@ -94,3 +95,17 @@ async def test_a_key_needs_the_scope_admin(
         assert error.code() is code
         _, error = await said_by(stub)
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_only_operators_see_and_move_sessions(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    key = add_key(file, "customer", ("infer",))
+    metadata = (("authorization", f"Bearer {key}"),)
+    async with gateway(keys=ApiKeys.load(file)) as stub:
+        for call, request in (
+            (stub.ListSessions, admin_pb2.ListSessionsRequest()),
+            (stub.MoveSession, admin_pb2.MoveSessionRequest(request_id="of another")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call(request, metadata=metadata)
+            assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED

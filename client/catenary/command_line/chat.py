@@ -12,6 +12,7 @@ from catenary.client import Client
 from catenary.command_line.kit import Options, command, console, fail, print_json, table
 from catenary.errors import CatenaryError, NotSupportedError
 from catenary.generation import (
+    ChainChange,
     GenerationOptions,
     GenerationResult,
     ObjectivesReport,
@@ -119,6 +120,8 @@ def _say(
         typer.echo(_summary(result))
         if result.objectives is not None:
             typer.echo(objectives_line(result.objectives))
+        for change in result.chain_changes:
+            typer.echo(change_line(change))
 
 
 def _next_line() -> str:
@@ -138,9 +141,9 @@ def printable(text: str) -> str:
 
 
 def facts(result: GenerationResult) -> dict[str, Any]:
-    """Returns an answer as plain JSON values; only what there is of timings and objectives."""
+    """Returns an answer as plain JSON values; of how it came about only what there is."""
     found: dict[str, Any] = as_json(result)
-    for name in ("timings", "objectives"):
+    for name in ("timings", "objectives", "chain_changes"):
         if not found[name]:
             del found[name]
     return found
@@ -194,6 +197,16 @@ def objectives_line(report: ObjectivesReport) -> str:
     held = report.time_to_first_token_slo_ns or report.time_per_output_token_slo_ns
     verdict = ("; objectives met" if report.met else "; objectives missed") if held else ""
     return f"at the gateway: first token {first}, then {each} per token{verdict}"
+
+
+def change_line(change: ChainChange) -> str:
+    """Returns where an answer went from one chain to another, and what that cost."""
+    moved = "began again" if change.how == "restart" else f"moved by {change.how}"
+    way = f"{', '.join(change.from_agents)} to {', '.join(change.to_agents)}"
+    return (
+        f"{moved} after {change.generated_tokens} tokens ({change.after_ns / 1e6:.0f} ms), from "
+        f"{way}; {change.stall_ns / 1e6:.1f} ms without a token"
+    )
 
 
 def _compared(measured_ns: int, predicted_ns: int, slo_ns: int) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from catenary.client import Client
 from catenary.command_line.kit import Options, command, console, fail, print_json, table
-from catenary.types import ClusterStatus
+from catenary.types import ChainInfo, ClusterStatus
 from catenary.waterfall import render_waterfall, waterfall_markup
 
 _FEWEST_REFRESH_S = 0.1
@@ -104,23 +104,31 @@ def _status_page(found: ClusterStatus) -> Group:
         f"{found.queued_requests} requests queued, {found.batches_in_flight} batches in flight, "
         f"{found.live_reservations} reservations, {found.sessions_in_flight} sessions\n"
     )
+    moving = sum(m.sessions_moving for m in found.models)
+    if moving or found.moves_done or found.moves_failed:
+        summary += (
+            f"{moving} sessions move to another chain; {found.moves_done} have moved, "
+            f"{found.moves_failed} could not\n"
+        )
     agents = (
         (f"{a.agent_id} (group {a.group})" if found.groups else a.agent_id, a.device,
          a.device_class, a.state, a.utilisation_ratio * 100, ", ".join(a.partitions))
         for a in found.agents
     )  # fmt: skip
     deployed = (
-        (m.name, m.version, m.ready, m.pipelines, m.queued_requests, m.reason) for m in found.models
-    )
+        (m.name, m.version, m.ready, m.pipelines, m.queued_requests,
+         m.packing if m.chains else "-", m.reason)
+        for m in found.models
+    )  # fmt: skip
     pages: list[Text | Table] = [
         Text(summary),
         table(("AGENT", "DEVICE", "CLASS", "STATE", "BUSY %", "PARTITIONS"), agents),
         Text(),
-        table(("MODEL", "VERSION", "READY", "PIPELINES", "QUEUED", "REASON"), deployed),
+        table(("MODEL", "VERSION", "READY", "PIPELINES", "QUEUED", "PACKING", "REASON"), deployed),
     ]
     chains = [
-        (c.chain_id, ", ".join(f"{agent} [{a},{b})" for agent, a, b in c.hops), c.sessions,
-         c.capacity, c.service_ns / 1e6)
+        (c.chain_id, c.role, ", ".join(f"{agent} [{a},{b})" for agent, a, b in c.hops), c.sessions,
+         c.capacity, _cached(c), c.service_ns / 1e6)
         for m in found.models
         for c in m.chains
     ]  # fmt: skip
@@ -133,8 +141,14 @@ def _status_page(found: ClusterStatus) -> Group:
         titles = ("GROUP", "SCHEDULER", "EPOCH", "AGENTS", "QUEUED", "BATCHES", "SESSIONS")
         pages[1:1] = [table(titles, groups), Text()]
     if chains:
-        pages += [Text(), table(("CHAIN", "AGENTS", "SESSIONS", "CAPACITY", "MEAN MS"), chains)]
+        titles = ("CHAIN", "ROLE", "AGENTS", "SESSIONS", "CAPACITY", "TOKENS", "MEAN MS")
+        pages += [Text(), table(titles, chains)]
     return Group(*pages)
+
+
+def _cached(chain: ChainInfo) -> str:
+    most = f" of {chain.cache_tokens}" if chain.cache_tokens else ""
+    return f"{chain.cached_tokens}{most}"
 
 
 def _top_page(found: ClusterStatus) -> Group:

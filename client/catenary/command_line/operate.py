@@ -32,25 +32,30 @@ def register(app: typer.Typer) -> None:
 
 
 @command
-def deploy(
+def deploy(  # noqa: PLR0913, PLR0917 - one parameter an option
     options: Options,
     model: Annotated[str, typer.Argument(help="A model of the server's repository.")],
     version: Annotated[str, typer.Option(help="The latest if left out.")] = "",
     slo_ms: Annotated[float | None, typer.Option(help="Default SLO of its requests.")] = None,
     partitions: Annotated[int, typer.Option(min=0, help="Parts to cut it into; 0: any.")] = 0,
     max_batch: Annotated[int, typer.Option(min=0, help="Largest batch; 0: any.")] = 0,
+    packing: Annotated[
+        str,
+        typer.Option(help="What sessions are moved for: pack, balance or off; empty: as usual."),
+    ] = "",
 ) -> None:
     """Deploy a model and print the id of the plan that serves it."""
     with options.client() as client:
         plan_id = client.deploy(
-            model, version=version, slo_ms=slo_ms, partitions=partitions, max_batch=max_batch
-        )
+            model, version=version, slo_ms=slo_ms, partitions=partitions, max_batch=max_batch,
+            packing=packing,
+        )  # fmt: skip
     _print_plan_id(options, plan_id)
 
 
 @command
 def drain(options: Options, agent: Annotated[str, typer.Argument(help="Id of the agent.")]) -> None:
-    """Take an agent out of service."""
+    """Take an agent out of service: its running sessions move to other chains."""
     with options.client() as client:
         drained = client.drain(agent)
     if options.as_json:

@@ -1,4 +1,4 @@
-"""The session plane under every order of starts, tokens, losses, failures and reconnections."""
+"""The session plane under every order of starts, moves, tokens, losses, failures, reconnections."""
 
 from __future__ import annotations
 
@@ -29,13 +29,10 @@ ANSWER = "The quick brown fox — jumps."
 PROMPT = tokens_of("Go: ")
 TRUTH = PROMPT + tokens_of(ANSWER)
 CODEC = TextCodec(tiny_tokenizer(), None)
-EVENTS = st.lists(
-    st.tuples(
-        st.sampled_from(["start", "token", "token", "token", "again", "skip", "fail", "reconnect"]),
-        st.integers(0, 3),
-    ),
-    max_size=60,
-)
+KINDS = [
+    "start", *["token"] * 4, "again", "skip", "fail", "reconnect", *["move", "hand over"] * 2, "overtake",
+]  # fmt: skip
+EVENTS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3)), max_size=60)
 
 
 class Slot:
@@ -63,6 +60,9 @@ class Wires:
 
     async def push(self, slot: Slot, header: bytes, timeout_s: float) -> None:
         frame = frame_pb2.FrameHeader.FromString(header)
+        if frame.HasField("move"):
+            self.openings.append((frame.move.session_id, frame.move.opening))
+            return
         (rows,) = frame.session_rows
         self.openings.append((rows.session_id, rows.opening))
 
@@ -94,25 +94,38 @@ class World:
         self.generation = self.plane.open(request, arrival)
         self.sessions = 0
         self.positions: dict[int, int] = {}
-        self.ended = False
+        self.ends: dict[int, int] = {}
+        """Where sessions stopped that were handed over."""
+        self.moves: dict[int, int] = {}
+        """Sessions on their way to another, by what they become."""
 
-    async def start(self, agent: str) -> None:
+    async def start(self, agent: str, moved: int = 0) -> None:
         self.sessions += 1
         order = scheduler_pb2.StartSession(
-            epoch=1, session_id=self.sessions, request_id=7,
+            epoch=1, session_id=self.sessions, request_id=7, moved_session_id=moved,
             route=[common_pb2.Hop(agent_id=agent)],
         )  # fmt: skip
+        if moved:
+            self.moves[self.sessions] = moved
         self.plane.start(order)
         for _ in range(4):
             await asyncio.sleep(0)
         for session_id, opening in self.wires.openings:
-            if session_id not in self.positions:
+            if session_id not in self.positions and session_id not in self.moves:
                 ids = list(opening.token_ids)
                 assert ids == TRUTH[: len(ids)], "an opening holds what the client has, exactly"
                 self.positions[session_id] = len(ids)
 
+    def hand_over(self, which: int) -> None:
+        """A ring hands a session over; up to three of its tokens are still on their way."""
+        for session_id, moved in self.moves.items():
+            if moved in self.positions and moved not in self.ends:
+                end = min(self.positions[moved] + which, len(TRUTH) - 1)
+                self.ends[moved] = self.positions[session_id] = end
+                return
+
     def token(self, session_id: int, position: int) -> None:
-        if position >= len(TRUTH):
+        if position >= self.ends.get(session_id, len(TRUTH)):
             return
         last = position == len(TRUTH) - 1
         token = frame_pb2.SessionToken(
@@ -126,6 +139,14 @@ class World:
             await self.start("gone" if which == 3 else "agent")
         elif event == "reconnect":
             self.plane.connected()
+        elif event == "move":
+            await self.start("gone" if which == 3 else "agent", moved=max(1, self.sessions - which))
+        elif event == "hand over":
+            self.hand_over(which)
+        elif event == "overtake":
+            await self.start("agent", moved=self.sessions)
+            self.hand_over(which)
+            self.token(self.sessions, self.positions.get(self.sessions, 0))
         elif self.positions:
             known = sorted(self.positions)
             session_id = known[-1 - which % len(known)]
@@ -145,8 +166,10 @@ class World:
     def check(self) -> None:
         plane = self.plane
         current = [s for s in plane._requests.values() if s.current is not None]
-        assert len(plane._sessions) == len(current)
-        assert set(plane._deliveries) <= set(range(1, self.sessions + 1))
+        assert len(plane._rings._sessions) == len(current)
+        moving = [start for s in plane._requests.values() for start in s.successors]
+        assert len(plane._rings._successors) == len(moving)
+        assert set(plane._rings._deliveries) <= set(range(1, self.sessions + 1))
 
 
 @given(EVENTS, st.booleans())
@@ -183,8 +206,10 @@ def test_the_client_gets_every_token_once_and_in_order(
             assert got == ANSWER
         await world.plane.close(RequestCancelled("over"))
         assert not world.plane._requests
-        assert not world.plane._sessions
-        assert not world.plane._deliveries
+        rings = world.plane._rings
+        assert not rings._sessions
+        assert not rings._successors
+        assert not rings._deliveries
         assert world.wires.said("finished") + world.wires.said("cancel") == 1
 
     asyncio.run(run())

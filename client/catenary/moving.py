@@ -1,0 +1,132 @@
+"""Running sessions as data: where they generate, and moving one to another chain (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from catenary.calls import Call
+from catenary.errors import InvalidInputError
+from catenary_protos.catenary.v1 import admin_pb2
+
+MODES = ("auto", "kv", "tokens")
+"""What travels: whatever is faster, the caches, or the tokens to compute them again."""
+LONGEST_WAIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One session that generates.
+
+    Attributes:
+        session_id: Changes when it moves or is started again.
+        request_id: The id its client sent or was given; empty if another gateway serves it.
+        model: Name and version.
+        chain_id: Its chain; empty for a session that an earlier scheduler began.
+        hops: Agent, first block and end of the blocks it processes, in order.
+        tokens: Of prompt and answer, as far as is known.
+        gateway_id: Who serves it.
+        moving_to: The chain it moves to at the moment; empty: none.
+        moving_by: "kv" or "tokens", if it moves.
+        group: Its scheduler group.
+        generates: Its prompt is done; before that it cannot move.
+    """
+
+    session_id: int
+    request_id: str
+    model: str
+    chain_id: str
+    hops: tuple[tuple[str, int, int], ...]
+    tokens: int
+    gateway_id: str
+    moving_to: str = ""
+    moving_by: str = ""
+    group: int = 0
+    generates: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMove:
+    """What came of a wish to move a session.
+
+    Attributes:
+        outcome: "moved", "begun" (nobody waited for the end), or "failed": it stays where it was,
+            or has ended.
+        session_id: What it became.
+        chain_id: Where it went.
+        mode: "kv" or "tokens".
+        tokens: Cached at the hand-over.
+        rounds: Of sending before that.
+        duration_ns: From the order to the hand-over.
+        held_ns: The part of it in which no token was computed.
+        problem: Why it failed.
+    """
+
+    outcome: str
+    session_id: int
+    chain_id: str
+    mode: str
+    tokens: int = 0
+    rounds: int = 0
+    duration_ns: int = 0
+    held_ns: int = 0
+    problem: str = ""
+
+
+def sessions(model: str) -> Call[list[SessionInfo]]:
+    """The sessions of a model, or of all."""
+    request = admin_pb2.ListSessionsRequest(model=model)
+    return Call("admin", "ListSessions", request, session_list)
+
+
+def move_session(
+    session: int | str, chain_id: str, mode: str, wait_s: float, timeout_s: float | None
+) -> Call[SessionMove]:
+    """Moves a session, by its id, or by that of its request.
+
+    Raises:
+        InvalidInputError: An argument cannot be sent; names it.
+    """
+    if mode not in MODES:
+        raise InvalidInputError.at("mode", f"must be one of {', '.join(MODES)}")
+    if not 0 <= wait_s <= LONGEST_WAIT_S:
+        raise InvalidInputError.at("wait_s", f"must be in 0..{LONGEST_WAIT_S:g}")
+    request = admin_pb2.MoveSessionRequest(
+        chain_id=chain_id, mode="" if mode == "auto" else mode, wait_ns=round(wait_s * 1e9)
+    )
+    if isinstance(session, str):
+        if not session:
+            raise InvalidInputError.at("session", "is empty")
+        request.request_id = session
+    elif not 0 < session < 2**64:
+        raise InvalidInputError.at("session", f"{session} is no session's id")
+    else:
+        request.session_id = session
+    return Call("admin", "MoveSession", request, move_result, timeout_s, repeatable=False)
+
+
+def session_list(message: admin_pb2.ListSessionsResponse) -> list[SessionInfo]:
+    """Returns the sessions of a reply."""
+    return [
+        SessionInfo(
+            session_id=each.session_id,
+            request_id=each.request_id,
+            model=f"{each.model}:{each.version}",
+            chain_id=each.chain_id,
+            hops=tuple((hop.agent_id, hop.first_block, hop.last_block) for hop in each.hops),
+            tokens=each.tokens,
+            gateway_id=each.gateway_id,
+            moving_to=each.moving_to,
+            moving_by=each.moving_by,
+            group=each.group,
+            generates=each.generates,
+        )
+        for each in message.sessions
+    ]
+
+
+def move_result(message: admin_pb2.MoveSessionResponse) -> SessionMove:
+    """Returns what came of a move."""
+    return SessionMove(
+        message.outcome, message.session_id, message.chain_id, message.mode, message.tokens,
+        message.rounds, message.duration_ns, message.held_ns, message.problem,
+    )  # fmt: skip
