@@ -71,6 +71,7 @@ sim: $(NATIVE) ## runs every scenario, live ones too; writes docs/results (QUICK
 	$(BIN)/catenaryd simulate pools scenarios/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 	$(BIN)/catenaryd simulate chains scenarios/chains/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 	$(BIN)/catenaryd simulate placement scenarios/placement/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
+	$(BIN)/catenaryd simulate packing scenarios/packing/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 
 docs: $(STAMP) ## checks that the documents point at what exists
 	$(BIN)/pytest tests/docs

@@ -19,6 +19,8 @@ MODULES = (
     "chain_dispatch",
     "placement",
     "rebalance",
+    "packing",
+    "packing_live",
     "simulation",
     "chain_simulation",
     "placement_simulation",
@@ -27,6 +29,8 @@ MODULES = (
     "decoding",
     "latency_lines",
     "split_phase",
+    "migration",
+    "cache_growth",
     "generation",
 )
 

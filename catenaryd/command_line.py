@@ -22,6 +22,7 @@ from gateway.settings import GatewaySettings
 from gpu_agent.settings import AgentSettings
 from scheduler.settings import SchedulerSettings
 from services.domain.groups import MOST_GROUPS
+from services.domain.packing import PACKING_GOALS
 from services.errors import CatenaryError
 from services.lifecycle import Process, run_process
 from services.log import configure_logging, get_logger
@@ -106,6 +107,11 @@ def agent(config: Path | None, /, **flags: Any) -> None:
 @click.option(
     "--max-agents", default=0, show_default=True,
     help="Start up to so many as load grows, and stop those not needed; 0: always --agents.",
+)  # fmt: skip
+@click.option(
+    "--packing", type=click.Choice(PACKING_GOALS), default=None,
+    help="What running sessions of models that do not say are moved for: onto few chains, evenly, "
+    "or not at all. Usual: pack with --max-agents, else off.",
 )  # fmt: skip
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or emulated:CLASS.")
 @click.option(

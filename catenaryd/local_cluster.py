@@ -22,6 +22,7 @@ from catenaryd.group_readiness import what_groups_wait_for
 from catenaryd.process_options import command_line_of
 from catenaryd.supervisor import Child
 from catenaryd.virtual_gpus import devices_for, share_settings
+from services.domain.packing import PackingGoal
 from services.embedded_redis import EmbeddedRedis
 from services.errors import CatenaryError, InvalidInput, Unavailable
 from services.log import get_logger
@@ -44,6 +45,8 @@ class ClusterOptions:
     agents: int = 3
     max_agents: int = 0
     """As many are started as the load needs, `agents` at least; 0: always `agents`."""
+    packing: PackingGoal | None = None
+    """What running sessions are moved for, of models that do not say; None: as is usual."""
     device: str = "cpu"
     virtual_gpus: int = 1
     """So many agents share a device; `agents` counts all of them."""
@@ -198,9 +201,12 @@ class LocalCluster:
 
     def _scaling_settings(self) -> dict[str, Any]:
         options = self.options
-        if not options.max_agents:
-            return {}
-        return {"min_agents": options.agents, "max_agents": options.max_agents}
+        settings: dict[str, Any] = {}
+        if options.max_agents:
+            settings = {"min_agents": options.agents, "max_agents": options.max_agents}
+        if options.packing is not None:
+            settings["packing"] = options.packing
+        return settings
 
     def _group_of(self, index: int) -> int:
         """Returns the scheduler group of agent `index`; virtual GPUs of a device share theirs."""

@@ -206,6 +206,42 @@ def placement(scenarios: tuple[Path, ...], schema: bool, **flags: Any) -> None:
     command.run_command(scenarios, **flags)
 
 
+@simulate_group.command("packing")
+@click.argument("scenarios", nargs=-1, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--schema", is_flag=True, help="Print the JSON schema of scenario files.")
+@click.option("--quick", is_flag=True, help="The short form of each scenario.")
+@click.option(
+    "--live", is_flag=True,
+    help="Start real agents, for scenarios of kind live: running sessions of a real model move.",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for plots, facts and the tables in kv-packing.md.",
+)  # fmt: skip
+@click.option(
+    "--workers", type=click.IntRange(0), default=0,
+    help="Simulations at a time; 0: one per CPU.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def packing(scenarios: tuple[Path, ...], schema: bool, **flags: Any) -> None:
+    """Packs the caches of sessions onto few GPUs, by scenario files; - reads standard input.
+
+    Example: catenaryd simulate packing scenarios/packing/targets.yaml
+
+    Example: catenaryd simulate packing scenarios/packing/gpus.yaml --quick --json
+
+    Example: catenaryd simulate packing scenarios/packing/live.yaml --live --json
+    """
+    from catenaryd.scenarios.packing import command
+
+    if schema:
+        command.print_schema()
+        return
+    if not scenarios:
+        raise click.UsageError("give scenario files, or --schema")
+    command.run_command(scenarios, **flags)
+
+
 def _plan(dataset: Dataset, problem: PoolingProblem, instance: str, planner: str) -> PooledPlan:
     from catenaryd.scenarios import planners
 

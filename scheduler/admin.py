@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NoReturn, Protocol, TypeVar
 
 import grpc.aio
@@ -14,11 +14,13 @@ from scheduler import operations
 from scheduler.deployments import Wish
 from scheduler.explain import explain
 from scheduler.planning import placement_document
+from scheduler.session_admin import move_session, session_list, sessions_of
+from scheduler.status import status_of
 from scheduler.switch_report import SwitchReport
 from scheduler.term import Term
 from services.domain.groups import GROUP_METADATA
 from services.domain.ids import AgentId
-from services.domain.plan import Chain
+from services.domain.packing import packing_goal
 from services.error_tables import abort, error_of_exception
 from services.errors import (
     CatenaryError,
@@ -130,7 +132,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.DeployModelResponse:
         async def answer(term: Term) -> admin_pb2.DeployModelResponse:
             reference = f"{request.model}:{request.version}" if request.version else request.model
-            wish = Wish(request.slo_ns, request.max_batch, request.partitions or None)
+            packing = packing_goal(request.packing, "packing") if request.packing else None
+            wish = Wish(request.slo_ns, request.max_batch, request.partitions or None, packing)
             plan_id = await operations.deploy_model(term, reference, wish, _time_left(context))
             return admin_pb2.DeployModelResponse(plan_id=plan_id)
 
@@ -143,6 +146,22 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             agent = AgentId(request.agent_id)
             drained = await operations.drain_agent(term, agent, _time_left(context))
             return admin_pb2.DrainAgentResponse(drained=drained)
+
+        return await self._answer(context, answer)
+
+    async def ListSessions(  # noqa: N802, D102
+        self, request: admin_pb2.ListSessionsRequest, context: Context
+    ) -> admin_pb2.ListSessionsResponse:
+        async def answer(term: Term) -> admin_pb2.ListSessionsResponse:
+            return session_list(term, sessions_of(term, request))
+
+        return await self._answer(context, answer)
+
+    async def MoveSession(  # noqa: N802, D102
+        self, request: admin_pb2.MoveSessionRequest, context: Context
+    ) -> admin_pb2.MoveSessionResponse:
+        async def answer(term: Term) -> admin_pb2.MoveSessionResponse:
+            return await move_session(term, request, _time_left(context))
 
         return await self._answer(context, answer)
 
@@ -186,83 +205,6 @@ def _switch_since(term: Term, before: SwitchReport | None) -> admin_pb2.PlanSwit
     """Returns the last switch if it is not the one that was the last before."""
     last = term.cluster.last_switch
     return None if last is None or last is before else last.as_message()
-
-
-def status_of(term: Term) -> admin_pb2.GetStatusResponse:
-    """Returns the cluster as operators see it."""
-    dispatcher = term.dispatcher.statistics()
-    status = admin_pb2.GetStatusResponse(
-        scheduler_id=term.settings.scheduler_id,
-        epoch=term.epoch,
-        plan_id=term.cluster.plan_id,
-        gateways=[g.gateway_id for g in term.gateways.gateways.values() if g.session is not None],
-        queued_requests=len(term.waiting)
-        + dispatcher["queued_rows"]
-        + dispatcher["queued_requests"],
-        batches_in_flight=len(term.in_flight),
-        live_reservations=len(term.dispatcher.snapshot()),
-        redis_connected=term.write_behind.connected,
-        sessions_in_flight=len(term.live),
-    )
-    for agent_id, record in sorted(term.cluster.roster.items()):
-        status.agents.add(
-            agent_id=agent_id,
-            device=record.device,
-            device_class=record.agent.device_class,
-            state=record.state,
-            partitions=[str(key) for key in record.loaded],
-            memory_bytes=record.agent.memory_bytes,
-            utilisation_ratio=term.utilisation.ratio(agent_id),
-            virtual_level=record.agent.virtual_level,
-            device_id=record.agent.device_id,
-            group=term.group,
-        )
-    _add_models(status, term)
-    for reference, problem in term.deployments.problems.items():
-        name, _, version = reference.partition(":")
-        status.models.add(name=name, version=version, ready=False, reason=problem)
-    return status
-
-
-def _add_models(status: admin_pb2.GetStatusResponse, term: Term) -> None:
-    active = term.cluster.active
-    plans = {model.model: model for model in active.plan.models} if active else {}
-    sessions, by_chain = term.live.by_model(), term.live.by_chain()
-    for key in term.deployments.ready:
-        reason = term.cluster.reason(key)
-        plan = plans.get(key)
-        status.models.add(
-            name=key.name,
-            version=key.version,
-            ready=not reason,
-            reason=reason,
-            pipelines=len(plan.pipelines) if plan is not None else 0,
-            queued_requests=term.waiting.count(key) + term.dispatcher.chained.queued(key),
-            chains=[
-                _chain(chain, by_chain, term.sessions.latency.message(key, chain))
-                for chain in (plan.chains if plan is not None else ())
-            ],
-            sessions=sessions[key],
-        )
-
-
-def _chain(
-    chain: Chain, sessions: Mapping[str, int], lines: admin_pb2.LatencyLines | None
-) -> admin_pb2.ChainStatus:
-    return admin_pb2.ChainStatus(
-        chain_id=chain.chain_id,
-        hops=[
-            admin_pb2.ChainHopStatus(
-                agent_id=hop.agent, first_block=hop.first_block, last_block=hop.last_block
-            )
-            for hop in chain.hops
-        ],
-        capacity=chain.capacity,
-        sessions=sessions.get(chain.chain_id, 0),
-        service_ns=chain.service_ns,
-        role=chain.role,
-        lines=lines,
-    )
 
 
 def _time_left(context: Context) -> float:

@@ -43,6 +43,20 @@ class Leader(Protocol):
         """What is done about sessions that generate text."""
         ...
 
+    @property
+    def boundaries(self) -> Moving:
+        """What is learned from sessions that move."""
+        ...
+
+    @property
+    def moves(self) -> Moves:
+        """What is done about sessions that move."""
+        ...
+
+    def agent_draining(self, agent: AgentId) -> None:
+        """An agent is to go: nothing begins there any more."""
+        ...
+
     def epoch_seen(self, epoch: int) -> None:
         """An agent obeys a higher epoch than ours."""
         ...
@@ -61,6 +75,26 @@ class Generating(Protocol):
 
     def reported(self, record: AgentRecord, report: scheduler_pb2.GenerationReport) -> None:
         """An agent says what generating cost it lately."""
+        ...
+
+
+class Moves(Protocol):
+    """What is done about sessions that move."""
+
+    def moved(self, message: scheduler_pb2.SessionMoved) -> None:
+        """An agent says that it has handed a session over."""
+        ...
+
+    def caches_sent(self, message: scheduler_pb2.CachesSent) -> None:
+        """An agent says what caches it sent lately."""
+        ...
+
+
+class Moving(Protocol):
+    """What is learned from sessions that move."""
+
+    def caches_sent(self, agent: AgentId, message: scheduler_pb2.CachesSent) -> None:
+        """An agent says what caches it sent lately, and how long that took."""
         ...
 
 
@@ -171,6 +205,11 @@ class AgentSessions:
                 )
             elif kind == "generation_report":
                 self._leader.sessions.reported(record, message.generation_report)
+            elif kind == "session_moved":
+                self._leader.moves.moved(message.session_moved)
+            elif kind == "caches_sent":
+                self._leader.moves.caches_sent(message.caches_sent)
+                self._leader.boundaries.caches_sent(record.agent.agent_id, message.caches_sent)
             elif kind != "heartbeat":
                 self._handle_rare(record, message)
 
@@ -193,6 +232,7 @@ class AgentSessions:
         elif kind == "drained":
             _log.info("agent_drained", agent=agent_id)
             record.draining = True
+            self._leader.agent_draining(agent_id)
             self._cluster.reconcile(now_s)
 
 
@@ -202,5 +242,5 @@ def _loaded(message: scheduler_pb2.PartitionLoaded, ordered: CacheNeed | None) -
         return Loaded(message.memory_bytes, tuple(message.compute_ns))
     cost = message.generation
     entries = ordered.entry_blocks if ordered is not None else (message.key.first_block,)
-    cache = CacheNeed(cost.block_slots, cost.session_tokens, entries)
+    cache = CacheNeed(cost.block_slots, cost.session_tokens, entries, cost.cache_tokens)
     return Loaded(message.memory_bytes, (), session_converters.cost_of(cost), cache)

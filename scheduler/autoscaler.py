@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
 from scheduler.dispatch.events import Event, LatencyRefitted, Scale
-from scheduler.draining import is_idle, tell_drained
+from scheduler.draining import begin_draining, is_idle, take_back, tell_drained
 from scheduler.roster import present
 from scheduler.scaling import (
     ModelScaling,
@@ -217,27 +216,23 @@ class Autoscaler:
         crews = {plan.model: crew_of(plan, self._scaling_of(plan.model).wanted) for plan in plans}
         pinned = self._facts.others(crews.values())
         able = {record.agent.agent_id for record in present(roster)} - pinned
-        held = Counter({agent: term.live.count_at(agent) for agent in able})
-        going = next_to_go(crews, held, able)
+        going = next_to_go(crews, term.dispatcher.chained.tokens_by_agent(), able)
         if going is not None:
             self._drains[going] = 0
-            roster[going].draining = True
-            term.note("agent_retires", {"agent": going, "sessions": str(held[going])})
-            term.reconcile()
+            term.note("agent_retires", {"agent": going, "sessions": str(term.live.count_at(going))})
+            begin_draining(term, going)
 
     def _take_back(self) -> None:
-        roster = self._term.cluster.roster
         for agent, told_ns in list(self._drains.items()):
             if self._agents_now >= self._wanted:
                 return
             if told_ns and self._tick_ns - told_ns < _STOPPED_NS:
                 continue  # whoever stops it may be doing so this moment
             del self._drains[agent]
-            roster[agent].draining = False
             self._term.note("agent_stays", {"agent": agent})
             for scaling in self.models.values():
                 scaling.reclaimed()
-            self._term.reconcile()
+            take_back(self._term, agent)
 
     def _tell_drained(self) -> None:
         for agent, told_ns in self._drains.items():

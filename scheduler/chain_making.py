@@ -77,6 +77,7 @@ class ChainMaker:
         compose_elsewhere: Composes the chains of a cluster in another process.
         partitions: Agents per chain where the deployment does not say; 0: as is best.
         prefill_agents: Agents of a model that run prompts for the others; 0: all do both.
+        oversubscription: Slots per session of full length that fits into memory.
     """
 
     def __init__(
@@ -86,12 +87,14 @@ class ChainMaker:
         compose_elsewhere: ComposeCluster,
         partitions: int = 0,
         prefill_agents: int = 0,
+        oversubscription: float = 1.0,
     ) -> None:
         self._deployments = deployments
         self._measured = measured
         self._compose_elsewhere = compose_elsewhere
         self._partitions = partitions
         self._prefill_agents = prefill_agents
+        self._oversubscription = oversubscription
 
     def is_quick(self, agents: Sequence[Agent]) -> bool:
         """True if `make_now` does not keep anybody waiting."""
@@ -129,6 +132,7 @@ class ChainMaker:
             present=wish.present,
             partitions=self._partitions,
             prefill_agents=self._prefill_agents,
+            oversubscription=self._oversubscription,
         )
 
 

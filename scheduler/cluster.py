@@ -46,7 +46,8 @@ from services.log import get_logger
 _log = get_logger(__name__)
 _EMPTY = Placement(())
 _MOVE_SESSIONS_NS = 3 * NANOSECONDS_PER_SECOND
-"""Sessions may hold up a change of plan for so long; then they go on elsewhere."""
+"""Sessions are moved out of the way of a change of plan. Those that could not be are started again
+elsewhere after so long, and those that are about to move after twice as long."""
 
 
 class Stage(Yard, Dispatching, Protocol):
@@ -61,8 +62,10 @@ class Stage(Yard, Dispatching, Protocol):
         """A change of plan is done, or was rolled back."""
         ...
 
-    def move_sessions(self, agent: AgentId, partition: PartitionKey) -> None:
-        """Has the sessions on a partition go on elsewhere."""
+    def move_sessions(
+        self, agent: AgentId, partition: PartitionKey, *, must: bool, moving: bool
+    ) -> None:
+        """Has the sessions on a partition go on elsewhere: move or, if they must, begin again."""
         ...
 
     def cluster_changed(self) -> None:
@@ -296,15 +299,15 @@ class Cluster:
 
     def _move_sessions(self) -> None:
         """Does not wait for the end of every long session in the way of a change of plan."""
-        switch, now = self._steering.switch, now_ns()
+        switch = self._steering.switch
         if switch is None or switch.phase is not Phase.FLUSHING:
             return
-        if now - switch.since_ns < _MOVE_SESSIONS_NS:
-            return
+        waited_ns = now_ns() - switch.since_ns
+        must, moving = waited_ns >= _MOVE_SESSIONS_NS, waited_ns >= 2 * _MOVE_SESSIONS_NS
         facts = self.facts()
-        for agent in switch.crowded:
+        for agent in sorted(switch.crowded):
             for key in facts.surplus(agent, switch.new):
-                self._stage.move_sessions(agent, key)
+                self._stage.move_sessions(agent, key, must=must, moving=moving)
 
     def _activate_new_models(self) -> None:
         """Serves models that were not served before as soon as they are loaded."""

@@ -97,6 +97,7 @@ def agent_of(hello: scheduler_pb2.AgentHello) -> Agent:
         # An agent of an older release has no virtual GPUs.
         max(1, hello.virtual_level),
         hello.device_id or hello.agent_id,
+        hello.commits_caches_on_use,
     )
 
 

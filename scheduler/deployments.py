@@ -11,6 +11,7 @@ from scheduler.planning import DeployedModel
 from services.domain.decoder import DecoderTable
 from services.domain.ids import ModelKey, Nanoseconds
 from services.domain.model import BlockTable, Boundary, ModelManifest
+from services.domain.packing import PackingGoal, packing_goal
 from services.domain.profile import ModelProfile
 from services.domain.tensors import ANY, TensorSpec
 from services.errors import CatenaryError, InvalidInput, ModelNotFound
@@ -30,18 +31,23 @@ class Wish:
     slo_ns: Nanoseconds = 0
     max_batch: int = 0
     partitions: int | None = None
+    packing: PackingGoal | None = None
 
     def as_record(self) -> str:
         """Returns the JSON Redis keeps."""
         return json.dumps(
-            {"slo_ns": self.slo_ns, "max_batch": self.max_batch, "partitions": self.partitions}
-        )
+            {"slo_ns": self.slo_ns, "max_batch": self.max_batch, "partitions": self.partitions,
+             "packing": self.packing}
+        )  # fmt: skip
 
     @classmethod
     def of_record(cls, text: str) -> Wish:
         """Reads `as_record`."""
         record = json.loads(text)
-        return cls(record["slo_ns"], record["max_batch"], record["partitions"])
+        packing = record.get("packing")  # schedulers before did not write it
+        if packing is not None:
+            packing = packing_goal(packing, "packing")
+        return cls(record["slo_ns"], record["max_batch"], record["partitions"], packing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,8 @@ class Deployment:
     """What its blocks cost on each class of device, if anybody measured or estimated that."""
     file_bytes: int = 0
     """Size of its file; 0 if that is not here."""
+    usual_packing: PackingGoal = "off"
+    """What sessions are moved for where neither wish nor manifest say so."""
 
     @property
     def block_weight_bytes(self) -> tuple[int, ...]:
@@ -74,6 +82,13 @@ class Deployment:
     def slo_ns(self) -> Nanoseconds:
         """Deadline of a request that names none."""
         return self.wish.slo_ns or self.manifest.slo_ns
+
+    @property
+    def packing(self) -> PackingGoal:
+        """What its sessions are moved for; nothing, of a model that generates no text."""
+        if self.decoder is None:
+            return "off"
+        return self.wish.packing or self.manifest.packing or self.usual_packing
 
     @property
     def max_batch(self) -> int:
@@ -95,14 +110,22 @@ class Deployment:
             decoder=self.decoder,
             session_tokens=self.manifest.session_tokens if self.decoder is not None else 0,
             objectives=self.manifest.objectives,
+            cache_oversubscription=self.manifest.cache_oversubscription,
+            packing=self.packing,
         )
 
 
 class Deployments:
-    """Every deployed model; reads the repository off the event loop."""
+    """Every deployed model; reads the repository off the event loop.
 
-    def __init__(self, repository: ModelRepository) -> None:
+    Args:
+        repository: Where models are found.
+        packing: What sessions are moved for, of models that do not say.
+    """
+
+    def __init__(self, repository: ModelRepository, packing: PackingGoal = "off") -> None:
         self._repository = repository
+        self._packing = packing
         self.ready: dict[ModelKey, Deployment] = {}
         self.problems: dict[str, str] = {}
         """Wanted models that cannot be served, with the reason in words."""
@@ -149,9 +172,13 @@ class Deployments:
         size = await asyncio.to_thread(self._size_of, key)
         if wish == Wish() and key in self.ready:
             wish = self.ready[key].wish
+        if wish.packing is not None and decoder is None:
+            raise InvalidInput("packing", f"{key} does not generate text")
         if wish.max_batch < 0 or (wish.partitions or 0) > table.blocks:
             raise InvalidInput("partitions", f"{key} has {table.blocks} blocks")
-        self.ready[key] = Deployment(wish, manifest, table, decoder, profile, size)
+        self.ready[key] = Deployment(
+            wish, manifest, table, decoder, profile, size, self._packing
+        )  # fmt: skip
         self.problems.pop(reference, None)
         self._wanted.pop(reference, None)
         return key

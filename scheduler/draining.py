@@ -1,23 +1,60 @@
-"""When an agent that is to go may go."""
+"""When an agent that is to go may go, and what is done about its sessions until then.
+
+Its sessions move to other chains at once, before there is a plan without it. It need not wait for
+that plan either: an agent that holds nothing, and without which every model is served, is idle.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from scheduler import targets
+from scheduler.clock import now_ns
+from scheduler.dispatch.events import AgentJoined
 from services.domain.ids import AgentId
+from services.domain.plan import Chain, ModelPlan
 
 if TYPE_CHECKING:
     from scheduler.term import Term
 
 
+def begin_draining(term: Term, agent_id: AgentId) -> None:
+    """Has an agent be used no more: nothing begins there, and its sessions move away."""
+    term.cluster.roster[agent_id].draining = True
+    term.agent_draining(agent_id)
+    term.reconcile()
+
+
+def take_back(term: Term, agent_id: AgentId) -> None:
+    """Has an agent that was to go be used again; sessions that have left do not come back."""
+    record = term.cluster.roster[agent_id]
+    record.draining = False
+    if record.joined:
+        term.feed(AgentJoined(record.agent), now_ns())
+    term.reconcile()
+
+
 def is_idle(term: Term, agent_id: AgentId) -> bool:
-    """True if an agent has nothing left to do: no plan has it, and it holds nothing."""
-    active = term.cluster.active
-    planned = active is not None and agent_id in targets.agents_of(active.placement)
+    """True if an agent has nothing left to do: it holds nothing, and all is served without it."""
     is_used = term.in_flight.uses_agent(agent_id) or term.live.uses_agent(agent_id)
-    return not planned and not is_used
+    active = term.cluster.active
+    models = active.plan.models if active is not None else ()
+    return not is_used and not any(_needs(term, model, agent_id) for model in models)
+
+
+def _needs(term: Term, model: ModelPlan, agent_id: AgentId) -> bool:
+    """True while requests for a model may be sent to an agent that is to go."""
+    if any(agent_id in stage.agents for line in model.pipelines for stage in line.stages):
+        return True  # batches are, until there is a plan without it
+    if not any(hop.agent == agent_id for chain in model.chains for hop in chain.hops):
+        return False
+    return not any(_serves(term, chain) for chain in model.chains)
+
+
+def _serves(term: Term, chain: Chain) -> bool:
+    """True if sessions may begin on a chain whatever agents are to go."""
+    records = [term.cluster.roster.get(hop.agent) for hop in chain.hops]
+    return all(record is not None and record.joined and not record.draining for record in records)
 
 
 def tell_drained(term: Term, agent_id: AgentId) -> None:

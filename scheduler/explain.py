@@ -6,7 +6,8 @@ from scheduler.plan_notes import PlanNotes
 from scheduler.switch_report import SwitchReport
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 from services.domain.latency import TokenObjectives
-from services.domain.plan import ModelPlan, Pipeline, Plan, Stage
+from services.domain.packing import PackingGoal
+from services.domain.plan import Chain, ModelPlan, Pipeline, Plan, Stage
 
 
 def explain(plan: Plan, notes: PlanNotes | None, problem: str, report: SwitchReport | None) -> str:
@@ -45,6 +46,11 @@ def _model(model: ModelPlan) -> list[str]:
     return lines
 
 
+_PACKING: dict[PackingGoal, str] = {
+    "pack": " Running sessions are moved onto few chains.",
+    "balance": " Running sessions are moved so that chains are evenly loaded.",
+    "off": "",
+}
 _ROLES = {"mixed": "", "prefill": " for prompts", "decode": " for what follows them"}
 
 
@@ -53,21 +59,28 @@ def _chains(model: ModelPlan) -> list[str]:
     lines = [
         f"{model.model}: generates text; sessions of up to {model.session_tokens} tokens;"
         f" deadline {_ms(model.slo_ns)} unless a request names one."
-        f"{_objectives(model.objectives)}"
+        f"{_objectives(model.objectives)}{_PACKING[model.packing]}"
     ]
     for number, chain in enumerate(model.chains, start=1):
         path = ", then ".join(
             f"blocks {hop.first_block} to {hop.last_block - 1} on {hop.agent}" for hop in chain.hops
         )
         lines.append(
-            f"  Chain {number}{_ROLES[chain.role]}, {chain.capacity} session(s) at a time, a mean"
-            f" one takes {_ms(chain.service_ns)}: {path}."
+            f"  Chain {number}{_ROLES[chain.role]}, {chain.capacity} session(s) at a time"
+            f"{_tokens(model, chain)}, a mean one takes {_ms(chain.service_ns)}: {path}."
         )
     hosted = [
         f"{agent} hosts blocks {key.first_block} to {key.last_block - 1} with {number} block slots"
         for (agent, key), number in slots.items()
     ]
     return [*lines, f"  {'; '.join(hosted)}."]
+
+
+def _tokens(model: ModelPlan, chain: Chain) -> str:
+    """Returns what a chain holds, if not all its sessions can be as long as they may be."""
+    if not 0 < chain.cache_tokens < chain.capacity * model.session_tokens:
+        return ""
+    return f" with {chain.cache_tokens:.0f} tokens in all"
 
 
 def _objectives(objectives: TokenObjectives | None) -> str:

@@ -111,7 +111,7 @@ class Hosting:
             weights = decoder.weight_bytes(key.first_block, key.last_block)
             if cache is None:
                 return weights
-            return weights + cache.block_slots * decoder.slot_bytes(cache.session_tokens)
+            return weights + decoder.slot_bytes(cache.tokens)
         known = self._sizes.get(key)
         if known is not None:
             return known

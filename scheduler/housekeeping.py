@@ -23,8 +23,17 @@ _PLACEMENTS = {
     "forced": "forced_placements",
     "inadmissible": "inadmissible_requests",
     "rebalanced": "rebalanced_sessions",
+    "preempted": "preempted_sessions",
 }
 """Label of the metric: counter of the dispatcher."""
+_PACKING = {
+    "begun": "packing_moves", "full": "packing_full", "harmful": "packing_harmful",
+    "worthless": "packing_worthless", "deferred": "packing_deferred",
+}  # fmt: skip
+_MIGRATIONS = {"kv": "kv_moves", "tokens": "tokens_moves"}
+_MIGRATION_FAILURES = {
+    reason: f"failed_moves_{reason}" for reason in ("deadline", "agent", "lost", "closed", "over")
+}
 
 
 async def keep_house(term: Term, metrics: Metrics) -> None:
@@ -76,6 +85,7 @@ def _show(term: Term, metrics: Metrics) -> None:
         metrics.queued_requests.labels(model.name).set(queued)
     _show_chains(term, metrics)
     term.sessions.latency.show(metrics)
+    term.boundaries.show(metrics, term.cluster.roster)
     term.autoscaler.show(metrics)
 
 
@@ -102,6 +112,16 @@ def _count(now: dict[str, int], told: dict[str, int], metrics: Metrics) -> dict[
     metrics.reservation_conflicts.inc(since("displaced_batches"))
     for outcome, name in _PLACEMENTS.items():
         metrics.placements.labels(outcome).inc(since(name))
+    for outcome, name in _PACKING.items():
+        metrics.packing_moves.labels(outcome).inc(since(name))
+    metrics.packed_chains.set(now.get("packed_chains", 0))
+    metrics.packed_chains_in_use.set(now.get("packed_chains_in_use", 0))
+    for mode, name in _MIGRATIONS.items():
+        metrics.migrations.labels(mode).inc(since(name))
+    for reason, name in _MIGRATION_FAILURES.items():
+        metrics.migration_failures.labels(reason).inc(since(name))
+    metrics.sessions_moving.set(now.get("moving_sessions", 0))
+    metrics.sessions_stray.set(now.get("stray_sessions", 0))
     if "theta_millionths" in now:
         metrics.placement_theta.set(now["theta_millionths"] / 1e6)
     return now

@@ -113,8 +113,9 @@ class LiveSessions:
         return found
 
     def by_model(self) -> Counter[ModelKey]:
-        """Returns how many there are of each model."""
-        return Counter(entry.hops[0].partition.model for entry in self._sessions.values())
+        """Returns how many requests of each model have one; one that moves has two."""
+        models = {each.request: each.hops[0].partition.model for each in self._sessions.values()}
+        return Counter(models.values())
 
     # ---- Redis ----
 

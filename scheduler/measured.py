@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, fields
 
+from scheduler.measured_links import MeasuredLinks
 from scheduler.planning import Placement
 from scheduler.planning.latency import Observed, WorkDone
 from scheduler.planning.live import GenerationCost
@@ -34,6 +35,7 @@ class Measured:
     def __init__(self) -> None:
         self._times: dict[Place, Times] = {}
         self._generation: dict[Place, Observed] = {}
+        self.links = MeasuredLinks()
 
     def put(self, agent: AgentId, partition: PartitionKey, times: Sequence[Nanoseconds]) -> None:
         """Remembers a measurement; an empty one tells nothing."""
@@ -102,10 +104,11 @@ class Measured:
             if observed.told != observed.measured:
                 text += _BY_NOW + _numbers_of(observed.told)
             records[f"{agent}|{key}"] = text
-        return records
+        return {**records, **self.links.records()}
 
     def restore(self, records: Mapping[str, str]) -> None:
         """Reads `records`; what cannot be read is measured again some day."""
+        self.links.restore(records)
         for name, value in records.items():
             match = _FIELD.fullmatch(name)
             if match is None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from scheduler.deployments import Wish
-from scheduler.draining import is_idle, tell_drained
+from scheduler.draining import begin_draining, is_idle, tell_drained
 from scheduler.planning import Placement
 from scheduler.plans import document_of, placement_of
 from scheduler.switch import Phase
@@ -108,8 +108,9 @@ async def deploy_model(term: Term, reference: str, wish: Wish, timeout_s: float)
 async def drain_agent(term: Term, agent_id: AgentId, timeout_s: float) -> bool:
     """Takes an agent out of service; True once it has nothing left to do.
 
-    It gets no new batches as soon as others can do its work, finishes what it has, and is then
-    told. It is used again when it is restarted.
+    It gets no new batches and sessions as soon as others can do its work. Running sessions move to
+    other chains as these have room; the rest it finishes, and is then told. It is used again when
+    it is restarted.
 
     Raises:
         InvalidInput: there is no such agent.
@@ -117,8 +118,7 @@ async def drain_agent(term: Term, agent_id: AgentId, timeout_s: float) -> bool:
     record = term.cluster.roster.get(agent_id)
     if record is None or record.session is None:
         raise InvalidInput("agent_id", f"{agent_id!r} is not connected")
-    record.draining = True
-    term.cluster.reconcile(time.monotonic())
+    begin_draining(term, agent_id)
     deadline_s = time.monotonic() + timeout_s
     while not is_idle(term, agent_id):
         if time.monotonic() >= deadline_s:

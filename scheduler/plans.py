@@ -108,4 +108,5 @@ async def _filled(entry: object, deployments: Deployments) -> object:
         if deployment.manifest.objectives is not None:
             for name, slo_ns in deployment.manifest.objectives.named().items():
                 defaults[name] = slo_ns / NANOSECONDS_PER_MILLISECOND
+        defaults["packing"] = deployment.packing
     return {**defaults, **entry, "name": key.name, "version": key.version}

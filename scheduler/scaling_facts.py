@@ -46,11 +46,12 @@ class ScalingFacts:
         """Returns what is known of the workers of a model."""
         term, settings = self._term, self._term.settings
         workers = workers_of(plan)
+        expected = Lengths(settings.expected_prompt_tokens, settings.expected_output_tokens)
         queued = term.waiting.count(plan.model) + term.dispatcher.chained.queued(plan.model)
         return WorkerFacts(
             workers=len(workers),
             sessions=term.live.by_model()[plan.model],
-            slots=sum(each.capacity for each in workers),
+            slots=sum(sessions_of(each, plan.session_tokens, expected) for each in workers),
             queued=queued,
             forced=term.dispatcher.statistics().get("forced_placements", 0),
             lines=self._lines(plan.model, workers),
@@ -58,7 +59,8 @@ class ScalingFacts:
             objectives=plan.objectives,
             least=1,
             most=self._most(plan),
-            expected=Lengths(settings.expected_prompt_tokens, settings.expected_output_tokens),
+            expected=expected,
+            packed=term.dispatcher.chained.chains_needed(plan.model),
         )
 
     def _lines(self, model: ModelKey, workers: list[Chain]) -> LatencyLines | None:
@@ -82,6 +84,20 @@ class ScalingFacts:
 def workers_of(plan: ModelPlan) -> list[Chain]:
     """Returns the chains that generate; how many only run prompts is a setting of its own."""
     return [chain for chain in plan.chains if chain.role != "prefill"]
+
+
+def sessions_of(chain: Chain, session_tokens: int, expected: Lengths) -> int:
+    """Returns how many sessions a chain has room for: fewer than slots if these would not fit.
+
+    Args:
+        chain: The chain.
+        session_tokens: Most tokens of a session.
+        expected: Lengths of a usual session.
+    """
+    if not 0 < chain.cache_tokens < chain.capacity * session_tokens:
+        return chain.capacity
+    fitting = int(chain.cache_tokens / (expected.prompt_tokens + expected.answer_tokens))
+    return max(1, min(chain.capacity, fitting))
 
 
 def _without_prompts(lines: LatencyLines, chain: Chain) -> LatencyLines:

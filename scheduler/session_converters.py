@@ -26,6 +26,11 @@ from services.errors import InvalidInput
 
 LONGEST_NS = 86_400 * NANOSECONDS_PER_SECOND
 """No request lasts longer; a duration beyond this is a mistake."""
+_MOVE_MODES: dict[events.MoveMode, scheduler_pb2.MoveMode.ValueType] = {
+    "kv": scheduler_pb2.MOVE_MODE_KV,
+    "tokens": scheduler_pb2.MOVE_MODE_TOKENS,
+}
+_NO_MOVE = scheduler_pb2.MOVE_MODE_UNSPECIFIED
 
 
 def session_requested(
@@ -154,6 +159,16 @@ def session_failed(
     )
 
 
+def session_moved(message: scheduler_pb2.SessionMoved) -> events.SessionMoved:
+    """Returns the event of a session that was handed over to another chain."""
+    return events.SessionMoved(SessionId(message.session_id), SessionId(message.moved_session_id))
+
+
+def move_mode(mode: scheduler_pb2.MoveMode.ValueType) -> events.MoveMode:
+    """Returns what travelled."""
+    return "tokens" if mode == scheduler_pb2.MOVE_MODE_TOKENS else "kv"
+
+
 def start_session_message(
     command: events.StartSession, epoch: Epoch, plan_id: str
 ) -> scheduler_pb2.SchedulerToGatewayMessage:
@@ -171,6 +186,8 @@ def start_session_message(
             per_token_slo_ns=objectives.per_token_ns,
             predicted_first_token_ns=max(0, command.predicted_first_token_ns),
             predicted_per_token_ns=max(0, command.predicted_per_token_ns),
+            moved_session_id=command.moves or 0,
+            move_mode=_MOVE_MODES[command.move_mode] if command.moves else _NO_MOVE,
         )
     )
 
@@ -190,6 +207,7 @@ def cache_message(cache: CacheNeed) -> scheduler_pb2.CacheLayout:
         block_slots=cache.block_slots,
         session_tokens=cache.session_tokens,
         entry_blocks=cache.entry_blocks,
+        cache_tokens=cache.cache_tokens,
     )
 
 

@@ -8,7 +8,13 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.book import SlotLedger
 from scheduler.clock import now_ns
 from scheduler.converters import partition_of
-from scheduler.dispatch.events import AdoptedSession, SessionFailed, SessionsHeld
+from scheduler.dispatch.events import (
+    AdoptedSession,
+    CachesReported,
+    MoveWanted,
+    SessionFailed,
+    SessionsHeld,
+)
 from scheduler.latency_desk import LatencyDesk
 from scheduler.live_sessions import LiveSessions
 from scheduler.planning import Placement
@@ -73,12 +79,27 @@ class SessionDesk:
         refitted = self.latency.reported(agent, partition, work_of(report), report.used_block_slots)
         if refitted is not None:
             self._term.feed(refitted, now_ns())
+        if self._slots.cache(agent, partition).token_capacity:
+            cached = CachesReported(agent, partition, report.cached_block_tokens)
+            self._term.feed(cached, now_ns())
 
-    def move(self, agent: AgentId, partition: PartitionKey) -> None:
-        """Has the sessions on a partition go on elsewhere."""
+    def move(self, agent: AgentId, partition: PartitionKey, *, must: bool, moving: bool) -> None:
+        """Has the sessions on a partition go on elsewhere.
+
+        Args:
+            agent: Who hosts it.
+            partition: What is to make room.
+            must: Sessions that have not moved are started again elsewhere; else they are moved as
+                far as another chain has room.
+            moving: Those that are about to move are, too.
+        """
         reason, text = PartitionLost.reason, f"{partition} on {agent} is to make room"
         for session in self._live.using(agent, partition):
-            self._term.feed(SessionFailed(session, agent, reason, text, True), now_ns())
+            view = self._term.dispatcher.chained.view(session)
+            if must and (moving or view is None or view.moving_to is None):
+                self._term.feed(SessionFailed(session, agent, reason, text, True), now_ns())
+            elif not must and view is not None and view.runs and view.moving_to is None:
+                self._term.feed(MoveWanted(session, mode=None), now_ns())
 
     def let_go(self, agent: AgentId) -> list[SessionId]:
         """Tells an agent that is not to be used any more to close all it holds, if it hears it.

@@ -6,12 +6,14 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from scheduler.dispatch import ChainedConfig, PooledConfig
+from scheduler.packing.boundaries import BoundaryConfig
 from scheduler.scaling import DemandPolicy, ReplanPolicy, ScalingPolicy, SessionLoad
 from services.domain.groups import AUTO, MOST_GROUPS, chosen_group
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
+from services.domain.packing import PackingGoal
 from services.errors import InvalidInput
 from services.settings import ProcessSettings
 
@@ -72,6 +74,11 @@ class SchedulerSettings(ProcessSettings):
         default=0, ge=0, description="Agents of a model that generates text which only run prompts "
         "and hand the caches to the others (split phase); 0: all do both.",
     )  # fmt: skip
+    cache_oversubscription: float = Field(
+        default=1.0, ge=1.0, le=64.0, description="Sessions at a time per session of full length "
+        "that fits into memory, where agents take memory as caches grow; 1: every session may grow "
+        "to its limit. With more, a session may have to wait while others are long.",
+    )  # fmt: skip
     chain_policy: Literal["jffc", "slo", "jsq", "jiq", "sed", "sa-jsq"] = Field(
         default="slo", description="Who gets a session: the fastest free chain with one central "
         "queue (jffc), who meets the objectives (slo), or a policy they are compared with.",
@@ -80,6 +87,29 @@ class SchedulerSettings(ProcessSettings):
         default=False, description="Under slo, requests that are placed together change workers "
         "where answers turned out longer or shorter than predicted.",
     )  # fmt: skip
+    packing: Literal["auto", "pack", "balance", "off"] = Field(
+        default="auto", description="What running sessions are moved between chains for, of models "
+        'that do not say: onto few chains ("pack"), evenly ("balance") or not at all ("off"); '
+        "auto: pack if max_agents is set, so that agents can go, else off.",
+    )  # fmt: skip
+    move_link_share: float = Field(
+        default=0.5, gt=0.0, le=1.0, description="Share of a link's speed that sessions which move "
+        "to other chains may take, as caches; the rest is for the tokens that go around.",
+    )  # fmt: skip
+    move_slowdown: float = Field(
+        default=0.1, ge=0.0, le=10.0, description="Sessions may get their tokens so much more "
+        "slowly (0.1: a tenth) while tokens of sessions that move to their chain are read again.",
+    )  # fmt: skip
+    max_moves: int = Field(
+        default=32, ge=0, description="Running sessions that may be on their way to another chain "
+        "at a time; 0: none is moved, and whoever drains an agent waits for its sessions to end.",
+    )  # fmt: skip
+    max_moves_per_agent: int = Field(
+        default=8, ge=1, description="How many of them may leave or come to one agent."
+    )
+    move_timeout_s: float = Field(
+        default=30.0, gt=0.0, description="A session that has not moved by then stays where it is."
+    )
     expected_prompt_tokens: float = Field(
         default=256.0, ge=1.0, description="Mean length of prompts, until enough were seen."
     )
@@ -188,6 +218,11 @@ class SchedulerSettings(ProcessSettings):
         "planned time, is given up and dispatched again.",
     )  # fmt: skip
 
+    @field_validator("packing", mode="before")
+    @classmethod
+    def _read_packing(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML reads a bare `off` as false
+
     @model_validator(mode="after")
     def _check_groups(self) -> SchedulerSettings:
         try:
@@ -214,8 +249,17 @@ class SchedulerSettings(ProcessSettings):
         return ChainedConfig(
             claim_grace_ns=int(self.claim_grace_s * NANOSECONDS_PER_SECOND),
             rebalance=self.rebalance,
-            may_pack=self.max_agents > 0,  # else nothing is gained by emptying a worker
+            max_moves=self.max_moves,
+            max_moves_per_agent=self.max_moves_per_agent,
+            move_deadline_ns=int(self.move_timeout_s * NANOSECONDS_PER_SECOND),
+            boundaries=BoundaryConfig(link_share=self.move_link_share, slowdown=self.move_slowdown),
         )
+
+    def packing_goal(self) -> PackingGoal:
+        """Returns what running sessions are moved for, of models that do not say."""
+        if self.packing == "auto":
+            return "pack" if self.max_agents > 0 else "off"
+        return self.packing
 
     def demand_policy(self) -> DemandPolicy:
         """Returns when the demand for text is a reason to compose chains anew."""

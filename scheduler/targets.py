@@ -25,22 +25,30 @@ class CacheNeed:
     session_tokens: int
     entry_blocks: tuple[int, ...]
     """Where chains enter, in order; the first block of the partition is always one."""
+    cache_tokens: int = 0
+    """What its memory must hold, tokens counted once per block; 0: every slot at full length."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens there must be memory for, counted once per block."""
+        return self.cache_tokens or self.block_slots * self.session_tokens
 
     def includes(self, other: CacheNeed) -> bool:
         """True if whoever has this lacks nothing of `other`."""
         return (
             self.block_slots >= other.block_slots
             and self.session_tokens >= other.session_tokens
+            and self.tokens >= other.tokens
             and set(other.entry_blocks) <= set(self.entry_blocks)
         )
 
     def joined(self, other: CacheNeed) -> CacheNeed:
         """Returns what serves both."""
-        return CacheNeed(
-            max(self.block_slots, other.block_slots),
-            max(self.session_tokens, other.session_tokens),
-            tuple(sorted({*self.entry_blocks, *other.entry_blocks})),
-        )
+        slots = max(self.block_slots, other.block_slots)
+        most = max(self.session_tokens, other.session_tokens)
+        tokens = max(self.tokens, other.tokens)
+        entries = tuple(sorted({*self.entry_blocks, *other.entry_blocks}))
+        return CacheNeed(slots, most, entries, tokens if tokens < slots * most else 0)
 
 
 class Need(NamedTuple):
@@ -121,7 +129,7 @@ def hosts_of(model: ModelPlacement) -> Iterator[tuple[AgentId, PartitionKey, Nee
             sessions[hop.host] = sessions.get(hop.host, 0) + chain.capacity
     for host in model.hosts:
         inside = tuple(sorted(entries.get(host.host, {host.first_block})))
-        cache = CacheNeed(host.block_slots, model.session_tokens, inside)
+        cache = CacheNeed(host.block_slots, model.session_tokens, inside, host.cache_tokens)
         key = PartitionKey(model.model, host.first_block, host.last_block)
         yield host.agent, key, Need(sessions.get(host.host, 1), False, cache)
 

@@ -11,18 +11,21 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.agent_sessions import AgentSessions
 from scheduler.autoscaler import Autoscaler
 from scheduler.book import Book
+from scheduler.boundary_desk import BoundaryDesk
 from scheduler.clock import now_ns
 from scheduler.cluster import Cluster, Limits
 from scheduler.converters import rejection
 from scheduler.deployments import Deployments
 from scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
 from scheduler.dispatch.events import (
+    AgentDraining,
     AgentJoined,
     AgentLost,
     BatchFailed,
     Event,
     PlanActivated,
     RequestArrived,
+    SessionMoved,
     SessionRequested,
     SessionsClosed,
     StageReported,
@@ -43,6 +46,7 @@ from scheduler.recovery import queued_reservations, take_over
 from scheduler.roster import AgentRecord
 from scheduler.router import Router, Stamp
 from scheduler.session_desk import SessionDesk
+from scheduler.session_moves import SessionMoves
 from scheduler.settings import SchedulerSettings
 from scheduler.state.journal import Journal
 from scheduler.state.lease import Lease
@@ -91,7 +95,9 @@ class Term:
         self._lease = lease
         self._store = store
         self._changed = asyncio.Event()
-        self.deployments = Deployments(ModelRepository(settings.model_repository))
+        self.deployments = Deployments(
+            ModelRepository(settings.model_repository), settings.packing_goal()
+        )
         self.measured = Measured()
         self.peers = Peers(settings.silence_s)
         self.file_mark = FileMark()
@@ -121,6 +127,10 @@ class Term:
         self.gateways = GatewaySessions(self, self.waiting)
         self.agents = AgentSessions(self, self.cluster)
         self.sessions = SessionDesk(self, self.live, book.slots)
+        self.moves = SessionMoves(self.dispatcher.chained, self.feed, around.metrics)
+        self.boundaries = BoundaryDesk(
+            self.measured.links, self.deployments, self.feed, self._measured_links
+        )
         telemetry = (around.metrics, around.tracer)
         both = (self.in_flight, self.live)
         router = Router(self.gateways, self.agents, both, telemetry, self._stamp)
@@ -230,6 +240,10 @@ class Term:
             self.live.may_be_over(event.sessions)
         elif isinstance(event, SessionRequested) and event.in_flight is not None:
             self.live.adopted(event.in_flight.session, event.request, event.in_flight.hops)
+        elif isinstance(event, SessionMoved):  # perhaps to one that a predecessor started
+            view = self.dispatcher.chained.view(event.session)
+            if view is not None:
+                self.live.adopted(view.session, view.request, view.hops)
         self.write_behind.touch()
 
     def greet_gateway(self, session: GatewaySession) -> None:
@@ -294,6 +308,7 @@ class Term:
 
     def dispatch_by(self, plan: Plan) -> None:
         """Dispatch by this plan, or this part of one, from now on."""
+        self.boundaries.planned(plan)
         self.feed(PlanActivated(self.sessions.latency.refreshed(plan)), now_ns())
 
     def plan_activated(self, plan: Plan) -> None:
@@ -314,9 +329,15 @@ class Term:
             return True
         return self.live.uses_partition(agent, partition)
 
-    def move_sessions(self, agent: AgentId, partition: PartitionKey) -> None:
-        """Has the sessions on a partition go on elsewhere."""
-        self.sessions.move(agent, partition)
+    def move_sessions(
+        self, agent: AgentId, partition: PartitionKey, *, must: bool, moving: bool
+    ) -> None:
+        """Has the sessions on a partition go on elsewhere: move or, if they must, begin again."""
+        self.sessions.move(agent, partition, must=must, moving=moving)
+
+    def agent_draining(self, agent: AgentId) -> None:
+        """An agent is to go: its sessions move away at once, before there is a plan without it."""
+        self.feed(AgentDraining(agent), now_ns())
 
     def cluster_changed(self) -> None:
         """Tells everyone who wants to know, if there is anything new."""
@@ -368,6 +389,10 @@ class Term:
 
     def _stamp(self) -> Stamp:
         return Stamp(self.epoch, self.cluster.plan_id)
+
+    def _measured_links(self) -> None:
+        self._persistence.changed()
+        self.write_behind.touch()
 
     def _epoch_raised(self, epoch: Epoch) -> None:
         self._around.metrics.epoch.set(epoch)

@@ -211,6 +211,9 @@ TABLE: dict[type[CatenaryError], _Row] = {
     errors.Overloaded: _Row(
         _C.RESOURCE_EXHAUSTED, 503, _SERVER, _RETRY, _SOON_NS, retryable=True, pushback=True
     ),
+    errors.CacheFull: _Row(
+        _C.RESOURCE_EXHAUSTED, 503, _SERVER, _RETRY, _SOON_NS, retryable=True, pushback=True
+    ),
     # Advice only if the dispatcher computed some: a deadline below the compute time never fits.
     errors.SloUnattainable: _Row(_C.RESOURCE_EXHAUSTED, 503, _SERVER, _RETRY, pushback=True),
     errors.QuotaExceeded: _Row(

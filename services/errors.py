@@ -93,6 +93,12 @@ class Overloaded(OverloadError):
     reason = "OVERLOADED"
 
 
+class CacheFull(OverloadError):
+    """An agent's memory for key-value caches is full; the session goes on elsewhere, or later."""
+
+    reason = "CACHE_FULL"
+
+
 class SloUnattainable(OverloadError):
     """Computed: the request cannot finish within its deadline on the present book."""
 

@@ -32,6 +32,7 @@ from services.domain.decoder import DecoderTable
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, Nanoseconds
 from services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
 from services.domain.model import BlockTable, Boundary, ModelManifest
+from services.domain.packing import PackingGoal, packing_goal
 from services.domain.profile import ModelProfile, parse_profile, profile_document
 from services.domain.tensors import DTYPE_OF, TensorSpec
 from services.errors import InvalidInput, ModelNotFound
@@ -52,7 +53,8 @@ ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MANIFEST_KEYS = {
     "platform", "file", "slo_ms", "max_batch", "float16_boundaries", "precision", "session_tokens",
-    *OBJECTIVE_KEYS,
+    "cache_oversubscription",
+    "packing", *OBJECTIVE_KEYS,
 }  # fmt: skip
 
 
@@ -256,6 +258,10 @@ class ModelRepository:
             if manifest.objectives is not None:
                 for name, slo_ns in manifest.objectives.named().items():
                     document[name] = slo_ns / NANOSECONDS_PER_MILLISECOND
+            if manifest.cache_oversubscription is not None:
+                document["cache_oversubscription"] = manifest.cache_oversubscription
+            if manifest.packing is not None:
+                document["packing"] = manifest.packing
         _manifest_of(manifest.key, document)
         text = yaml.safe_dump(document, sort_keys=False)
         write_file(self.folder(manifest.key) / MANIFEST_FILE, text)
@@ -386,7 +392,21 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
         precision=precision,
         session_tokens=session_tokens,
         objectives=_objectives_of(document, platform, where),
+        cache_oversubscription=_oversubscription_of(document, platform, where),
+        packing=_packing_of(document, platform, where),
     )
+
+
+def _oversubscription_of(document: dict[str, Any], platform: str, where: str) -> float | None:
+    name = "cache_oversubscription"
+    if name not in document:
+        return None
+    if platform != "decoder":
+        raise InvalidInput(f"{where}.{name}", "is only for models that generate text")
+    factor = document[name]
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= 64:
+        raise InvalidInput(f"{where}.{name}", f"{factor!r} is not a number in 1..64")
+    return float(factor)
 
 
 def _objectives_of(document: dict[str, Any], platform: str, where: str) -> TokenObjectives | None:
@@ -395,6 +415,14 @@ def _objectives_of(document: dict[str, Any], platform: str, where: str) -> Token
         raise InvalidInput(f"{where}.{named[0]}", "is only for models that generate text")
     values = [_slo_of(document, name, where) if name in named else 0 for name in OBJECTIVE_KEYS]
     return TokenObjectives(*values) if named else None
+
+
+def _packing_of(document: dict[str, Any], platform: str, where: str) -> PackingGoal | None:
+    if "packing" not in document:
+        return None
+    if platform != "decoder":
+        raise InvalidInput(f"{where}.packing", "is only for models that generate text")
+    return packing_goal(document["packing"], f"{where}.packing")
 
 
 def _slo_of(document: dict[str, Any], name: str, where: str) -> Nanoseconds:

@@ -14,9 +14,15 @@ class Cache:
 
     `used` exceeds `capacity` where a plan took slots away from sessions that go on, or where agents
     hold more than was known; nothing is reserved there until it no longer does.
+
+    Beside slots it has tokens, each counted once per block: `tokens` that sessions have cached as
+    far as is known, `unseen` that the agent reports beyond these, and `token_capacity`; 0: slots
+    are the only limit.
     """
 
-    __slots__ = ("agent", "capacity", "partition", "resource", "used")
+    __slots__ = (
+        "agent", "capacity", "partition", "resource", "token_capacity", "tokens", "unseen", "used",
+    )  # fmt: skip
 
     def __init__(self, agent: AgentId, partition: PartitionKey) -> None:
         self.agent = agent
@@ -24,6 +30,15 @@ class Cache:
         self.resource = cache_of(agent, partition)
         self.capacity = 0
         self.used = 0
+        self.token_capacity = 0
+        self.tokens = 0
+        self.unseen = 0
+
+    def has_tokens(self, more: int) -> bool:
+        """True if so many tokens more fit, each counted once per block."""
+        if not self.token_capacity or not self.tokens:
+            return True  # of one that is empty, whatever was reported is out of date
+        return self.tokens + self.unseen + more <= self.token_capacity
 
 
 class Claims:

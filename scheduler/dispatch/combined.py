@@ -7,17 +7,22 @@ from collections.abc import Iterable
 from scheduler.book import Book, Reservation, ReservationChange
 from scheduler.dispatch.chained.dispatcher import ChainedDispatcher
 from scheduler.dispatch.events import (
+    AgentDraining,
     AgentJoined,
     AgentLost,
     BatchFailed,
+    BoundariesMeasured,
+    CachesReported,
     Command,
     Event,
     LatencyRefitted,
+    MoveWanted,
     PlanActivated,
     RequestArrived,
     RequestCancelled,
     RequestCompleted,
     SessionFailed,
+    SessionMoved,
     SessionRequested,
     SessionsClosed,
     SessionsHeld,
@@ -54,7 +59,8 @@ class CombinedDispatcher:
                 return self.pooled.handle(event, now)
             case (
                 SessionRequested() | SessionsClosed() | SessionsHeld() | SessionFailed()
-                | SessionsProgressed() | LatencyRefitted()
+                | SessionsProgressed() | LatencyRefitted() | MoveWanted() | SessionMoved()
+                | AgentDraining() | BoundariesMeasured() | CachesReported()
             ):  # fmt: skip
                 return self.chained.handle(event, now)
             case RequestCancelled() | RequestCompleted():

@@ -183,7 +183,8 @@ class MoveWanted:
     session: SessionId
     chain_id: str = ""
     """Where to; empty: wherever is best."""
-    mode: MoveMode = "kv"
+    mode: MoveMode | None = "kv"
+    """None: whatever is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,26 @@ class AgentDraining:
     """
 
     agent: AgentId
+
+
+@dataclass(frozen=True, slots=True)
+class BoundariesMeasured:
+    """What moves cost is known, or known better than before."""
+
+    links: tuple[tuple[AgentId, AgentId, int], ...] = ()
+    """Caches travel from the first agent to the second with so many bytes per second."""
+    cache_bytes: tuple[tuple[ModelKey, int], ...] = ()
+    """Key and value of one token of a model take so many bytes in one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachesReported:
+    """An agent says how much it has cached for a partition."""
+
+    agent: AgentId
+    partition: PartitionKey
+    block_tokens: int
+    """Tokens, each counted once per block, in whole cache blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +257,7 @@ Event = (
     RequestArrived | RequestCancelled | RequestCompleted | StageReported | BatchFailed
     | SessionRequested | SessionsClosed | SessionsHeld | SessionFailed
     | SessionsProgressed | LatencyRefitted | MoveWanted | SessionMoved | AgentDraining
-    | AgentJoined | AgentLost | PlanActivated | Tick
+    | BoundariesMeasured | CachesReported | AgentJoined | AgentLost | PlanActivated | Tick
 )  # fmt: skip
 
 

@@ -8,12 +8,15 @@ As a document, in the place of `pipelines`::
     chains:
       - capacity: 16
         role: mixed                   # optional; "prefill" chains run the prompts for "decode"
-        hops:                         # chains on other agents; without the other they do both
+                                      # chains on other agents; without the other they do both
+        cache_tokens: 8192            # optional: of all its sessions together, if its memory holds
+                                      # less than all of them at full length
+        hops:
           - {agent: agent-0, blocks: [0, 12]}
           - {agent: agent-1, blocks: [10, 30], entry: 12}   # hosts from 10, enters at 12
     hosts:                        # optional: what the chains need if left out
       - {agent: agent-0, blocks: [0, 12], block_slots: 192}
-      - {agent: agent-1, blocks: [10, 30], block_slots: 288}
+      - {agent: agent-1, blocks: [10, 30], block_slots: 288, cache_tokens: 163840}
 """
 
 from __future__ import annotations
@@ -56,6 +59,8 @@ class ChainPlacement:
     capacity: int
     hops: tuple[HopPlacement, ...]
     role: ChainRole = "mixed"
+    cache_tokens: int = 0
+    """Tokens its caches hold, of all sessions together; 0: every session at full length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ class HostPlacement:
     first_block: int
     last_block: int
     block_slots: int
+    cache_tokens: int = 0
+    """What its memory holds, tokens counted once per block; 0: every slot at full length."""
 
     @property
     def host(self) -> tuple[AgentId, int, int]:
@@ -73,14 +80,29 @@ class HostPlacement:
         return self.agent, self.first_block, self.last_block
 
 
-def hosts_for(chains: Iterable[ChainPlacement]) -> tuple[HostPlacement, ...]:
-    """Returns the hosts chains run on, with just the slots all of them together may use."""
+def hosts_for(
+    chains: Iterable[ChainPlacement], session_tokens: int = 0
+) -> tuple[HostPlacement, ...]:
+    """Returns the hosts chains run on, with just what all of them together may use.
+
+    Args:
+        chains: All of a model.
+        session_tokens: Most tokens of a session; only where a chain states its `cache_tokens`.
+    """
     slots: dict[tuple[AgentId, int, int], int] = {}
+    tokens: dict[tuple[AgentId, int, int], int] = {}
+    limited = set()
     for chain in chains:
+        most = chain.cache_tokens or chain.capacity * session_tokens
         for hop in chain.hops:
             slots[hop.host] = slots.get(hop.host, 0) + chain.capacity * hop.blocks
+            tokens[hop.host] = tokens.get(hop.host, 0) + most * hop.blocks
+            if chain.cache_tokens:
+                limited.add(hop.host)
     order = sorted(slots, key=lambda host: (host[1], host[2], host[0]))
-    return tuple(HostPlacement(*host, slots[host]) for host in order)
+    return tuple(
+        HostPlacement(*host, slots[host], tokens[host] if host in limited else 0) for host in order
+    )
 
 
 def without_agents(
@@ -93,7 +115,7 @@ def without_agents(
 
 
 def chains_of_document(
-    fields: Mapping[str, object], path: str
+    fields: Mapping[str, object], path: str, session_tokens: int
 ) -> tuple[tuple[ChainPlacement, ...], tuple[HostPlacement, ...]]:
     """Returns the chains and hosts of a model's entry.
 
@@ -101,12 +123,12 @@ def chains_of_document(
         InvalidInput: naming the field, e.g. "models[0].chains[1].hops[0].entry".
     """
     chains = tuple(
-        _chain(entry, f"{path}.chains[{i}]")
+        _chain(entry, f"{path}.chains[{i}]", session_tokens)
         for i, entry in items_of(fields["chains"], f"{path}.chains")
     )
     _check_roles(chains, path)
     if "hosts" not in fields:
-        return chains, hosts_for(chains)
+        return chains, hosts_for(chains, session_tokens)
     hosts = tuple(
         _host(entry, f"{path}.hosts[{i}]")
         for i, entry in items_of(fields["hosts"], f"{path}.hosts")
@@ -121,6 +143,7 @@ def chain_documents(chains: Iterable[ChainPlacement]) -> list[dict[str, object]]
         {
             "capacity": chain.capacity,
             **({} if chain.role == "mixed" else {"role": chain.role}),
+            **({"cache_tokens": chain.cache_tokens} if chain.cache_tokens else {}),
             "hops": [
                 {
                     "agent": hop.agent,
@@ -141,13 +164,16 @@ def host_documents(hosts: Iterable[HostPlacement]) -> list[dict[str, object]]:
             "agent": host.agent,
             "blocks": [host.first_block, host.last_block],
             "block_slots": host.block_slots,
+            **({"cache_tokens": host.cache_tokens} if host.cache_tokens else {}),
         }
         for host in hosts
     ]
 
 
-def _chain(entry: object, path: str) -> ChainPlacement:
-    fields = fields_of(entry, path, required=("capacity", "hops"), optional=("role",))
+def _chain(entry: object, path: str, session_tokens: int) -> ChainPlacement:
+    optional = ("role", "cache_tokens")
+    fields = fields_of(entry, path, required=("capacity", "hops"), optional=optional)
+    tokens = _tokens(fields, path, session_tokens)
     capacity = integer_of(fields["capacity"], f"{path}.capacity", least=1)
     hops: list[HopPlacement] = []
     for i, item in items_of(fields["hops"], f"{path}.hops"):
@@ -158,8 +184,15 @@ def _chain(entry: object, path: str) -> ChainPlacement:
         hops.append(hop)
     for role in get_args(ChainRole):
         if fields.get("role", "mixed") == role:
-            return ChainPlacement(capacity, tuple(hops), role)
+            return ChainPlacement(capacity, tuple(hops), role, tokens)
     raise InvalidInput(f"{path}.role", f"must be one of {', '.join(get_args(ChainRole))}")
+
+
+def _tokens(fields: Mapping[str, object], path: str, least: int) -> int:
+    """Returns how many tokens caches hold; any session must find room if the others are gone."""
+    if "cache_tokens" not in fields:
+        return 0
+    return integer_of(fields["cache_tokens"], f"{path}.cache_tokens", least=least)
 
 
 def _check_roles(chains: tuple[ChainPlacement, ...], path: str) -> None:
@@ -186,11 +219,12 @@ def _hop(entry: object, path: str, expected: int) -> HopPlacement:
 
 
 def _host(entry: object, path: str) -> HostPlacement:
-    fields = fields_of(entry, path, required=("agent", "blocks", "block_slots"), optional=())
+    required = ("agent", "blocks", "block_slots")
+    fields = fields_of(entry, path, required=required, optional=("cache_tokens",))
     agent = AgentId(text_of(fields["agent"], f"{path}.agent"))
     first, last = blocks_of(fields["blocks"], f"{path}.blocks")
     slots = integer_of(fields["block_slots"], f"{path}.block_slots", least=1)
-    return HostPlacement(agent, first, last, slots)
+    return HostPlacement(agent, first, last, slots, _tokens(fields, path, least=1))
 
 
 def _check_hosts(

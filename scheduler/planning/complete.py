@@ -100,7 +100,7 @@ def _generating(
     caches = tuple(_cache(model.model, host) for host in model.hosts)
     return ModelPlan(
         model.model, model.slo_ns, (), chains=tuple(chains), caches=caches,
-        session_tokens=model.session_tokens, objectives=model.objectives,
+        session_tokens=model.session_tokens, objectives=model.objectives, packing=model.packing,
     )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def _chain(
     hops = tuple(_hop(model.model, hop) for hop in placed.hops)
     return Chain(
         f"{model.model}/{number}", hops, placed.capacity, service_ns=0, role=placed.role,
-        cache_tokens=float(placed.capacity * model.session_tokens),
+        cache_tokens=float(placed.cache_tokens or placed.capacity * model.session_tokens),
     )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def _hop(model: ModelKey, hop: HopPlacement) -> ChainHop:
 
 def _cache(model: ModelKey, host: HostPlacement) -> CacheCapacity:
     key = PartitionKey(model, host.first_block, host.last_block)
-    return CacheCapacity(host.agent, key, host.block_slots)
+    return CacheCapacity(host.agent, key, host.block_slots, host.cache_tokens)
 
 
 def _model(model: ModelPlacement, table: BlockTable, compute_ns: ComputeTimes) -> ModelPlan:

@@ -20,6 +20,7 @@ from services.domain.decoder import DecoderTable
 from services.domain.ids import AgentId, ModelKey, Nanoseconds
 from services.domain.latency import TokenObjectives
 from services.domain.model import BlockTable
+from services.domain.packing import PackingGoal
 from services.domain.plan import Agent
 from services.errors import PlanInfeasible
 
@@ -45,6 +46,10 @@ class DeployedModel:
     """Of such a model: most tokens of one session."""
     objectives: TokenObjectives | None = None
     """Of such a model: what sessions are held to that name no objectives."""
+    cache_oversubscription: float | None = None
+    """Of such a model: slots per session of full length that fits; None: as the cluster."""
+    packing: PackingGoal = "off"
+    """Of such a model: what its sessions are moved for."""
 
 
 def even_split(models: Sequence[DeployedModel], agents: Sequence[Agent]) -> Placement:

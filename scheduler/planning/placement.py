@@ -38,6 +38,7 @@ from scheduler.planning.document_fields import (
 )
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, AgentId, ModelKey, Nanoseconds
 from services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
+from services.domain.packing import PackingGoal, packing_goal
 from services.errors import InvalidInput
 
 
@@ -73,6 +74,8 @@ class ModelPlacement:
     """Most tokens of one session; 0 for a model without chains."""
     objectives: TokenObjectives | None = None
     """Of sessions that name none; only with chains."""
+    packing: PackingGoal = "off"
+    """What its sessions are moved for; only with chains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class PlacementDefaults:
     float16_boundaries: bool = True
     session_tokens: int = 2048
     objectives: TokenObjectives | None = None
+    packing: PackingGoal = "off"
     by_name: Mapping[str, PlacementDefaults] = field(default_factory=dict)
 
     def of(self, name: str) -> PlacementDefaults:
@@ -137,6 +141,7 @@ def _model_document(model: ModelPlacement) -> dict[str, object]:
         if model.objectives is not None:
             named = model.objectives.named().items()
             document.update((name, _milliseconds(slo_ns)) for name, slo_ns in named)
+        document["packing"] = model.packing
         document["chains"] = chain_documents(model.chains)
         document["hosts"] = host_documents(model.hosts)
         return document
@@ -173,7 +178,7 @@ def _model(entry: object, path: str, defaults: PlacementDefaults) -> ModelPlacem
     optional = ["version", "slo_ms", "float16_boundaries"]
     has_chains = isinstance(entry, Mapping) and "chains" in entry
     if has_chains:
-        optional += ["session_tokens", "hosts", *OBJECTIVE_KEYS]
+        optional += ["session_tokens", "hosts", "packing", *OBJECTIVE_KEYS]
     served_by = "chains" if has_chains else "pipelines"
     fields = fields_of(entry, path, required=("name", served_by), optional=optional)
     name = text_of(fields["name"], f"{path}.name")
@@ -193,10 +198,11 @@ def _model(entry: object, path: str, defaults: PlacementDefaults) -> ModelPlacem
         tokens = own.session_tokens
         if "session_tokens" in fields:
             tokens = integer_of(fields["session_tokens"], f"{path}.session_tokens", least=2)
-        chains, hosts = chains_of_document(fields, path)
+        chains, hosts = chains_of_document(fields, path, tokens)
+        packing = packing_goal(fields.get("packing", own.packing), f"{path}.packing")
         return ModelPlacement(
             ModelKey(name, version), slo_ns, float16, (), chains, hosts, session_tokens=tokens,
-            objectives=_objectives(fields, path, own.objectives),
+            objectives=_objectives(fields, path, own.objectives), packing=packing,
         )  # fmt: skip
     pipelines = tuple(
         _pipeline(pipeline, f"{path}.pipelines[{i}]")

@@ -175,7 +175,7 @@ class ModelScaling:
         has_plenty = self._sufficiency.is_plenty(rate, facts.workers)
         problem = self._safety.problem(facts, now, has_plenty=has_plenty)
         self._learn(facts, rate, now)
-        self._needs_at(rate, now)
+        self._needs_at(rate, facts.packed, now)
         if needed > self.wanted:
             said = "" if expected <= rate else f", {expected:.2g} soon"
             self._want(needed, f"{rate:.2g} sessions/s{said}", now)
@@ -233,9 +233,12 @@ class ModelScaling:
             self._learned_ns = now
             self._sufficiency.lasted(facts, rate, done)
 
-    def _needs_at(self, rate: float, now: Nanoseconds) -> None:
-        """Remembers how many workers the present rate needs, with a margin."""
-        needed = self._sufficiency.with_margin(rate)
+    def _needs_at(self, rate: float, packed: int, now: Nanoseconds) -> None:
+        """Remembers how many workers the present rate needs, with a margin.
+
+        Caches that need so many workers do not fit on fewer, whatever the rate.
+        """
+        needed = max(packed, self._sufficiency.with_margin(rate))
         failure = self._failure
         if now - failure.at_ns < self.policy.remember_ns and rate > _SIMILAR * failure.rate:
             needed = max(needed, failure.workers + 1)

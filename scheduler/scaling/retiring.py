@@ -57,13 +57,15 @@ def agents_wanted(crews: Iterable[Crew], others: int) -> int:
 
 
 def next_to_go(
-    crews: Mapping[ModelKey, Crew], sessions: Mapping[AgentId, int], agents: Iterable[AgentId]
+    crews: Mapping[ModelKey, Crew], tokens: Mapping[AgentId, int], agents: Iterable[AgentId]
 ) -> AgentId | None:
-    """Returns the agent with the fewest sessions without which every model keeps enough workers.
+    """Returns the agent with the least to move without which every model keeps enough workers.
+
+    Agents that packing has emptied go first, since they have nothing.
 
     Args:
         crews: Of the models that generate text.
-        sessions: On each agent; an agent that is not in it has none.
+        tokens: Cached on each agent, which would have to move; an agent not in it has none.
         agents: Those that may go. Of equals the last by name goes: it came last.
     """
     able = [
@@ -75,7 +77,7 @@ def next_to_go(
             for crew in crews.values()
         )
     ]
-    return max(able, key=lambda agent: (-sessions.get(agent, 0), _order(agent)), default=None)
+    return max(able, key=lambda agent: (-tokens.get(agent, 0), _order(agent)), default=None)
 
 
 def _order(agent: AgentId) -> tuple[int, str]:

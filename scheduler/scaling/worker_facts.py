@@ -56,6 +56,8 @@ class WorkerFacts:
         least: Fewest workers there may be.
         most: Most workers there may be.
         expected: Lengths while too few were seen.
+        packed: Workers that the sessions there are need, packed as closely as may be; 0: they are
+            not packed.
     """
 
     workers: int
@@ -69,3 +71,4 @@ class WorkerFacts:
     least: int = 1
     most: int = 1
     expected: Lengths = _USUAL
+    packed: int = 0

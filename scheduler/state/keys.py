@@ -12,6 +12,7 @@ of a cluster contains a slash.
     catenary:{main}:deployments       hash         "name:version" -> how it is to be served (JSON)
     catenary:{main}:plan              hash         target / active -> placement document (JSON)
     catenary:{main}:measured          hash         "agent|name:version[a,b)" -> times per batch
+                                                   ("link|source|target" -> bytes per second)
     catenary:{main}:agents            hash         agent -> device, server, state (JSON)
     catenary:{main}:peers             hash         agent or gateway -> where frames reach it (Peer)
     catenary:{main}:resources         hash         every resource that has a reservation table

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CACHE_BLOCK_TOKENS = 16
+"""Memory of caches is counted in blocks of so many tokens: a page of 4 KiB holds 16 tokens of a
+head of 64 float32 numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderTable:

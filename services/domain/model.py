@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from services.domain.ids import ModelKey, Nanoseconds
 from services.domain.latency import TokenObjectives
+from services.domain.packing import PackingGoal
 from services.domain.tensors import TensorSpec
 
 
@@ -75,3 +76,8 @@ class ModelManifest:
     """Of a decoder: most tokens of one session, prompt and answer together."""
     objectives: TokenObjectives | None = None
     """Of a decoder: what sessions are held to that name no objectives themselves."""
+    cache_oversubscription: float | None = None
+    """Of a decoder: sessions at a time per session of full length that fits into memory; None: as
+    the scheduler is set."""
+    packing: PackingGoal | None = None
+    """Of a decoder: what its sessions are moved for; None: as is usual in its cluster."""

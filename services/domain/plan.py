@@ -75,7 +75,7 @@ class Chain:
     lines: LatencyLines | None = None
     """Its latency lines, added up over its hops; None if nothing is known of them."""
     cache_tokens: float = 0.0
-    """Tokens its caches hold, M; 0: slots are the only limit."""
+    """Tokens its caches hold, M, of all sessions together; 0: slots are the only limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,9 @@ class CacheCapacity:
     agent: AgentId
     partition: PartitionKey
     block_slots: int
+    cache_tokens: int = 0
+    """What its memory holds, if less than every slot filled: tokens, each counted once per block;
+    0: slots are the only limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,9 @@ class Agent:
     """This agent is one of so many virtual GPUs of its device."""
     device_id: str = ""
     """Physical device; the virtual GPUs of one share it. Empty: a device of its own."""
+    commits_caches_on_use: bool = False
+    """Caches take memory token by token, so there may be more slots than would fit if all were
+    full."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,8 @@ class Metrics:
         self.generations = self._counter(names.GENERATIONS)
         self.sessions_running = self._gauge(names.SESSIONS_RUNNING)
         self.sessions_waiting = self._gauge(names.SESSIONS_WAITING)
+        self.generation_moves = self._counter(names.GENERATION_MOVES)
+        self.move_stall_seconds = self._histogram(names.MOVE_STALL_SECONDS, TOKEN_BUCKETS)
 
     def _define_scheduler(self) -> None:
         self.admission_rejected = self._counter(names.ADMISSION_REJECTED)
@@ -110,6 +112,8 @@ class Metrics:
         self.latency_lines = self._gauge(names.LATENCY_LINES)
         self.prediction_error = self._gauge(names.PREDICTION_ERROR)
         self.prediction_error_max = self._gauge(names.PREDICTION_ERROR_MAX)
+        self.link_rate = self._gauge(names.LINK_RATE)
+        self.link_utilisation = self._gauge(names.LINK_UTILISATION)
         self.agents = self._gauge(names.AGENTS)
         self.agents_wanted = self._gauge(names.AGENTS_WANTED)
         self.agents_now = self._gauge(names.AGENTS_NOW)
@@ -119,6 +123,16 @@ class Metrics:
         self.session_attainment = self._gauge(names.SESSION_ATTAINMENT)
         self.placements = self._counter(names.PLACEMENTS)
         self.placement_theta = self._gauge(names.PLACEMENT_THETA)
+        self.packing_moves = self._counter(names.PACKING_MOVES)
+        self.packed_chains = self._gauge(names.PACKED_CHAINS)
+        self.packed_chains_in_use = self._gauge(names.PACKED_CHAINS_IN_USE)
+        self.migrations = self._counter(names.MIGRATIONS)
+        self.migration_failures = self._counter(names.MIGRATION_FAILURES)
+        self.migration_bytes = self._counter(names.MIGRATION_BYTES)
+        self.migration_seconds = self._histogram(names.MIGRATION_SECONDS, LATENCY_BUCKETS)
+        self.migration_held_seconds = self._histogram(names.MIGRATION_HELD_SECONDS, TOKEN_BUCKETS)
+        self.sessions_moving = self._gauge(names.SESSIONS_MOVING)
+        self.sessions_stray = self._gauge(names.SESSIONS_STRAY)
         self.gateways = self._gauge(names.GATEWAYS)
         self.leader = self._gauge(names.LEADER)
         self.epoch = self._gauge(names.EPOCH)
@@ -147,6 +161,11 @@ class Metrics:
         self.generation_sessions_ended = self._counter(names.GENERATION_SESSIONS_ENDED)
         self.cache_bytes = self._counter(names.CACHE_BYTES)
         self.handover_seconds = self._histogram(names.HANDOVER_SECONDS, LATENCY_BUCKETS)
+        self.session_moves = self._counter(names.SESSION_MOVES)
+        self.session_moves_failed = self._counter(names.SESSION_MOVES_FAILED)
+        self.session_takeover_seconds = self._histogram(
+            names.SESSION_TAKEOVER_SECONDS, LATENCY_BUCKETS
+        )
         self.block_slots = self._gauge(names.BLOCK_SLOTS)
         self.block_slots_used = self._gauge(names.BLOCK_SLOTS_USED)
 

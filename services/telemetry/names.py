@@ -81,6 +81,17 @@ GENERATIONS = MetricName(
 )  # fmt: skip
 SESSIONS_RUNNING = MetricName("sessions_running", "Generations that have a chain.")
 SESSIONS_WAITING = MetricName("sessions_waiting", "Generations that wait for a chain.")
+MOVED, MOVE_FAILED = "moved", "failed"
+"""Values of the label `outcome`."""
+GENERATION_MOVES = MetricName(
+    "generation_moves", "Running generations that moved to another chain, by what travelled (kv or "
+    "tokens), as the gateway saw it: failed ones went on where they were.",
+    ("model", "mode", "outcome"),
+)  # fmt: skip
+MOVE_STALL_SECONDS = MetricName(
+    "move_stall_seconds", "From the last token of a generation on one chain to its first on the "
+    "chain it moved to.", ("model", "mode"),
+)  # fmt: skip
 
 # Scheduler.
 ADMISSION_REJECTED = MetricName(
@@ -121,6 +132,14 @@ PREDICTION_ERROR_MAX = MetricName(
     "latency_prediction_error_max_ratio", "The largest of the errors behind the mean.",
     ("model", "kind"),
 )  # fmt: skip
+LINK_RATE = MetricName(
+    "link_bytes_per_second", "How fast key-value caches travel between agents, as measured lately.",
+    ("source", "target"),
+)  # fmt: skip
+LINK_UTILISATION = MetricName(
+    "link_utilisation_ratio", "Share of late seconds in which caches were on their way.",
+    ("source", "target"),
+)  # fmt: skip
 AGENTS = MetricName("agents", "Agents known, by state.", ("state",))
 AGENTS_WANTED = MetricName("agents_wanted", "Agents the cluster should have for its load.")
 AGENTS_NOW = MetricName("agents_present", "Agents connected and not on their way out.")
@@ -134,7 +153,8 @@ SESSION_RATE = MetricName(
 )  # fmt: skip
 PLACEMENTS = MetricName(
     "placements", "Generations with objectives: placed; of them forced, where no worker met all "
-    "constraints in time, and rebalanced; and inadmissible, which no worker could serve.",
+    "constraints in time, and rebalanced; and inadmissible, which no worker could serve. "
+    "Preempted: sessions of any kind that had to wait, and go on, because caches were full.",
     ("outcome",),
 )  # fmt: skip
 PLACEMENT_THETA = MetricName(
@@ -144,6 +164,37 @@ SESSION_ATTAINMENT = MetricName(
     "session_attainment_ratio", "Share of the sessions finished lately that met their objectives.",
     ("model",),
 )  # fmt: skip
+PACKING_MOVES = MetricName(
+    "packing_moves", "Moves that packing wanted: begun, or not made because the chain was full, an "
+    "objective would be missed (harmful), the session ends soon (worthless) or links and chains "
+    "have no time (deferred).", ("outcome",),
+)  # fmt: skip
+PACKED_CHAINS = MetricName(
+    "packed_chains", "Chains of models whose sessions are packed or balanced."
+)
+PACKED_CHAINS_IN_USE = MetricName("packed_chains_in_use", "Of them, those that hold sessions.")
+MIGRATIONS = MetricName(
+    "migrations", "Running sessions that moved to another chain, by what travelled: kv or tokens.",
+    ("mode",),
+)  # fmt: skip
+MIGRATION_FAILURES = MetricName(
+    "migration_failures", "Moves that left their session where it was, by why: deadline (not done "
+    "in time), agent (one could not), lost (one is gone), closed (one gave the new session up), "
+    "over (the request ended, or lost its session).", ("reason",),
+)  # fmt: skip
+MIGRATION_BYTES = MetricName(
+    "migration_bytes", "Key-value caches that agents sent each other, as they report."
+)
+MIGRATION_SECONDS = MetricName(
+    "migration_duration_seconds", "From the order to move a session to its hand-over.", ("mode",)
+)
+MIGRATION_HELD_SECONDS = MetricName(
+    "migration_held_seconds", "Part of a move in which no token was computed.", ("mode",)
+)
+SESSIONS_MOVING = MetricName("sessions_moving", "Sessions on their way to another chain.")
+SESSIONS_STRAY = MetricName(
+    "sessions_stray", "Sessions on agents that are to go, or on partitions no plan has any more."
+)
 GATEWAYS = MetricName("gateways", "Gateways connected.")
 LEADER = MetricName("scheduler_leader", "1 on the scheduler that holds the lease.")
 EPOCH = MetricName("scheduler_epoch", "Fencing epoch this scheduler leads or last saw.")
@@ -195,6 +246,18 @@ HANDOVER_SECONDS = MetricName(
     "handover_seconds", "From the first token, sampled on the ring of the prompt, until the ring "
     "that generates has all caches.", ("model",),
 )  # fmt: skip
+SESSION_MOVES = MetricName(
+    "session_moves", "Running sessions that this agent handed over to another chain, by what "
+    "travelled: kv or tokens.", ("model", "mode"),
+)  # fmt: skip
+SESSION_MOVES_FAILED = MetricName(
+    "session_moves_failed", "Moves led by this agent that left their session here, by reason.",
+    ("model", "reason"),
+)  # fmt: skip
+SESSION_TAKEOVER_SECONDS = MetricName(
+    "session_takeover_seconds", "From the hand-over of a session that moved until it could go on "
+    "at the first agent of its new chain.", ("model", "mode"),
+)  # fmt: skip
 BLOCK_SLOTS = MetricName("block_slots", "Key-value cache slots, one session in one block each.")
 BLOCK_SLOTS_USED = MetricName("block_slots_used", "Block slots that sessions hold.")
 
@@ -214,6 +277,10 @@ SPAN_SESSION = "session"
 SPAN_PREFILL = "prefill"
 """Inside a session: from its first step to the end of the one that made its first token."""
 SPAN_DECODE = "decode"
+SPAN_MOVE = "move"
+"""From the order to move a session to its hand-over, at the agent that leads the move."""
+ATTRIBUTE_MOVE_MODE = "catenary.move.mode"
+ATTRIBUTE_MOVE_ROUNDS = "catenary.move.rounds"
 """Inside a session: from there to its end."""
 
 # Attributes of spans. Those not of our own are OpenTelemetry's.
@@ -223,6 +290,7 @@ ATTRIBUTE_REQUEST_ID = "catenary.request.id"
 ATTRIBUTE_BATCH_ID = "catenary.batch.id"
 ATTRIBUTE_BATCH_ROWS = "catenary.batch.rows"
 ATTRIBUTE_ATTEMPT = "catenary.attempt"
+ATTRIBUTE_MOVES = "catenary.moves"
 ATTRIBUTE_AGENT_ID = "catenary.agent.id"
 ATTRIBUTE_BLOCKS = "catenary.blocks"
 ATTRIBUTE_POSITION = "catenary.position"

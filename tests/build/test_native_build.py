@@ -30,7 +30,7 @@ def test_with_a_compiler_the_hot_path_is_compiled() -> None:
 
 
 def test_the_brain_works_uncompiled(tmp_path: Path) -> None:
-    for package in ("scheduler/book", "scheduler/dispatch", "services"):
+    for package in ("scheduler/book", "scheduler/dispatch", "scheduler/packing", "services"):
         shutil.copytree(
             ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.so", "*.pyc")
         )

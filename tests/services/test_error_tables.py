@@ -26,6 +26,8 @@ TABLE = [
     (errors.Unauthenticated("who"), C.UNAUTHENTICATED, 401, [], None, None, False),
     (errors.PermissionDenied("no"), C.PERMISSION_DENIED, 403, [], None, None, False),
     (errors.RequestCancelled("gone"), C.CANCELLED, 499, [], None, None, False),
+    (errors.CacheFull("full"), C.RESOURCE_EXHAUSTED, 503, [rpc.RetryInfo, rpc.ErrorInfo],
+     "100", "1", True),
     (errors.Overloaded("full"), C.RESOURCE_EXHAUSTED, 503, [rpc.RetryInfo, rpc.ErrorInfo],
      "100", "1", True),
     (errors.Overloaded("full", retry_after_ns=2_500_000_001), C.RESOURCE_EXHAUSTED, 503,

@@ -6,7 +6,14 @@
     balancing   JSQ, SA-JSQ, JIQ, SED, to compare with
     lines       where requests wait: one queue for all chains, or one per chain
     desk        one model: chains, line, observed rate
-    ledger      all state, and the few things that may be done to it
+    holding     all state, and sessions with the slots they hold: they begin, they are closed
+    ledger      requests: they wait, have a session, or are answered
+    moving      sessions that go on, on another chain, while they generate
+    straying    sessions where nothing should be any more, and destinations, where these go
+    reseating   seats of sessions that move: at both workers until the move is over
+    token_room, overflow   chains with more slots than memory holds at full length
+    packing_*   which sessions should be where, epoch by epoch (Mell)
+    views       sessions for those who look from outside
     admission   which requests are refused at once
     adoption    sessions found after a fail-over
     lifecycle   what each event does
@@ -14,7 +21,8 @@
     paths, path_dispatcher, petals, bprr   the baselines without chains; for the simulator
 
 A session is born with `StartSession`; its slots stay booked in `Book.slots` until every agent of it
-said `SessionsClosed` or was lost. `CloseSessions` orders follow the end of its request.
+said `SessionsClosed` or was lost. `CloseSessions` orders follow the end of its request. One that
+moves is born a second time, on another chain, and the first is closed at `SessionMoved`.
 """
 
 from scheduler.dispatch.chained.config import ChainedConfig

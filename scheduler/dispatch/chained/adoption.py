@@ -8,13 +8,13 @@ hold is started again.
 
 from __future__ import annotations
 
-from scheduler.dispatch.chained.ledger import ChainLedger
+from scheduler.dispatch.chained.straying import ChainStraying
 from scheduler.dispatch.chained.tracking import Session, Ticket
 from scheduler.dispatch.events import AdoptedSession, SessionRequested
 from services.domain.ids import AgentId, Nanoseconds, SessionId
 
 
-class ChainAdoption(ChainLedger):
+class ChainAdoption(ChainStraying):
     """What is done with sessions that are found."""
 
     def restored(self) -> None:
@@ -24,20 +24,19 @@ class ChainAdoption(ChainLedger):
                 self.sessions[session_id] = Session(session_id, None, None)
                 self.unclaimed[session_id] = None
 
-    def doubt(self, ticket: Ticket, grace_ns: Nanoseconds) -> None:
-        """Gives a session up after a while, unless something speaks for it."""
-        ticket.doubt = self.now + grace_ns
-        self.timers.set(ticket, min(ticket.timer, ticket.doubt), len(self.tickets))
-
     def adopt(self, ticket: Ticket, adopted: AdoptedSession) -> None:
         """Goes on with a session that answers a request; starts anew if it cannot be."""
         session = self._claimable(adopted)
         if session is None:
             self.again(ticket)
             return
+        if session.session_id != adopted.session:  # it has moved since
+            adopted = AdoptedSession(session.session_id, session.hops)
         self.unclaimed.pop(adopted.session, None)
         session.ticket, ticket.session = ticket, session
         self.counters["adopted_sessions"] += 1
+        progress = ticket.event.progress
+        session.runs = progress is not None
         if adopted.hops:
             session.hops = adopted.hops
             session.route = self.desk(ticket.model).route_of(adopted.hops)
@@ -45,8 +44,12 @@ class ChainAdoption(ChainLedger):
             board = self.desk(ticket.model).board
             if board is not None:
                 board.seat(ticket, session.route, self.now)
-                if ticket.event.progress is not None:
-                    board.progressed(ticket, ticket.event.progress)
+                if progress is not None:
+                    board.progressed(ticket, progress)
+        if progress is not None:
+            ticket.generated_tokens = progress.generated_tokens
+        if session.route is not None:
+            self.room.begins(session.session_id, [session.route], ticket.tokens)
         expires = ticket.deadline + self.config.deadline_grace_ns
         self.slots.confirm(adopted.session, expires)
         holders = set(self.slots.agents(adopted.session))
@@ -67,7 +70,12 @@ class ChainAdoption(ChainLedger):
         if session is None:
             return
         named = event.in_flight.session if event.in_flight is not None else None
-        if named != session.session_id:
+        if named is not None and named in (session.session_id, session.was):
+            return  # what it was: it has moved, and the gateway has no token of it since
+        move = session.moving
+        if move is not None and named == move.target.session_id:  # it has, from there
+            self.arrived(move)
+        else:
             self.again(ticket)
 
     def refused(self, adopted: AdoptedSession) -> None:
@@ -87,20 +95,25 @@ class ChainAdoption(ChainLedger):
             session = self.sessions[held.session] = Session(held.session, None, None)
             if not self._is_ours(held.session):
                 self.unclaimed[held.session] = self.now + self.config.claim_grace_ns
+        if session.ticket is None and not session.hops:
+            session.hops = held.hops
         expires = self.now + self.config.claim_grace_ns
         for hop in hops:
             cache = self.slots.cache(agent, hop.partition)
             self.slots.correct(held.session, cache, hop.blocks, self.now, expires)
-        if session.ticket is None and held.session not in self.unclaimed:
+        is_wanted = session.ticket is not None or session.arriving is not None
+        if not is_wanted and held.session not in self.unclaimed:
             session.attempts = 0
             self.close(session)
 
     def lost(self, agent: AgentId, sessions: list[SessionId]) -> None:
         """An agent holds nothing of these sessions: their requests are started again."""
         for session_id in sessions:
-            session = self.sessions[session_id]
+            session = self.sessions.get(session_id)
+            if session is not None and session.arriving is not None:
+                self.fail_move(session.arriving, "lost")
             self.let_go(session_id, agent)
-            if session.ticket is not None:
+            if session is not None and session.ticket is not None:
                 self.restart(session.ticket)
 
     def end_claims(self) -> None:
@@ -121,9 +134,23 @@ class ChainAdoption(ChainLedger):
 
     def _claimable(self, adopted: AdoptedSession) -> Session | None:
         session = self.sessions.get(adopted.session)
-        if session is not None:
-            return None if session.closing or session.ticket is not None else session
+        if session is not None and self._is_free(session):
+            return session
+        successor = self._successor(adopted.session)
+        if session is not None or successor is not None:
+            return successor
         if self._is_ours(adopted.session) or not adopted.hops:
             return None
         session = self.sessions[adopted.session] = Session(adopted.session, None, None)
         return session
+
+    def _successor(self, session_id: SessionId) -> Session | None:
+        """Returns what a session became before any gateway asked for it."""
+        for session in self.sessions.values():
+            if session.was == session_id and self._is_free(session):
+                return session
+        return None
+
+    @staticmethod
+    def _is_free(session: Session) -> bool:
+        return session.ticket is None and session.arriving is None and not session.closing

@@ -41,7 +41,7 @@ class JoinShortestQueue(_Bound):
         super().__init__()
         self._random_below = random_below
 
-    def choose(self, request: SessionRequested) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
         """Returns one of the chains with the shortest queue."""
         return _any_of(_least(self._routes, _queue_per_slot), self._random_below)
 
@@ -49,7 +49,7 @@ class JoinShortestQueue(_Bound):
 class SpeedAwareJoinShortestQueue(_Bound):
     """SA-JSQ: like JSQ; ties go to the fastest chain."""
 
-    def choose(self, request: SessionRequested) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
         """Returns the fastest of the chains with the shortest queue."""
         shortest = _least(self._routes, _queue_per_slot)
         return min(shortest, key=_service) if shortest else None
@@ -62,7 +62,7 @@ class JoinIdleQueue(_Bound):
         super().__init__()
         self._random_below = random_below
 
-    def choose(self, request: SessionRequested) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
         """Returns a chain that is not full, if there is one."""
         free = [route for route in self._routes if route.jobs < route.capacity]
         return _any_of(free or self._routes, self._random_below)
@@ -71,7 +71,7 @@ class JoinIdleQueue(_Bound):
 class SmallestExpectedDelay(_Bound):
     """SED: the chain with the least 1/mu_k + (Z_k - c_k + 1)+ / (mu_k c_k); ties to the first."""
 
-    def choose(self, request: SessionRequested) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
         """Returns the chain that seems to finish it first."""
         return min(self._routes, key=_expected_delay) if self._routes else None
 

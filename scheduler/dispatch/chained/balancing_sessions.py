@@ -32,7 +32,7 @@ class FewestSessions:
         """Takes the routes."""
         self._routes = list(routes)
 
-    def choose(self, request: SessionRequested) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
         """Returns one of the chains with the fewest sessions."""
         routes = self._routes
         if not routes:
@@ -51,7 +51,7 @@ class FewestSessions:
 class PowerOfTwoChoices(FewestSessions):
     """Two different chains at random; the one with fewer sessions, the first drawn if equal."""
 
-    def choose(self, request: SessionRequested) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
         """Returns the better of two."""
         routes = self._routes
         if len(routes) < 2:
@@ -77,6 +77,7 @@ class LeastContext(Board):
         """Returns the chain with the least context now; None if all are full."""
         best: Route | None = None
         fewest = 0
+        self._tokens = ticket.tokens
         for route, worker in zip(self._routes, self._open, strict=True):
             if (best is None or worker.now_tokens < fewest) and self._is_free(route):
                 best, fewest = route, worker.now_tokens

@@ -9,12 +9,14 @@ their load counts. The slots of the book stay the hard limit.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from scheduler.book.slots import SlotLedger
 from scheduler.dispatch.chained.board_figures import FORCED, INADMISSIBLE
 from scheduler.dispatch.chained.inadmissible import Fault, fault_of
+from scheduler.dispatch.chained.reseating import Reseating
 from scheduler.dispatch.chained.routes import Route, paired
-from scheduler.dispatch.chained.seating import UNKNOWN, Seating
+from scheduler.dispatch.chained.seating import UNKNOWN
 from scheduler.dispatch.chained.tracking import Ticket
 from scheduler.dispatch.events import SessionRequested
 from scheduler.dispatch.placing.best_fit import (
@@ -26,23 +28,29 @@ from scheduler.dispatch.placing.best_fit import (
 )
 from services.domain.ids import Nanoseconds
 
+Preferred = Callable[[int], Route | None]
 _SPARE = 0.9
 """With one worker less, steps should take no more than this share of the objective."""
 
 
-class Board(Seating):
+def _always(index: int) -> bool:
+    return True
+
+
+class Board(Reseating):
     """Decides for one model.
 
     Args:
         slots: The book.
-        may_pack: Whether sessions may be packed onto few workers while attainment is safe; only
-            where workers can be given back is anything gained by it.
     """
 
-    def __init__(self, slots: SlotLedger, *, may_pack: bool = False) -> None:
+    def __init__(self, slots: SlotLedger) -> None:
         super().__init__()
         self._slots = slots
-        self._may_pack = may_pack
+        self.preferred: Preferred | None = None
+        """Where the packer of running sessions would put a new one of so many tokens."""
+        self._tokens = 0
+        """Of the request that is looked at."""
 
     def fault(self, event: SessionRequested, now: Nanoseconds) -> Fault | None:
         """Returns why a request must be refused (R3); None if it may be served.
@@ -63,18 +71,21 @@ class Board(Seating):
     @property
     def has_room(self) -> bool:
         """True if a worker has a free slot."""
-        return any(self._is_free(route) for route in self._routes)
+        return any(self._has_slot(route) for route in self._routes)
 
     def choose(self, ticket: Ticket, now: Nanoseconds) -> Route | None:
         """Returns where a request starts now; None if it has to wait."""
         asked = ticket.asked or self.prepare(ticket)
+        self._tokens = ticket.tokens
         if not asked.first_token_ns and not asked.per_token_ns:
-            return self._pair(self._fastest(), asked, now)
+            index = self._packed(asked, now) if self.packs else NOBODY
+            if index == NOBODY or not self._open[index].seats:
+                index = self._fastest()
+            return self._pair(index, asked, now)
         theta = self.adaptation.theta
-        self.is_packing = self._may_pack and self.adaptation.is_safe and self._has_spare(now)
+        self.is_packing = self.packs and self.adaptation.is_safe and self._has_spare(now)
         if self.is_packing:
-            share = self.prompt_share.of_each(len(self._open), now)
-            index = fullest(self._open, asked, now, theta, self._is_open, share)
+            index = self._packed(asked, now)
         else:
             index = least_loaded(self._open, asked, now, theta, self._is_open)
         if index == NOBODY and now >= ticket.must_start:
@@ -117,6 +128,22 @@ class Board(Seating):
                 best, least = index, key
         return best
 
+    def _packed(self, asked: Asked, now: Nanoseconds) -> int:
+        """Returns the worker that keeps sessions together, among those on which b-e hold.
+
+        That is where the packer of running sessions would put it, so that it need not move; if it
+        would be harmed there, or harm others, the fullest worker (Algorithm 1).
+        """
+        theta = self.adaptation.theta
+        share = self.prompt_share.of_each(len(self._open), now)
+        wanted = self.preferred(self._tokens) if self.preferred is not None else None
+        for index, route in enumerate(self._routes):
+            if route is wanted and self._is_free(route):
+                mine = self._open[index : index + 1]
+                if fullest(mine, asked, now, theta, _always, share) != NOBODY:
+                    return index
+        return fullest(self._open, asked, now, theta, self._is_open, share)
+
     def _pair(self, index: int, asked: Asked, now: Nanoseconds) -> Route | None:
         """Returns the route of a worker; of one that runs prompts, with one that generates."""
         if index == NOBODY:
@@ -140,7 +167,15 @@ class Board(Seating):
     def _is_decode_open(self, index: int) -> bool:
         return self._is_free(self._decode_routes[index])
 
+    def is_short_of_tokens(self, ticket: Ticket) -> bool:
+        """True if workers have free slots, and none of these has memory for a request."""
+        free = [route for route in self._routes if self._has_slot(route)]
+        return bool(free) and not any(route.has_room(ticket.tokens) for route in free)
+
     def _is_free(self, route: Route) -> bool:
+        return self._has_slot(route) and route.has_room(self._tokens)
+
+    def _has_slot(self, route: Route) -> bool:
         return route.running < route.capacity and self._slots.probe(route.claims) is None
 
     def _has_spare(self, now: Nanoseconds) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from scheduler.dispatch.chained.packing_rules import PackingRules
+from scheduler.packing.boundaries import BoundaryConfig
 from services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     NANOSECONDS_PER_SECOND,
@@ -36,11 +38,23 @@ class ChainedConfig:
     """Chains through an agent that failed a session are left alone for so long, and for twice as
     long after every further failure in a row."""
     longest_distrust_ns: Nanoseconds = 3 * NANOSECONDS_PER_SECOND
+    max_moves: int = 32
+    """Sessions that may be on their way to another chain at a time; 0: none is moved."""
+    max_moves_per_agent: int = 8
+    """How many of them may concern one agent, whether they leave it or come to it."""
+    move_deadline_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND
+    """A session that has not moved by then stays where it is. Failures end a move at once; this is
+    for silence, and long, since calling off a move that is just being done costs a new start."""
+    move_pause_ns: Nanoseconds = 200 * NANOSECONDS_PER_MILLISECOND
+    """A session that could not be moved is not tried again for so long, and for twice as long
+    after every further failure in a row."""
+    longest_move_pause_ns: Nanoseconds = 5 * NANOSECONDS_PER_SECOND
     retry_after_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
     """Least advice to rejected clients, and the advice where nothing better is known."""
     longest_retry_after_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND
     rebalance: bool = False
     """Requests placed together change workers where predicted lengths were wrong (policy "slo")."""
-    may_pack: bool = False
-    """Sessions are packed onto few workers while attainment is safe (policy "slo"); something is
-    gained by it only where workers can be given back."""
+    packing: PackingRules = field(default_factory=PackingRules)
+    """When sessions of models with a goal are looked at, and which moves are worth their while."""
+    boundaries: BoundaryConfig = field(default_factory=BoundaryConfig)
+    """How much of links and chains moves may take."""

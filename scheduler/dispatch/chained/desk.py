@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from scheduler.book.slots import SlotLedger
 from scheduler.dispatch.chained.board import Board
@@ -11,7 +11,8 @@ from scheduler.dispatch.chained.placement_line import PlacementLine
 from scheduler.dispatch.chained.policy import Policy
 from scheduler.dispatch.chained.routes import Route, claims_of
 from services.domain.ids import AgentId, ModelKey, Nanoseconds
-from services.domain.plan import ChainHop, ModelPlan
+from services.domain.packing import PackingGoal
+from services.domain.plan import Chain, ChainHop, ModelPlan
 
 _SMOOTHING = 16
 """A new gap between ends counts for one part in so many."""
@@ -26,6 +27,8 @@ class Desk:
         session_tokens: Most tokens of one session; 0 if unlimited.
         line: Who waits.
         usable: Chains whose agents are all there and trusted.
+        offered: They; where others serve the model, without those of agents that are to go.
+        packing: What its sessions are moved for.
         board: Who is on which worker, of policies that need to know; else None.
     """
 
@@ -40,6 +43,8 @@ class Desk:
         else:
             self.line = CentralQueue(policy) if policy.central else BoundQueues(policy, slots)
         self.usable = 0
+        self.offered: list[Route] = []
+        self.packing: PackingGoal = "off"
         self._slots = slots
         self._routes: dict[tuple[ChainHop, ...], Route] = {}
         self._gap_ns = 0.0
@@ -55,6 +60,7 @@ class Desk:
             self.board.activate(plan)
         chains = plan.chains if plan is not None else ()
         self.session_tokens = plan.session_tokens if plan is not None else 0
+        self.packing = plan.packing if plan is not None else "off"
         before, self._routes = self._routes, {}
         in_plan = {chain.hops for chain in chains}
         for hops, old in before.items():
@@ -67,24 +73,48 @@ class Desk:
             if route is None:
                 route = Route(chain.chain_id, chain.hops, claims, 0, chain.service_ns, index)
             same = chain.hops in self._routes
+            route.cache_tokens = self._tokens(chain) + (route.cache_tokens if same else 0)
             route.capacity = chain.capacity + (route.capacity if same else 0)
             route.chain_id, route.claims = chain.chain_id, claims
             route.service_ns, route.index = chain.service_ns, index
             route.role = chain.role
             self._routes[chain.hops] = route
+        for route in self._routes.values():
+            if route.cache_tokens >= route.capacity * self.session_tokens > 0:
+                route.cache_tokens = 0  # all of its sessions may be as long as they like
         rate = sum(each.capacity / max(1, each.service_ns) for each in self._routes.values())
         self._gap_ns = 1 / rate if rate else 0.0
         self._ended = None
 
-    def refresh(self, is_usable: Callable[[AgentId], bool]) -> None:
-        """Offers the policy the chains whose agents are all usable."""
-        routes = [
-            route
-            for route in self._routes.values()
-            if route.capacity > 0 and all(is_usable(hop.agent) for hop in route.hops)
-        ]
+    def _tokens(self, chain: Chain) -> int:
+        """Returns what the caches of a chain hold; at most, every session at full length."""
+        most = chain.capacity * self.session_tokens
+        return min(most, int(chain.cache_tokens)) if chain.cache_tokens else most
+
+    def refresh(
+        self, is_usable: Callable[[AgentId], bool], agents: Set[AgentId], draining: Set[AgentId]
+    ) -> None:
+        """Offers the policy the chains whose agents are all usable.
+
+        Args:
+            is_usable: True for an agent that is there and trusted.
+            agents: Those that are there.
+            draining: Those of them that are to go; their chains serve only as long as there are no
+                others.
+        """
+        planned = [route for route in self._routes.values() if route.capacity > 0]
+        if draining:
+            staying = [r for r in planned if not any(hop.agent in draining for hop in r.hops)]
+            if any(all(hop.agent in agents for hop in route.hops) for route in staying):
+                planned = staying
+        routes = [r for r in planned if all(is_usable(hop.agent) for hop in r.hops)]
         self.usable = len(routes)
+        self.offered = routes
         self.line.rebuild(routes)
+
+    def route_named(self, chain_id: str) -> Route | None:
+        """Returns a chain of the plan by its name."""
+        return next((r for r in self._routes.values() if r.chain_id == chain_id), None)
 
     def route_of(self, hops: tuple[ChainHop, ...]) -> Route:
         """Returns the chain with these hops, or a route beside the plan."""

@@ -9,20 +9,27 @@ from scheduler.dispatch.chained.board_statistics import placement_statistics
 from scheduler.dispatch.chained.config import ChainedConfig
 from scheduler.dispatch.chained.desk import Desk
 from scheduler.dispatch.chained.lifecycle import ChainLifecycle
+from scheduler.dispatch.chained.packing_line import Packing
 from scheduler.dispatch.chained.policies import policy_factory
 from scheduler.dispatch.chained.policy import PolicyFactory, RandomBelow
 from scheduler.dispatch.chained.resettling import resettle
 from scheduler.dispatch.chained.tracking import Ticket
+from scheduler.dispatch.chained.views import SessionView, view_of, views_of
 from scheduler.dispatch.events import (
+    AgentDraining,
     AgentJoined,
     AgentLost,
+    BoundariesMeasured,
+    CachesReported,
     Command,
     Event,
     LatencyRefitted,
+    MoveWanted,
     PlanActivated,
     RequestCancelled,
     RequestCompleted,
     SessionFailed,
+    SessionMoved,
     SessionRequested,
     SessionsClosed,
     SessionsHeld,
@@ -30,7 +37,7 @@ from scheduler.dispatch.events import (
     Tick,
 )
 from scheduler.dispatch.placing.lengths import LengthPredictor
-from services.domain.ids import ModelKey, Nanoseconds, RequestId
+from services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 
 
 class ChainedDispatcher:
@@ -70,8 +77,9 @@ class ChainedDispatcher:
         slots = self._book.slots
         config = config or ChainedConfig()
         if isinstance(policy, str):
-            policy = policy_factory(policy, slots, random_below, may_pack=config.may_pack)
+            policy = policy_factory(policy, slots, random_below)
         self._life = ChainLifecycle(config, slots, policy, first_session)
+        self._packing = Packing(self._life, config.packing)
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:  # noqa: PLR0912
         """Folds one event into the state and returns what is to be done, in order.
@@ -91,28 +99,44 @@ class ChainedDispatcher:
                 life.cancelled(event)
             case SessionFailed():
                 life.session_failed(event)
+            case SessionMoved():
+                life.session_moved(event)
+            case MoveWanted():
+                life.move_wanted(event)
+            case AgentDraining():
+                life.agent_draining(event)
             case SessionsHeld():
                 life.sessions_held(event)
             case SessionsProgressed():
                 life.progressed(event)
             case LatencyRefitted():
                 life.refitted(event)
+            case BoundariesMeasured():
+                life.boundaries_measured(event)
+            case CachesReported():
+                life.caches_reported(event)
             case AgentJoined():
                 life.agent_joined(event)
+                self._packing.agent_joined(event.agent)
             case AgentLost():
                 life.agent_lost(event)
             case PlanActivated():
                 life.plan_activated(event)
+                self._packing.plan_activated()
             case Tick():
                 pass
         life.on_time()
         if life.dirty:
             self._serve()
+        self._packing.after_event()
         return life.take_commands()
 
     def next_wakeup(self) -> Nanoseconds | None:
         """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
-        return self._life.next_moment()
+        moment, epoch = self._life.next_moment(), self._packing.next_moment()
+        if moment is None or epoch is None:
+            return moment if epoch is None else epoch
+        return min(moment, epoch)
 
     def has(self, request: RequestId) -> bool:
         """True while a request is open here."""
@@ -122,6 +146,22 @@ class ChainedDispatcher:
         """Returns how many requests for a model wait for a chain."""
         desk = self._life.desks.get(model)
         return len(desk.line) if desk is not None else 0
+
+    def chains_needed(self, model: ModelKey) -> int:
+        """Returns how many chains the sessions of a model would need if they were packed anew.
+
+        0 for a model whose sessions are not packed onto few chains.
+        """
+        return self._packing.needed(model)
+
+    def tokens_by_agent(self) -> dict[AgentId, int]:
+        """Returns the tokens that are cached on agents, each session's once per agent."""
+        found: dict[AgentId, int] = {}
+        for ticket in self._life.tickets.values():
+            if ticket.session is not None:
+                for agent in {hop.agent for hop in ticket.session.hops}:
+                    found[agent] = found.get(agent, 0) + ticket.tokens
+        return found
 
     # Recovery and observation
 
@@ -149,6 +189,35 @@ class ChainedDispatcher:
         if desk is not None and desk.board is not None:
             desk.board.lengths = predictor
 
+    def sessions(self) -> list[SessionView]:
+        """Returns the session of every request that has one, by id."""
+        return list(views_of(self._life))
+
+    def session_of(self, request: RequestId) -> SessionView | None:
+        """Returns the session that generates for a request, if it has one."""
+        ticket = self._life.tickets.get(request)
+        if ticket is None or ticket.session is None:
+            return None
+        return view_of(ticket.session, ticket)
+
+    def view(self, session: SessionId) -> SessionView | None:
+        """Returns a session by its id, as long as it is that of a request."""
+        known = self._life.sessions.get(session)
+        return view_of(known, known.ticket) if known is not None and known.ticket else None
+
+    def move_failure(self, session: SessionId) -> str:
+        """Returns why a session did not become this one, if that was a while ago at most."""
+        return self._life.failures.get(session, "")
+
+    def problem(self, session: SessionId, chain_id: str) -> str:
+        """Returns in words why a session cannot be moved now; empty if it can.
+
+        Args:
+            session: Which.
+            chain_id: Where to; empty: wherever is best.
+        """
+        return self._life.problem(session, chain_id)
+
     def snapshot(self) -> list[Reservation]:
         """Returns every reservation."""
         return self._book.snapshot()
@@ -162,11 +231,14 @@ class ChainedDispatcher:
             "queued_requests": sum(len(desk.line) for desk in life.desks.values()),
             "open_requests": len(life.tickets),
             "sessions_in_flight": len(life.sessions),
+            "moving_sessions": len(life.moves),
+            "stray_sessions": len(life.strays),
             "booked_sessions": len(life.slots),
             "booked_slots": sum(cache.used for cache in caches),
             "block_slots": sum(cache.capacity for cache in caches),
             "usable_chains": sum(desk.usable for desk in life.desks.values()),
             **placement_statistics([desk.board for desk in life.desks.values()]),
+            **self._packing.statistics(),
         }
 
     def take_decision_times(self) -> list[Nanoseconds]:
@@ -177,9 +249,11 @@ class ChainedDispatcher:
     # Serving the queues
 
     def _serve(self) -> None:
-        """Starts whoever waits and finds a free chain, one after the other."""
+        """Moves strays, then starts whoever waits and finds a free chain, one after the other."""
         life = self._life
         for model in life.dirty:
+            if life.strays:
+                life.move_strays(model)
             desk = life.desks.get(model)
             while desk is not None and desk.line:
                 started = self._start(desk)
@@ -198,6 +272,7 @@ class ChainedDispatcher:
             if turn is None:
                 break
             life.start(*turn)
+            self._packing.started(turn[0])
             started.append(turn[0])
             life.counters["decisions"] += 1
             if stopwatch is not None:

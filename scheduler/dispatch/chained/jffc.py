@@ -19,7 +19,9 @@ class JoinFastestFreeChain:
     dropped when they come to the top, and return when a session leaves them. So a decision takes
     O(log K) over time. Free means fewer than c_k sessions (the paper's test) *and* enough slots in
     every cache: while sessions of an earlier plan go on, the second may fail although the first
-    holds; the chain then waits for that cache, not for its own sessions.
+    holds; the chain then waits for that cache, not for its own sessions. Where caches may not all
+    be full, the session must find room for its tokens, too: a chain that has none for this one
+    stays in the heap for others.
     """
 
     central = True
@@ -42,19 +44,27 @@ class JoinFastestFreeChain:
             route.rank = rank
             route.listed = True
 
-    def choose(self, request: SessionRequested) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
         """Returns the fastest free chain, None if none is free."""
         heap = self._heap
-        while heap:
+        found: Route | None = None
+        too_full: list[int] = []
+        while heap and found is None:
             route = self._routes[heap[0]]
             if route.running < route.capacity:
                 lacking = self._slots.probe(route.claims)
                 if lacking is None:
-                    return route
+                    if route.has_room(tokens):
+                        found = route
+                    else:
+                        too_full.append(heappop(heap))
+                    continue
                 self._blocked.setdefault(lacking.resource, []).append(route)
             heappop(heap)
             route.listed = False
-        return None
+        for rank in too_full:
+            heappush(heap, rank)
+        return found
 
     def offer(self, route: Route) -> None:
         """A session left this route: it may be free again."""

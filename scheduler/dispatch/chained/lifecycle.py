@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from scheduler.dispatch.chained.admission import refusal
-from scheduler.dispatch.chained.adoption import ChainAdoption
 from scheduler.dispatch.chained.desk import Desk
-from scheduler.dispatch.chained.routes import set_capacities
+from scheduler.dispatch.chained.overflow import ChainOverflow
+from scheduler.dispatch.chained.routes import Route, set_capacities
 from scheduler.dispatch.chained.tracking import Session, Ticket
 from scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
+    BoundariesMeasured,
     LatencyRefitted,
     PlanActivated,
     RequestCancelled,
@@ -21,10 +22,10 @@ from scheduler.dispatch.events import (
     SessionsProgressed,
 )
 from services.domain.ids import AgentId, ModelKey, Nanoseconds
-from services.errors import NoActivePlan, Unavailable
+from services.errors import CacheFull, NoActivePlan, Unavailable
 
 
-class ChainLifecycle(ChainAdoption):
+class ChainLifecycle(ChainOverflow):
     """One small method per event."""
 
     # Requests
@@ -100,6 +101,7 @@ class ChainLifecycle(ChainAdoption):
     def progressed(self, event: SessionsProgressed) -> None:
         """Sessions got tokens: what they save may let somebody in."""
         heard: dict[ModelKey, Desk] = {}
+        grown: dict[Route, ModelKey] = {}
         for progress in event.sessions:
             ticket = self.tickets.get(progress.request)
             if ticket is None or ticket.session is None:
@@ -108,11 +110,24 @@ class ChainLifecycle(ChainAdoption):
             if desk.board is not None:
                 desk.board.progressed(ticket, progress)
                 heard[ticket.model] = desk
+            self.has_tokens(ticket, ticket.session, progress.generated_tokens)
+            route = ticket.session.route
+            if route is not None and route.cache_tokens:
+                grown[route] = ticket.model
         for model, desk in heard.items():
             if desk.board is not None:
                 desk.board.look(self.now)
             if desk.line:
                 self.dirty[model] = None
+        if grown:
+            self.relieve(grown)
+
+    def boundaries_measured(self, event: BoundariesMeasured) -> None:
+        """Moves take more or less time than was thought."""
+        for source, target, bytes_per_second in event.links:
+            self.boundaries.measured(source, target, bytes_per_second)
+        for model, cache_bytes in event.cache_bytes:
+            self.boundaries.model_has(model, cache_bytes)
 
     def refitted(self, event: LatencyRefitted) -> None:
         """Chains are faster or slower than was thought."""
@@ -134,11 +149,19 @@ class ChainLifecycle(ChainAdoption):
                 session.left = True
                 self.doubt(session.ticket, self.config.delivery_grace_ns)
             self.let_go(session_id, event.agent)
+            if session is not None and session.arriving is not None:
+                self.fail_move(session.arriving, "closed")
 
     def session_failed(self, event: SessionFailed) -> None:
         """Starts the request again elsewhere, or answers it with the failure."""
         session = self.sessions.get(event.session)
         if session is None or session.closing:
+            return
+        if session.arriving is not None:
+            self.move_failed(session, event)
+            return
+        if event.reason == CacheFull.reason:
+            self.cache_was_full(session, event.agent)
             return
         self.counters["failed_sessions"] += 1
         ticket = session.ticket
@@ -163,13 +186,17 @@ class ChainLifecycle(ChainAdoption):
         """Chains through it may be used."""
         self.agents.add(event.agent.agent_id)
         self.present.add(event.agent.agent_id)
+        self.draining.discard(event.agent.agent_id)
+        self.boundaries.agent_joined(event.agent)
         self.refresh()
+        self.find_strays()
 
     def agent_lost(self, event: AgentLost) -> None:
         """What it held is gone; the sessions go on elsewhere."""
         agent = event.agent
         self.agents.discard(agent)
         self.present.discard(agent)
+        self.draining.discard(agent)
         self.distrust.forget(agent)
         self.lost(agent, self.slots.sessions_at(agent))
         self.refresh()
@@ -187,6 +214,7 @@ class ChainLifecycle(ChainAdoption):
     def plan_activated(self, event: PlanActivated) -> None:
         """Sessions go on where they are; who waits is served by the new chains."""
         self.plan = event.plan
+        self.hosted_by(event.plan)
         models = {model.model: model for model in event.plan.models}
         for model in models:
             self.desk(model)
@@ -194,18 +222,13 @@ class ChainLifecycle(ChainAdoption):
             desk.activate(models.get(key))
         set_capacities(event.plan, self.slots)
         self.refresh()
+        self.find_strays()
         for key, desk in list(self.desks.items()):
             if not desk.served:
                 for ticket in desk.line.tickets():
                     self.unserved(ticket)
             if desk.is_over:
                 del self.desks[key]
-
-    def refresh(self) -> None:
-        """Says anew which chains may be used."""
-        for model, desk in self.desks.items():
-            desk.refresh(self._is_usable)
-            self.dirty[model] = None
 
     # Time
 
@@ -217,6 +240,10 @@ class ChainLifecycle(ChainAdoption):
             self.refresh()
         if self.unclaimed:
             self.end_claims()
+        if self.moves:
+            self.end_moves()
+        if self.strays:
+            self.look_at_strays()
         expiry = self.slots.next_expiry()
         if expiry is not None and expiry <= self.now:
             self._expire()
@@ -229,7 +256,8 @@ class ChainLifecycle(ChainAdoption):
         """When `on_time` has something to do."""
         moments = [
             self.timers.next(), self.slots.next_expiry(), self.distrust.next(),
-            self.next_claim_end(), *(desk.line.wakeup() for desk in self.desks.values()),
+            self.next_claim_end(), self.next_move_end(), self.next_stray(),
+            *(desk.line.wakeup() for desk in self.desks.values()),
         ]  # fmt: skip
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -239,8 +267,9 @@ class ChainLifecycle(ChainAdoption):
         """Insists on what was not closed in time; writes off what was never closed."""
         for session_id in self.slots.overdue(self.now):
             session = self.sessions[session_id]
-            if session.ticket is not None:
-                last = session.ticket.deadline + self.config.deadline_grace_ns
+            ticket = session.arriving.ticket if session.arriving is not None else session.ticket
+            if ticket is not None:
+                last = ticket.deadline + self.config.deadline_grace_ns
                 self.slots.confirm(session_id, last)
             elif not session.closing:
                 self.counters["unclaimed_sessions"] += 1
@@ -272,6 +301,3 @@ class ChainLifecycle(ChainAdoption):
                 self.timers.set(ticket, last, len(self.tickets))
         else:
             self.timers.set(ticket, min(last, ticket.doubt or last), len(self.tickets))
-
-    def _is_usable(self, agent: AgentId) -> bool:
-        return agent in self.agents and agent not in self.distrust

@@ -91,7 +91,7 @@ class CentralQueue:
         if not heap:
             return None
         ticket = heap[0][4]
-        route = self._policy.choose(ticket.event)
+        route = self._policy.choose(ticket.event, ticket.tokens)
         if route is None:
             return None
         heappop(heap)
@@ -152,11 +152,15 @@ class BoundQueues:
             route = next(iter(self._look))
             if route.waiting and route.running < route.capacity:
                 lacking = self._slots.probe(route.claims)
-                if lacking is None:
-                    ticket = route.waiting[0]
+                ticket = route.waiting[0]
+                if lacking is not None:
+                    self._blocked.setdefault(lacking.resource, []).append(route)
+                elif route.has_room(ticket.tokens):
                     self.remove(ticket)
                     return ticket, route
-                self._blocked.setdefault(lacking.resource, []).append(route)
+                else:  # any of them may have too few tokens left
+                    for cache in route.claims.caches:
+                        self._blocked.setdefault(cache.resource, []).append(route)
             del self._look[route]
         return None
 
@@ -192,7 +196,7 @@ class BoundQueues:
             self._look[route] = None
 
     def _bind(self, ticket: Ticket) -> None:
-        route = ticket.route = self._policy.choose(ticket.event)
+        route = ticket.route = self._policy.choose(ticket.event, ticket.tokens)
         if route is None:
             return
         ahead = sum(1 for other in route.waiting if other.again) if ticket.again else None

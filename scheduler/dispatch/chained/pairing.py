@@ -46,14 +46,14 @@ class Pairing:
         }
         self._policy.rebuild(mixed)
 
-    def choose(self, request: SessionRequested) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
         """Returns a pair, or a single route where that does, or is all there is."""
         if not self._prefill:
-            return self._policy.choose(request)
-        prefill = self._least(self._prefill)
-        decode = self._least(self._decode) if request.max_tokens > 1 else prefill
+            return self._policy.choose(request, tokens)
+        prefill = self._least(self._prefill, tokens)
+        decode = self._least(self._decode, tokens) if request.max_tokens > 1 else prefill
         if prefill is None or decode is None:
-            return self._policy.choose(request) if self._has_mixed else None
+            return self._policy.choose(request, tokens) if self._has_mixed else None
         if decode is prefill:  # one token: there is nothing to hand over
             return prefill
         pair = self._pairs.get((prefill, decode))
@@ -69,11 +69,13 @@ class Pairing:
         """Slots of this cache were freed."""
         self._policy.freed(cache)
 
-    def _least(self, routes: Sequence[Route]) -> Route | None:
+    def _least(self, routes: Sequence[Route], tokens: int) -> Route | None:
         free = [
             route
             for route in routes
-            if route.running < route.capacity and self._slots.probe(route.claims) is None
+            if route.running < route.capacity
+            and self._slots.probe(route.claims) is None
+            and route.has_room(tokens)
         ]
         if not free and not self.central:  # bound to it, it waits there
             free = list(routes)

@@ -3,7 +3,9 @@
 Who lost a session comes first, then by priority, then in order of arrival. A prompt that fits
 nowhere yet does not keep those behind it waiting: the first few are all looked at, each in its
 turn. Nobody starves by that, because whoever has waited as long as its objective allows is placed
-wherever there is room (reading R14), and only then are others looked at.
+wherever there is room (reading R14), and only then are others looked at. Where memory and not slots
+is what lacks, smaller ones could take it all the time from one that is large: who lost a session,
+or has waited for long, is not overtaken then.
 """
 
 from __future__ import annotations
@@ -15,12 +17,19 @@ from scheduler.book.caches import Cache
 from scheduler.dispatch.chained.board import Board
 from scheduler.dispatch.chained.routes import Route
 from scheduler.dispatch.chained.tracking import Ticket
-from services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds
+from services.domain.ids import (
+    NANOSECONDS_PER_MILLISECOND,
+    NANOSECONDS_PER_SECOND,
+    Nanoseconds,
+)
 
 _LOOK_AHEAD = 32
 """Requests that are looked at from the head of the queue on."""
 _LOOK_NS = 20 * NANOSECONDS_PER_MILLISECOND
 """How often, while somebody waits and there are free slots: what sessions have saved grows."""
+
+_LONGEST_OVERTAKEN_NS = 2 * NANOSECONDS_PER_SECOND
+"""A request for which there is no memory is overtaken for so long."""
 
 _Entry = tuple[int, int, int]
 
@@ -77,9 +86,16 @@ class PlacementLine:
                     self._at = at
                     self.remove(ticket)
                     return ticket, route
+                if self._keeps_others_waiting(ticket, now):
+                    self._has_room = False  # until somebody leaves; nothing else helps
+                    break
             self._at = min(len(self._order), _LOOK_AHEAD)
         self._seen = now
         return None
+
+    def _keeps_others_waiting(self, ticket: Ticket, now: Nanoseconds) -> bool:
+        waited = ticket.again or now - ticket.arrived >= _LONGEST_OVERTAKEN_NS
+        return waited and self._board.is_short_of_tokens(ticket)
 
     def wakeup(self) -> Nanoseconds | None:
         """When somebody must be placed, or others may have saved enough for somebody."""

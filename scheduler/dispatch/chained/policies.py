@@ -47,8 +47,6 @@ def policy_factory(
     name: str,
     slots: SlotLedger,
     random_below: RandomBelow | None = None,
-    *,
-    may_pack: bool = False,
 ) -> PolicyFactory:
     """Returns what makes a policy for each model.
 
@@ -56,7 +54,6 @@ def policy_factory(
         name: One of `POLICIES`.
         slots: The book JFFC looks into.
         random_below: Settles ties; only those that draw need it.
-        may_pack: Whether "slo" may pack sessions onto few workers while attainment is safe.
 
     Raises:
         InvalidInput: If there is no such policy, or it needs `random_below`.
@@ -67,7 +64,7 @@ def policy_factory(
         raise InvalidInput("policy", f"{name} settles ties at random and needs a generator")
 
     if name == "slo":
-        return lambda: Board(slots, may_pack=may_pack)
+        return lambda: Board(slots)
     if name == "least-loaded":
         return lambda: LeastContext(slots)
 

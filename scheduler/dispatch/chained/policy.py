@@ -31,8 +31,13 @@ class Policy(Protocol):
         """These are the routes from now on, in order of the plan; all their agents are there."""
         ...
 
-    def choose(self, request: SessionRequested) -> Route | None:
-        """Returns the route for a request; None if there is none (if central: none free)."""
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+        """Returns the route for a request; None if there is none (if central: none free).
+
+        Args:
+            request: It.
+            tokens: What its session will have cached when its prompt has run.
+        """
         ...
 
     def offer(self, route: Route) -> None:

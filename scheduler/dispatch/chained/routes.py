@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from scheduler.book.caches import Cache, Claims
 from scheduler.book.slots import SlotLedger
 from scheduler.dispatch.chained.tracking import Ticket
+from services.domain.decoder import CACHE_BLOCK_TOKENS
 from services.domain.ids import Nanoseconds
 from services.domain.plan import ChainHop, ChainRole, Plan
+
+SPARE_TOKENS = 32
+"""Of every session, what it may grow before a chain counts as full for one that begins."""
 
 
 class Route:
@@ -27,11 +31,18 @@ class Route:
         role: What it is planned for.
         halves: Of a pair (split phase): where prompts are run, and where the rest is generated.
             Sessions of a pair count there, not on it.
+        cache_tokens: Tokens its caches hold, of all sessions together; 0: slots are the only limit.
+        tokens: That its sessions have cached, in whole blocks, as far as is known.
+        leaving_tokens: Of these, what sessions have that are closing.
+        tokens_per_ns: How fast its sessions grow, all together.
+        grown_tokens: By how much they have since `grown_since`.
+        grown_since: When that was begun to be counted.
     """
 
     __slots__ = (
-        "capacity", "chain_id", "claims", "halves", "hops", "index", "listed", "rank", "role",
-        "running", "service_ns", "waiting",
+        "cache_tokens", "capacity", "chain_id", "claims", "grown_since", "grown_tokens", "halves",
+        "hops", "index", "leaving_tokens", "listed", "rank", "role", "running", "service_ns",
+        "tokens", "tokens_per_ns", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +63,34 @@ class Route:
         """True while who chooses has it in mind."""
         self.role: ChainRole = "mixed"
         self.halves: tuple[Route, Route] | None = None
+        self.cache_tokens = 0
+        self.tokens = 0
+        self.leaving_tokens = 0
+        self.tokens_per_ns = 0.0
+        self.grown_tokens = 0
+        self.grown_since: Nanoseconds = 0
+
+    def has_room(self, tokens: int, spare: int = SPARE_TOKENS) -> bool:
+        """True if its caches hold a session more.
+
+        A chain without sessions always does: any session fits where it is alone.
+
+        Args:
+            tokens: What the session will have cached.
+            spare: By how many tokens each session may grow.
+        """
+        if self.halves is not None:
+            prefill, decode = self.halves
+            return prefill.has_room(tokens, spare) and decode.has_room(tokens, spare)
+        rounded = -(-tokens // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS
+        if self.cache_tokens and self.running:
+            needed = self.tokens + rounded + spare * (self.running + 1)
+            if needed > self.cache_tokens:
+                return False
+        for at, cache in enumerate(self.claims.caches):
+            if cache.token_capacity and not cache.has_tokens(rounded * self.claims.slots[at]):
+                return False
+        return True
 
     @property
     def jobs(self) -> int:
@@ -86,11 +125,12 @@ def claims_of(hops: Sequence[ChainHop], slots: SlotLedger) -> Claims:
 
 
 def set_capacities(plan: Plan, slots: SlotLedger) -> None:
-    """Makes the caches of a plan as large as it says, and all others full.
+    """Makes the caches of a plan as large as it says, in slots and tokens, and all others full.
 
     An agent without an entry keeps what the chains through it ask for.
     """
     wanted: dict[Cache, int] = {}
+    tokens: dict[Cache, int] = {}
     for model in plan.models:
         asked: dict[Cache, int] = {}
         for chain in model.chains:
@@ -101,6 +141,9 @@ def set_capacities(plan: Plan, slots: SlotLedger) -> None:
             slots.cache(each.agent, each.partition): each.block_slots for each in model.caches
         }
         wanted.update({**asked, **stated})
+        for each in model.caches:
+            tokens[slots.cache(each.agent, each.partition)] = each.cache_tokens
     for cache in slots.caches():
         cache.capacity = wanted.get(cache, 0)
+        cache.token_capacity = tokens.get(cache, 0)
     slots.forget_unused()

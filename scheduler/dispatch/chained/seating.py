@@ -41,7 +41,8 @@ class Seating:
         adaptation: Theta, and attainment.
         counters: What is counted, by name; whoever made the board may put its own here.
         prompt_share: How much of the time prompts take.
-        is_packing: Sessions are packed onto few workers at the moment.
+        packs: Sessions should be on few workers: new ones, if nobody is harmed, go to the fullest.
+        is_packing: They do at the moment.
         rebalancer: Gathers what predictions got wrong; None: nobody wants to know.
     """
 
@@ -50,6 +51,7 @@ class Seating:
         self.adaptation = Adaptation()
         self.counters: dict[str, int] = dict.fromkeys(PLACEMENT_COUNTERS, 0)
         self.prompt_share = PromptShare()
+        self.packs = False
         self.is_packing = False
         self.rebalancer: Rebalancer[Worker] | None = None
         self._objectives: TokenObjectives | None = None
@@ -66,6 +68,8 @@ class Seating:
         self._decode_kinds: list[Worker] = []
         self._pairs: dict[tuple[Route, Route], Route] = {}
         self._seats: dict[RequestId, tuple[Worker, Seat]] = {}
+        self._coming: dict[RequestId, tuple[Worker, Seat]] = {}
+        """Of sessions that move: where to."""
         self._prompts: dict[RequestId, Worker] = {}
         """Of a split phase: where the prompts run of sessions without a token."""
 
@@ -74,6 +78,7 @@ class Seating:
     def activate(self, plan: ModelPlan | None) -> None:
         """Takes objectives and lines of a plan; `rebuild` must follow."""
         self._objectives = plan.objectives if plan is not None else None
+        self.packs = plan is not None and plan.packing == "pack"
         self._lines = {}
         for chain in plan.chains if plan is not None else ():
             self._lines[chain.hops] = (chain.lines, chain.cache_tokens or math.inf)
@@ -99,7 +104,8 @@ class Seating:
         else:
             self._decode_routes, self._routes = [], list(routes)
         here = set(routes)
-        busy = {worker for worker, _ in self._seats.values()} | set(self._prompts.values())
+        busy = {worker for worker, _ in [*self._seats.values(), *self._coming.values()]}
+        busy.update(self._prompts.values())
         self._workers = {
             route: worker
             for route, worker in self._workers.items()
@@ -223,7 +229,14 @@ class Seating:
         if held is None:
             return
         self._prompt_is_over(ticket.request)
-        worker, seat = held
+        self._progress(*held, ticket, progress)
+        coming = self._coming.get(ticket.request)
+        if coming is not None:
+            self._progress(*coming, ticket, progress)
+
+    def _progress(
+        self, worker: Worker, seat: Seat, ticket: Ticket, progress: SessionProgress
+    ) -> None:
         first = ticket.arrived + progress.first_token_ns
         latest = first + progress.decode_ns
         began = first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from scheduler.dispatch.events import SessionRequested
+from scheduler.dispatch.events import MoveMode, SessionRequested
 from services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 from services.domain.plan import ChainHop
 
@@ -24,8 +24,8 @@ class Ticket:
 
     __slots__ = (
         "again", "arrived", "asked", "deadline", "doubt", "event", "forced", "generated_tokens",
-        "model", "must_start", "priority", "request", "restarts", "route", "sequence", "session",
-        "timer", "turn",
+        "model", "must_start", "preempted", "priority", "request", "restarts", "route", "sequence",
+        "session", "timer", "turn",
     )  # fmt: skip
 
     def __init__(self, event: SessionRequested, sequence: int, arrived: Nanoseconds = 0) -> None:
@@ -48,6 +48,8 @@ class Ticket:
         """It was placed although no worker met all constraints."""
         self.restarts = 0
         """Sessions it has lost."""
+        self.preempted = 0
+        """Sessions it had to give up because others grew; no fault of anybody's."""
         self.again = False
         """It had a session before, so it is ahead of those that have not."""
         self.session: Session | None = None
@@ -60,13 +62,19 @@ class Ticket:
         self.timer: Nanoseconds = 0
         """When it must be looked at although nothing happened."""
 
+    @property
+    def tokens(self) -> int:
+        """Of its prompt and its answer so far, as reported: what its session has cached."""
+        return self.event.prompt_tokens + self.generated_tokens
+
 
 class Session:
     """A session that holds slots, whoever started it."""
 
     __slots__ = (
-        "attempts", "closing", "hops", "left", "prefill", "prefill_agents", "route", "session_id",
-        "ticket",
+        "arriving", "attempts", "carried_tokens", "closed_move", "closing", "failed_moves", "hops",
+        "left", "move_after", "moving", "prefill", "prefill_agents", "route", "runs", "session_id",
+        "ticket", "was",
     )  # fmt: skip
 
     def __init__(self, session_id: SessionId, ticket: Ticket | None, route: Route | None) -> None:
@@ -90,6 +98,22 @@ class Session:
         """How often they were told."""
         self.left = False
         """An agent said unasked that it is over there."""
+        self.runs = False
+        """It got tokens: its prompt is done."""
+        self.carried_tokens = 0
+        """Of its answer, those that were known when it began, from sessions that were lost."""
+        self.moving: Move | None = None
+        """It generates, and is on its way to another chain."""
+        self.arriving: Move | None = None
+        """It does not generate yet: another session is on its way here. `ticket` is None then."""
+        self.was: SessionId | None = None
+        """What it was before it moved here."""
+        self.closed_move: SessionId | None = None
+        """What it was to become when an agent said unasked that this is over."""
+        self.failed_moves = 0
+        """How often in a row it could not be moved."""
+        self.move_after: Nanoseconds = 0
+        """As a stray it is not moved before."""
 
     def ends_at(self, agent: AgentId) -> bool:
         """True if it is over everywhere once it is over on this agent."""
@@ -97,6 +121,33 @@ class Session:
             return False
         # Of one that was adopted only the ring that generates is known.
         return not self.hops or any(hop.agent == agent for hop in self.hops)
+
+
+class Move:
+    """A session on its way from one chain to another.
+
+    Invariant: `source` is the session of `ticket`, until the move is over either way.
+    """
+
+    __slots__ = ("agents", "deadline", "mode", "reason", "source", "target", "ticket")
+
+    def __init__(
+        self, ticket: Ticket, source: Session, target: Session, mode: MoveMode, reason: str,
+        deadline: Nanoseconds,
+    ) -> None:  # fmt: skip
+        self.ticket = ticket
+        self.source = source
+        """What it is, and goes on to be if it cannot be moved."""
+        self.target = target
+        """What it becomes; it holds its slots from the beginning."""
+        self.mode: MoveMode = mode
+        self.reason = reason
+        """What it is moved for."""
+        self.deadline = deadline
+        """When it counts as failed."""
+        hops = source.hops + target.hops
+        self.agents: tuple[AgentId, ...] = tuple(dict.fromkeys([hop.agent for hop in hops]))
+        """Of both chains, each once."""
 
 
 class Timers:

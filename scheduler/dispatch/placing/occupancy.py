@@ -72,6 +72,17 @@ class Seat:
         """The length of its answer as placement counts it (R1)."""
         return max(self.predicted_tokens, float(self.generated_tokens))
 
+    def copied(self) -> Seat:
+        """Returns the same on another worker."""
+        seat = Seat(
+            self.request, self.prompt_tokens, self.predicted_tokens, self.per_token_ns,
+            self.due_ns, self.placed_ns,
+        )  # fmt: skip
+        seat.generated_tokens, seat.carried_tokens = self.generated_tokens, self.carried_tokens
+        seat.decode_ns, seat.is_new = self.decode_ns, self.is_new
+        seat.began_ns, seat.latest_ns = self.began_ns, self.latest_ns
+        return seat
+
     def job(self) -> Job:
         """Returns it as the literal constraints take it."""
         return Job(

@@ -8,6 +8,7 @@ agents of a chain need them), so no plan asks an agent for more than it has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from scheduler.planning.chain_placement import (
     HopPlacement,
     hosts_for,
 )
-from scheduler.planning.chains import ChainTask, Composition, Server
+from scheduler.planning.chains import ChainTask, ComposedChain, Composition, Server
 from scheduler.planning.even_split import DeployedModel
 from scheduler.planning.live.generation import ChainCosts, GenerationTimes, SessionShape
 from scheduler.planning.live.rings import composition_of, rings
@@ -57,6 +58,8 @@ class ChainCluster:
         present: The placement before this one; its blocks are loaded already.
         partitions: Agents per chain of a model that was not deployed with another wish; 0: free.
         prefill_agents: Agents of a model that run prompts for the others; 0: all do both.
+        oversubscription: Slots per session of full length that fits into memory, where agents take
+            memory as it is used and the model does not say otherwise.
     """
 
     agents: tuple[Agent, ...]
@@ -66,6 +69,7 @@ class ChainCluster:
     present: Placement
     partitions: int = 0
     prefill_agents: int = 0
+    oversubscription: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,9 @@ class ChainJob:
     role: ChainRole = "mixed"
     roles: tuple[ChainJob, ...] = ()
     """The same model with its agents divided by role, if that is wanted."""
+    oversubscription: float = 1.0
+    on_use: frozenset[str] = frozenset()
+    """Agents whose caches take memory as they are used."""
 
     @property
     def model_bytes(self) -> int:
@@ -97,7 +104,12 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
         before = present.get(load.deployed.key)
         previous = composition_of(before, load.rate_per_s) if before is not None else None
         per_chain = load.deployed.partitions or cluster.partitions
-        job = ChainJob(load, task, previous, per_chain)
+        own = load.deployed.cache_oversubscription
+        job = ChainJob(
+            load, task, previous, per_chain,
+            oversubscription=cluster.oversubscription if own is None else own,
+            on_use=frozenset(a.agent_id for a in cluster.agents if a.commits_caches_on_use),
+        )  # fmt: skip
         jobs.append(replace(job, roles=_by_role(job, cluster, task, before)))
     return jobs
 
@@ -120,7 +132,7 @@ def _by_role(
         task = replace(whole, servers=tuple(_timed(server, costs) for server in servers))
         mine = of_role(before, role)
         previous = composition_of(mine, load.rate_per_s) if mine is not None else None
-        made.append(ChainJob(load, task, previous, job.per_chain, role))
+        made.append(replace(job, load=load, task=task, previous=previous, role=role))
     return tuple(made)
 
 
@@ -155,13 +167,14 @@ def placed(job: ChainJob, composition: Composition) -> ModelPlacement:
     """Returns the placement of a composition.
 
     A chain takes as many sessions as the model's largest batch at most, and agents keep only the
-    slots their chains can use: more would be memory that nobody needs.
+    slots their chains can use: more would be memory that nobody needs. Where memory is taken as it
+    is used, a chain has `oversubscription` times as many slots as it holds sessions of full length.
     """
     deployed = job.load.deployed
     hosted = {host.server: host for host in composition.hosted}
     chains = tuple(
         ChainPlacement(
-            min(chain.capacity, deployed.max_batch),
+            slots,
             tuple(
                 HopPlacement(
                     AgentId(hop.server),
@@ -172,13 +185,29 @@ def placed(job: ChainJob, composition: Composition) -> ModelPlacement:
                 for hop in chain.hops
             ),
             job.role,
+            tokens,
         )
         for chain in composition.chains
+        for slots, tokens in (_slots_and_tokens(job, chain),)
     )
+    hosts = hosts_for(chains, deployed.session_tokens)
     return ModelPlacement(
-        deployed.key, deployed.slo_ns, deployed.float16_boundaries, (), chains, hosts_for(chains),
-        deployed.session_tokens, deployed.objectives,
+        deployed.key, deployed.slo_ns, deployed.float16_boundaries, (), chains, hosts,
+        deployed.session_tokens, deployed.objectives, deployed.packing,
     )  # fmt: skip
+
+
+def _slots_and_tokens(job: ChainJob, chain: ComposedChain) -> tuple[int, int]:
+    """Returns a chain's sessions at a time, and the tokens it holds if they are not all to be long.
+
+    The planner counts sessions of full length, so any one of them has room when others are gone.
+    """
+    deployed = job.load.deployed
+    whole = min(chain.capacity, deployed.max_batch)
+    if job.oversubscription <= 1.0 or not all(hop.server in job.on_use for hop in chain.hops):
+        return whole, 0
+    slots = min(math.floor(whole * job.oversubscription), deployed.max_batch)
+    return (slots, whole * deployed.session_tokens) if slots > whole else (whole, 0)
 
 
 def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
@@ -188,11 +217,17 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
     agents = len({host.agent for host in model.hosts})
     how = f"of {job.per_chain} agents each, as wished" if job.per_chain else f"c = {composition.c}"
     kind = "" if job.role == "mixed" else f"{job.role} "
+    tokens = sum(chain.cache_tokens for chain in model.chains)
     lines = [
         f"{load.deployed.key}: {len(model.chains)} {kind}chain(s) over {agents} agent(s) ({how})"
         f" for {capacity} sessions at a time; composed for {load.rate_per_s:.2g} sessions/s of"
         f" {load.shape.prompt_tokens:.0f} and {load.shape.output_tokens:.0f} tokens."
     ]
+    if tokens:
+        lines.append(
+            f"{load.deployed.key}: slots are {job.oversubscription:g} times what memory holds at"
+            f" full length; chains hold {tokens} tokens in all."
+        )
     if job.roles:
         lines.append(
             f"{load.deployed.key}: the agents have no room for prefill and for decode chains; all"

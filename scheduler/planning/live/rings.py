@@ -81,19 +81,28 @@ def _ring(
 
 
 def composition_of(model: ModelPlacement, arrivals_per_s: float) -> Composition | None:
-    """Returns the chains of a placement as the planner knows them; None if it has none."""
+    """Returns the chains of a placement as the planner knows them; None if it has none.
+
+    The planner counts sessions of full length: of oversubscribed slots, those that memory holds.
+    """
     if not model.chains:
         return None
+    most = max(1, model.session_tokens)
     # An agent may host two ranges in the midst of a change; the planner knows of one.
     ranges = {str(host.agent): host for host in model.hosts}
     hosted = tuple(
-        HostedBlocks(name, host.first_block, host.last_block - host.first_block, host.block_slots)
+        HostedBlocks(
+            name,
+            host.first_block,
+            host.last_block - host.first_block,
+            max(1, host.cache_tokens // most) if host.cache_tokens else host.block_slots,
+        )
         for name, host in ranges.items()
     )
     chains = tuple(
         ComposedChain(
             tuple(ComposedHop(str(hop.agent), hop.entry, hop.last_block) for hop in chain.hops),
-            chain.capacity,
+            max(1, chain.cache_tokens // most) if chain.cache_tokens else chain.capacity,
             1.0,
         )
         for chain in model.chains

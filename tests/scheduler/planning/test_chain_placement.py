@@ -44,6 +44,7 @@ DOCUMENT: dict[str, Any] = {
             "slo_ms": 60_000,
             "float16_boundaries": True,
             "session_tokens": 512,
+            "packing": "balance",
             "chains": [
                 {
                     "capacity": 3,

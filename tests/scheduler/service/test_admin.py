@@ -103,6 +103,34 @@ async def test_a_model_is_deployed_at_run_time(
         assert absent.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+async def test_what_sessions_are_moved_for_is_a_wish_of_the_model(
+    generating: Configured, crowd: Crowd
+) -> None:
+    async with scheduler(generating(max_agents=2)) as process, admin(process.port) as stub:
+        await crowd.gateway(process.port)
+        await crowd.agent(process.port, "agent-0")
+
+        async def goal() -> str:
+            plan = await stub.GetPlan(admin_pb2.GetPlanRequest())
+            return str(json.loads(plan.plan_json)["models"][0]["packing"])
+
+        def is_served() -> bool:
+            return process.term().is_ready(ModelKey("llm", "1"))
+
+        await until(is_served, "it is served")
+        assert await goal() == "pack"  # agents may be given back
+        for wanted in ("balance", "off"):
+            request = admin_pb2.DeployModelRequest(model="llm", packing=wanted)
+            await stub.DeployModel(request, timeout=10)
+            assert await goal() == wanted
+        explained = (await stub.GetPlan(admin_pb2.GetPlanRequest())).explanation
+        assert "moved onto few chains" not in explained
+        with pytest.raises(grpc.aio.AioRpcError) as wrong:
+            await stub.DeployModel(admin_pb2.DeployModelRequest(model="llm", packing="tight"))
+        assert wrong.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "packing" in wrong.value.details()
+
+
 async def test_a_draining_agent_finishes_and_gets_nothing_new(
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:

@@ -114,3 +114,24 @@ def test_the_partition_behind_a_hop_is_found_in_redis_in_the_plan_or_guessed() -
         )
         == HOPS
     )
+
+
+def test_a_request_whose_session_moves_has_two_and_counts_once() -> None:
+    book = Book()
+    live = LiveSessions(book.slots)
+    booked(book)
+    live.started(START)
+    moved = SessionId(8)
+    hops = HOPS[:1]
+    cache = book.slots.cache(A, FIRST)
+    book.slots.reserve(moved, Claims((cache,), (4,)), 0, 10**12)
+    live.started(StartSession(moved, START.request, "llm:x:1/1", hops, moves=START.session))
+    assert live.by_model() == {LLM: 1}
+    assert live.by_chain() == {"llm:x:1/0": 1, "llm:x:1/1": 1}
+    assert live.using(A, FIRST) == [7, 8]
+    assert {name: '"g/1"' in str(text) for name, text in live.records().items()} == {
+        "7": True, "8": True,
+    }  # fmt: skip
+    book.slots.release(START.session)
+    live.may_be_over([START.session])
+    assert live.by_chain() == {"llm:x:1/1": 1}

@@ -121,3 +121,29 @@ def test_an_order_says_what_was_promised_and_both_rings_of_a_split_session() -> 
     order = session_converters.start_session_message(plain, Epoch(2), "p").start_session
     assert not order.decode_route
     assert (order.first_token_slo_ns, order.predicted_per_token_ns) == (0, 0)
+
+
+def test_an_order_to_move_names_what_is_moved_and_what_travels() -> None:
+    hop = ChainHop(AgentId("a"), PartitionKey(LLM, 0, 4), 0, 4)
+    started = events.StartSession(Session(8), RequestId(GATEWAY, 7), "llm:1/0", (hop,))
+    moved = events.StartSession(
+        Session(9), RequestId(GATEWAY, 7), "llm:1/1", (hop,), moves=Session(8), move_mode="tokens"
+    )
+    orders = [
+        session_converters.start_session_message(each, Epoch(3), "plan").start_session
+        for each in (started, moved)
+    ]
+    unspecified, by_tokens = scheduler_pb2.MOVE_MODE_UNSPECIFIED, scheduler_pb2.MOVE_MODE_TOKENS
+    assert [each.moved_session_id for each in orders] == [0, 8]
+    assert [each.move_mode for each in orders] == [unspecified, by_tokens]
+    assert orders[1].session_id == 9
+    assert [each.agent_id for each in orders[1].route] == ["a"]
+
+
+def test_the_word_of_a_move_names_both_sessions_and_what_travelled() -> None:
+    message = scheduler_pb2.SessionMoved(
+        session_id=9, moved_session_id=8, mode=scheduler_pb2.MOVE_MODE_KV
+    )
+    assert session_converters.session_moved(message) == events.SessionMoved(Session(9), Session(8))
+    assert session_converters.move_mode(message.mode) == "kv"
+    assert session_converters.move_mode(scheduler_pb2.MOVE_MODE_TOKENS) == "tokens"

@@ -107,7 +107,7 @@ class FreeAgents:
     def freed(self, cache: Cache) -> None:
         pass
 
-    def choose(self, request: SessionRequested) -> Route | None:
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
         for cache in self._caches:
             if cache.capacity - cache.used >= 6:
                 hops = (hop(cache.agent, 0, 6),)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -15,17 +18,21 @@ from scheduler.book import Reservation
 from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from scheduler.dispatch.events import (
     AdoptedSession,
+    AgentDraining,
     AgentJoined,
     AgentLost,
     CloseSessions,
     Command,
     Event,
     LatencyRefitted,
+    MoveMode,
+    MoveWanted,
     PlanActivated,
     Reject,
     RequestCancelled,
     RequestCompleted,
     SessionFailed,
+    SessionMoved,
     SessionProgress,
     SessionRequested,
     SessionsClosed,
@@ -62,6 +69,11 @@ CONFIG = ChainedConfig(
     distrust_ns=20,
     longest_distrust_ns=80,
     retry_after_ns=10,
+    max_moves=3,
+    max_moves_per_agent=2,
+    move_deadline_ns=70,
+    move_pause_ns=10,
+    longest_move_pause_ns=40,
 )
 
 
@@ -109,6 +121,9 @@ PLANS = (
 )
 
 
+CHAINS = ("fast", "whole", "middle", "new", "d1")
+
+
 def every_hop(command: StartSession) -> tuple[ChainHop, ...]:
     return command.hops + command.decode_hops
 
@@ -120,12 +135,18 @@ class Cluster(RuleBasedStateMachine):
         super().__init__()
         self.now = 1000
         self.number = 0
+        self.generated = 0
+        """Of any answer at most: each time somebody gets tokens, more than anybody had."""
         self.epoch = 0
         self.plan = PLANS[0]
         self.alive: set[AgentId] = set(AGENTS)
         self.open: dict[RequestId, SessionRequested] = {}
         self.current: dict[RequestId, StartSession] = {}
         """The session each open request was told of last."""
+        self.successors: dict[RequestId, StartSession] = {}
+        """What it was told the session is to become."""
+        self.untold: dict[AgentId, list[Event]] = {each: [] for each in AGENTS}
+        """What agents are about to say of sessions they handed over, in this order."""
         self.fresh: dict[RequestId, int] = {}
         """Requests that never had a session, by arrival."""
         self.held: dict[AgentId, dict[SessionId, ChainHop]] = {each: {} for each in AGENTS}
@@ -170,7 +191,7 @@ class Cluster(RuleBasedStateMachine):
         ]
         assert [chains[name].role for name in names] == ["prefill", "decode"] or len(names) == 1
         assert command.session not in self.known
-        assert self.now < event.deadline_ns
+        assert self.now < event.deadline_ns or command.moves is not None
         limits = {(c.agent, c.partition): c.block_slots for m in self.plan.models for c in m.caches}
         for each in every_hop(command):
             assert each.agent in self.alive
@@ -187,11 +208,24 @@ class Cluster(RuleBasedStateMachine):
                 if self.open[other].model == event.model:
                     assert mine <= (-self.open[other].priority, arrived)
         self.fresh.pop(command.request, None)
-        self.known[command.session] = self.current[command.request] = command
+        self.known[command.session] = command
+        if command.moves is None:
+            self.current[command.request] = command
+            self.successors.pop(command.request, None)
+        else:
+            successor = self.successors.get(command.request)
+            if successor is not None and successor.session == command.moves:
+                self.current[command.request] = successor  # it has taken over, without a token yet
+            current = self.current[command.request]
+            if current.session == command.moves:
+                self.successors[command.request] = command
+            else:  # an earlier move is done, and the scheduler has not been told
+                assert current.moves == command.moves
 
     def answered(self, request: RequestId) -> None:
         del self.open[request]
         self.current.pop(request, None)
+        self.successors.pop(request, None)
         self.fresh.pop(request, None)
 
     # ---- requests ----
@@ -280,6 +314,60 @@ class Cluster(RuleBasedStateMachine):
             self.let_go(agent, command.session)
         self.tell(SessionFailed(command.session, agent, "INTERNAL", "no", retryable))
 
+    # ---- moves ----
+
+    @precondition(lambda self: self.current)
+    @rule(data=st.data())
+    def generates(self, data: st.DataObject) -> None:
+        self.gets_a_token(data.draw(st.sampled_from(sorted(self.current))))
+
+    def gets_a_token(self, request: RequestId) -> None:
+        self.generated += 1
+        self.tell(SessionsProgressed((SessionProgress(request, self.generated, 5, 7),)))
+
+    @precondition(lambda self: self.current)
+    @rule(
+        data=st.data(), where=st.sampled_from(["", "", *CHAINS]),
+        mode=st.sampled_from(["kv", "tokens"]),
+    )  # fmt: skip
+    def wants_a_move(self, data: st.DataObject, where: str, mode: MoveMode) -> None:
+        command = self.some_session(data)
+        self.gets_a_token(command.request)
+        session = data.draw(st.sampled_from([command.session, command.session, SessionId(1)]))
+        self.tell(MoveWanted(session, where, mode))
+
+    @precondition(lambda self: self.successors)
+    @rule(data=st.data(), known=st.booleans(), at_once=st.booleans(), closed=st.booleans())
+    def moves(self, data: st.DataObject, known: bool, at_once: bool, closed: bool) -> None:
+        request = data.draw(st.sampled_from(sorted(self.successors)))
+        old, new = self.current.get(request), self.successors[request]
+        if old is None or old.session != new.moves:
+            return
+        leads = (old.decode_hops or old.hops)[0].agent
+        if old.session not in self.held[leads]:
+            return
+        if not all(new.session in self.held[each.agent] for each in new.hops):
+            return
+        del self.held[leads][old.session]
+        if known:  # the gateway has a token from there
+            self.current[request] = self.successors.pop(request)
+        self.untold[leads].append(SessionMoved(new.session, old.session))
+        self.untold[leads] += [SessionsClosed(leads, (old.session,))] if closed else []
+        if not closed:
+            self.closing[leads].add(old.session)
+        if at_once:
+            self.tells_of_moves(leads)
+
+    @rule(agent=st.sampled_from(sorted(AGENTS)))
+    def tells_of_moves(self, agent: AgentId) -> None:
+        events, self.untold[agent] = self.untold[agent], []
+        for event in events:
+            self.tell(event)
+
+    @rule(agent=st.sampled_from(sorted(AGENTS)))
+    def drains(self, agent: AgentId) -> None:
+        self.tell(AgentDraining(agent))
+
     # ---- the cluster ----
 
     def adopted(self, sessions: Iterable[SessionId]) -> tuple[AdoptedSession, ...]:
@@ -290,6 +378,7 @@ class Cluster(RuleBasedStateMachine):
         if agent in self.alive:
             self.alive.remove(agent)
             self.held[agent].clear()
+            self.untold[agent].clear()
             self.tell(AgentLost(agent))
             self.closing[agent].clear()
         else:
@@ -304,6 +393,7 @@ class Cluster(RuleBasedStateMachine):
         for session in sorted(self.held[agent])[:forgets]:
             del self.held[agent][session]
         self.alive.remove(agent)
+        self.untold[agent].clear()
         self.tell(AgentLost(agent))
         self.alive.add(agent)
         self.closing[agent].clear()  # orders of the broken stream are lost
@@ -356,9 +446,11 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(known=st.booleans())
     def gateway_comes_back(self, known: bool) -> None:
+        events = self.resubmissions(known)
         if not known:
             self.current.clear()
-        self.resubmit(self.resubmissions(known))
+            self.successors.clear()
+        self.resubmit(events)
 
     @rule(
         known=st.booleans(), restored=st.booleans(), gateways_first=st.booleans(),
@@ -370,6 +462,9 @@ class Cluster(RuleBasedStateMachine):
         events = self.resubmissions(known)
         if not known:
             self.current.clear()
+            self.successors.clear()
+        for said in self.untold.values():
+            said.clear()
         snapshot = self.dispatcher.snapshot() if restored else []
         for each in self.closing.values():
             each.clear()
@@ -426,9 +521,30 @@ class Cluster(RuleBasedStateMachine):
                 on_it = [s for s in life.sessions.values() if route in (s.route, s.prefill)]
                 assert route.running == len(on_it)
 
+    @invariant()
+    def a_request_has_two_sessions_while_it_moves_and_one_otherwise(self) -> None:
+        life = self.dispatcher._life
+        assert len(life.moves) <= CONFIG.max_moves
+        at: dict[AgentId, int] = defaultdict(int)
+        for session_id, move in life.moves.items():
+            assert move.target is life.sessions[session_id]
+            assert move.target.arriving is move is move.source.moving
+            assert move.target.ticket is None
+            assert not move.target.closing
+            assert move.ticket.session is move.source
+            for agent in move.agents:
+                at[agent] += 1
+        assert at == life.moves_at
+        assert max(at.values(), default=0) <= CONFIG.max_moves_per_agent
+        for session in life.sessions.values():
+            assert session.moving is None or session.moving.target.session_id in life.moves
+            assert session.arriving is None or session.session_id in life.moves
+        assert life.strays.keys() <= life.sessions.keys()
+
     def teardown(self) -> None:
         for _ in range(2000):
             for agent in AGENTS:
+                self.tells_of_moves(agent)
                 self.close_all(agent)
             moment = self.dispatcher.next_wakeup()
             if moment is None:
@@ -440,8 +556,13 @@ class Cluster(RuleBasedStateMachine):
         assert self.dispatcher.snapshot() == []
         assert not any(self.held[agent] for agent in self.alive)
         figures = self.dispatcher.statistics()
-        gauges = ("queued_requests", "open_requests", "sessions_in_flight", "booked_slots")
-        assert [figures[name] for name in gauges] == [0, 0, 0, 0]
+        gauges = (
+            "queued_requests", "open_requests", "sessions_in_flight", "booked_slots",
+            "moving_sessions", "stray_sessions",
+        )  # fmt: skip
+        assert [figures[name] for name in gauges] == [0] * len(gauges)
+        ended = figures["kv_moves"] + figures["tokens_moves"] + figures["failed_moves"]
+        assert figures["started_moves"] == ended
 
 
 class ClusterWithShortestQueues(Cluster):
@@ -497,16 +618,123 @@ class ClusterWithObjectives(Cluster):
         running = {t.request for t in self.dispatcher._life.tickets.values() if t.session}
         for desk in self.dispatcher._life.desks.values():
             board = desk.board
-            assert board is not None
+            if board is None:
+                continue
             assert board._seats.keys() <= running
             assert board._prompts.keys() <= board._seats.keys()
+            moving = {move.ticket.request for move in self.dispatcher._life.moves.values()}
+            assert board._coming.keys() <= moving
             for worker in board._workers.values():
                 seats = worker.seats.values()
                 weighted = sum(s.prompt_tokens + 0.5 * s.final_tokens for s in seats)
                 assert abs(worker.context_tokens - weighted) < 1e-6
                 for seat in seats:
-                    held = board._seats[seat.request]
-                    assert held[1] is seat or board._prompts[seat.request] is worker
+                    held = board._seats.get(seat.request)
+                    coming = board._coming.get(seat.request)
+                    assert (
+                        (held is not None and held[1] is seat)
+                        or (coming is not None and coming[1] is seat)
+                        or board._prompts[seat.request] is worker
+                    )
+
+
+class Walk(ClusterWithObjectives):
+    """A cluster that serves from the beginning, and mostly moves sessions."""
+
+    def start(self, before: list[Reservation], later: Iterable[Event] = ()) -> None:
+        super().start(before, later)
+        if self.epoch == 1:
+            self.activate(0)
+            for agent in AGENTS.values():
+                self.tell(SessionsHeld(agent.agent_id, ()))
+                self.tell(AgentJoined(agent))
+
+    def obey(self, command: Command) -> None:
+        self.moved += isinstance(command, StartSession) and command.moves is not None
+        super().obey(command)
+
+    moved = 0
+
+    def walk(self, draw: random.Random, steps: int) -> None:
+        data: Any = Drawn(draw)
+        agents = sorted(AGENTS)
+        steps_by_weight: dict[Callable[[], None], int] = {
+            lambda: self.arrive(
+                draw.choice(MODELS), draw.randrange(100, 900), draw.choice([0, 0, 1]), 2
+            ): 14,
+            lambda: self.generates(data): 10,
+            lambda: self.wants_a_move(
+                data, draw.choice(["", "", "", *CHAINS]), draw.choice(["kv", "tokens"])
+            ): 14,
+            lambda: self.moves(data, *(draw.random() < 0.5 for _ in range(3))): 14,
+            lambda: self.tells_of_moves(draw.choice(agents)): 14,
+            lambda: self.drains(draw.choice(agents)): 1,
+            lambda: self.end(data, draw.random() < 0.8, draw.randrange(99)): 4,
+            lambda: self.cancel(data): 1,
+            lambda: self.fail(data, draw.random() < 0.8, draw.choice([-1, 0, 1])): 2,
+            lambda: self.close(data): 13,
+            self.wake_up: 2,
+            lambda: self.time_passes(draw.randrange(30)): 4,
+            lambda: self.stream_breaks(draw.choice(agents), draw.randrange(3)): 2,
+            lambda: self.lose_or_join(draw.choice(agents)): 1,
+            lambda: self.activate(draw.choice([0, 0, 0, 1, 1, 2, 3, 4, 5, 5])): 1,
+            lambda: self.gateway_comes_back(draw.random() < 0.9): 1,
+            lambda: self.scheduler_changes(
+                draw.random() < 0.9, draw.random() < 0.7, draw.random() < 0.5,
+                draw.choice([None, None, None, *agents]),
+            ): 1,
+            self.write_behind: 1,
+            lambda: self.hand_over(data): 1,
+        }  # fmt: skip
+        for _ in range(steps):
+            dead = sorted(AGENTS.keys() - self.alive)
+            if dead and draw.random() < 0.25:
+                self.lose_or_join(draw.choice(dead))
+            if not any(model.model == CATS for model in self.plan.models) and draw.random() < 0.3:
+                self.activate(0)
+            (step,) = draw.choices([*steps_by_weight], [*steps_by_weight.values()])
+            with suppress(NothingToDrawError):
+                step()
+            self.whatever_an_agent_holds_is_booked()
+            self.what_is_open_here_is_open_there()
+            self.a_request_waits_or_has_a_session()
+            self.a_request_has_two_sessions_while_it_moves_and_one_otherwise()
+            self.sums_are_those_of_the_seats_and_seats_those_of_sessions()
+        self.teardown()
+
+
+class Drawn:
+    """Draws as Hypothesis does, from a seed."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
+
+    def draw(self, strategy: Any) -> Any:
+        found = list(getattr(strategy, "elements", ()))
+        if not found:
+            raise NothingToDrawError
+        return self._draw.choice(found)
+
+
+class NothingToDrawError(Exception):
+    """A rule does not apply: there is nothing it could apply to."""
+
+
+@pytest.mark.parametrize("policy", ["jffc", "slo", "jsq", "sed", "jiq"])
+def test_nothing_is_lost_by_moves_at_any_moment(policy: str) -> None:
+    moved = 0
+    for seed in range(3):
+        walk = type("Walk", (Walk,), {"policy": policy})()
+        walk.walk(random.Random(seed), 150)
+        moved += walk.moved
+    assert moved > 5
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("policy", ["jffc", "slo", "jsq", "sed", "jiq"])
+def test_nothing_is_lost_by_moves_at_any_moment_at_length(policy: str) -> None:
+    for seed in range(3, 100):
+        type("Walk", (Walk,), {"policy": policy})().walk(random.Random(seed), 150)
 
 
 TestCluster = Cluster.TestCase

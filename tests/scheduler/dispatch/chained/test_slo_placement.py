@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
+from scheduler.dispatch.chained import ChainedDispatcher
 from scheduler.dispatch.events import (
     AdoptedSession,
     AgentJoined,
@@ -62,7 +62,7 @@ class Cluster:
         roles: tuple[ChainRole, ...] = (), lines: LatencyLines | None = LINES,
         cache: float = 0.0, may_pack: bool = False,
     ) -> None:  # fmt: skip
-        self.dispatcher = ChainedDispatcher(ChainedConfig(may_pack=may_pack), policy="slo")
+        self.dispatcher = ChainedDispatcher(policy="slo")
         self.now = 0
         self.count = 0
         self.rejected: dict[RequestId, Reject] = {}
@@ -76,8 +76,9 @@ class Cluster:
             chains.append(Chain(f"c{number}", hops, slots, 10**9 + number, role, lines, cache))
             caches.append(CacheCapacity(agent, PART, slots))
         served = ModelPlan(
-            MODEL, FAR, (), chains=tuple(chains), caches=tuple(caches), objectives=objectives
-        )
+            MODEL, FAR, (), chains=tuple(chains), caches=tuple(caches), objectives=objectives,
+            packing="pack" if may_pack else "off",
+        )  # fmt: skip
         self.tell(PlanActivated(Plan(PlanId("p"), (served,))))
 
     def tell(self, event: object) -> list[Command]:

@@ -1,0 +1,190 @@
+"""More sessions than memory holds at full length: chats of 100 to 300 tokens of at most 2048.
+
+One agent with memory for the caches of four full sessions serves the same chats with one slot per
+full session (factor 1) and with four (`cache_oversubscription` 4); then with memory for a single
+full session and sixteen slots, which is too little for sixteen of these chats. Real processes, the
+real model, everybody asks at once. What caches take is read from the kernel: their mappings are the
+only ones of an agent that are kept out of huge pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+
+from benchmarks.figures import Figure, at_least, at_most
+from benchmarks.generation import DATA, FP32, THREADS
+from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
+from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
+from catenaryd.models import ensure_model
+from services.domain.ids import ModelKey
+from services.model_repository import ModelRepository
+
+CASES = ((4, 1.0), (4, 4.0), (1, 16.0))
+"""For how many sessions of full length there is memory, and slots for each of them."""
+MEBIBYTE, GIBIBYTE = float(1 << 20), float(1 << 30)
+_POLL_S = 0.25
+_TIMEOUT_S = 900.0
+
+
+def cache_memory_bytes(pid: int) -> int:
+    """Returns the memory that key-value caches of an agent process have taken on a CPU."""
+    found, resident = 0, 0
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if line.startswith("Rss:"):
+            resident = int(line.split()[1]) << 10
+        elif line.startswith("VmFlags:") and " nh" in line:
+            found += resident
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A prompt and how long its answer is."""
+
+    prompt: tuple[int, ...]
+    tokens: int
+
+
+def chats(count: int) -> list[Chat]:
+    """Returns chats of 100 to 300 tokens in all, the same every time."""
+    rng = random.Random(6)
+    found = []
+    for number in range(count):
+        whole = rng.randrange(100, 301)
+        asked = rng.randrange(whole // 4, whole // 2)
+        prompt = tuple(1000 + (number * 7919 + at * 31) % 20_000 for at in range(asked))
+        found.append(Chat(prompt, whole - asked))
+    return found
+
+
+@dataclass
+class Served:
+    """What came of one run."""
+
+    wall_s: float = 0.0
+    tokens: int = 0
+    running_s: float = 0.0
+    """Sum over sessions of the time from their first to their last token."""
+    peak_bytes: int = 0
+    budget_bytes: int = 0
+    step_bytes: int = 0
+    """What one step may take beyond it: a cache block of every session."""
+    preempted: float = 0.0
+    answers: list[list[int]] = field(default_factory=list)
+
+
+async def serve(full_sessions: int, factor: float, asked: list[Chat], key: ModelKey) -> Served:
+    """Serves chats, all asked for at once, on a cluster of its own."""
+    repository = ModelRepository(DATA / "models")
+    table, manifest = repository.decoder_table(key), repository.manifest(key)
+    data_dir = DATA / f"growth-{full_sessions}-{factor:g}"
+    data_dir.mkdir(parents=True, exist_ok=True)
+    if not (data_dir / "models").exists():
+        (data_dir / "models").symlink_to((DATA / "models").resolve())
+    port = free_port()
+    budget_bytes = full_sessions * table.blocks * table.slot_bytes(manifest.session_tokens)
+    cluster = LocalCluster(
+        ClusterOptions(
+            agents=1, models=(FP32,), grpc_port=0, http_port=0, data_dir=data_dir,
+            extra={
+                "agent": {
+                    "threads": THREADS,
+                    "memory_bytes": table.weight_bytes(0, table.blocks) + budget_bytes,
+                },
+                "scheduler": {"cache_oversubscription": factor, "metrics_port": port},
+            },
+        )
+    )  # fmt: skip
+    facts = await cluster.start()
+    try:
+        step_bytes = round(full_sessions * factor) * table.blocks * table.slot_bytes(16)
+        served = Served(budget_bytes=budget_bytes, step_bytes=step_bytes)
+        pids = facts["pids"]
+        assert isinstance(pids, dict)
+        watching = asyncio.create_task(_watch(int(pids["agent-0"]), served))
+        await _ask_all(str(facts["grpc"]), asked, served)
+        watching.cancel()
+        await asyncio.sleep(1.5)  # the scheduler counts once a second
+        served.preempted = await asyncio.to_thread(preempted_sessions, port)
+    finally:
+        await cluster.stop()
+    return served
+
+
+async def _watch(pid: int, served: Served) -> None:
+    while True:
+        served.peak_bytes = max(served.peak_bytes, await asyncio.to_thread(cache_memory_bytes, pid))
+        await asyncio.sleep(_POLL_S)
+
+
+async def _ask_all(target: str, asked: list[Chat], served: Served) -> None:
+    loop = asyncio.get_running_loop()
+    async with grpc.aio.insecure_channel(target) as channel:
+        stub = generation_pb2_grpc.GenerationStub(channel)
+
+        async def one(chat: Chat) -> list[int]:
+            sampling = generation_pb2.SamplingParameters(max_tokens=chat.tokens, ignore_eos=True)
+            request = generation_pb2.GenerateRequest(
+                model=FP32, token_ids=chat.prompt, sampling=sampling
+            )
+            tokens: list[int] = []
+            first = 0.0
+            async for response in stub.Generate(request, timeout=_TIMEOUT_S):
+                first = first or loop.time()
+                tokens += response.token_ids
+            served.running_s += loop.time() - first
+            return tokens
+
+        began = loop.time()
+        served.answers = list(await asyncio.gather(*(one(chat) for chat in asked)))
+        served.wall_s = loop.time() - began
+        served.tokens = sum(len(answer) for answer in served.answers)
+
+
+def preempted_sessions(port: int) -> float:
+    """Returns how many sessions had to wait for memory, by a scheduler's metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    found = [line for line in lines if re.match(r'catenary_placements_total\{.*"preempted"', line)]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+
+
+async def measure(quick: bool) -> list[Figure]:
+    """Runs the clusters one after the other."""
+    asked = chats(12 if quick else 32)
+    key = ensure_model(DATA / "models", FP32)
+    runs = {case: await serve(*case, asked, key) for case in CASES}
+    one, most, _ = runs.values()
+    if any(run.answers != one.answers for run in runs.values()):
+        raise RuntimeError("answers differ")
+    found = []
+    for (full_sessions, factor), run in runs.items():
+        at_a_time = run.running_s / run.wall_s
+        gibibytes = run.budget_bytes / GIBIBYTE
+        name = f"memory for {full_sessions}, factor {factor:g}"
+        found += [
+            at_most(f"{name}: sessions at a time, mean", at_a_time, "sessions"),
+            at_most(f"{name}: the same per GiB of caches", at_a_time / gibibytes, "sessions"),
+            at_most(f"{name}: throughput", run.tokens / run.wall_s, "tokens/s"),
+            at_most(f"{name}: preempted", run.preempted, "sessions"),
+            at_most(f"{name}: memory the caches may take", run.budget_bytes / MEBIBYTE, "MiB"),
+            at_most(
+                f"{name}: most they took", run.peak_bytes / MEBIBYTE, "MiB",
+                (run.budget_bytes + run.step_bytes) / MEBIBYTE,
+            ),
+        ]  # fmt: skip
+    gain = (most.running_s / most.wall_s) / (one.running_s / one.wall_s)
+    found.append(at_least("sessions at a time, factor 4 over factor 1", gain, "x", 2.0))
+    return found
+
+
+def run(quick: bool) -> list[Figure]:
+    """Measures everything and returns the figures."""
+    return asyncio.run(measure(quick))
