@@ -193,7 +193,7 @@ class Loader:
     def _open_decoder(
         self, key: PartitionKey, layout: CacheLayout, model_hash: str
     ) -> DecoderExecutor:
-        from gpu_agent.decoders.loading import load_decoder
+        from gpu_agent.decoders.loading import commits_on_use, load_decoder
 
         host = self._host
         table = host.repository.decoder_table(key.model)
@@ -202,7 +202,8 @@ class Loader:
                 f"{key.model} is another model here: "
                 f"{table.model_hash[:12]}, the plan is for {model_hash[:12]}"
             )
-        self._check_fits(key, layout.block_slots * table.slot_bytes(layout.session_tokens))
+        on_use = commits_on_use(host.device, host.decoder_library)
+        self._check_fits(key, table.slot_bytes(layout.memory_tokens(commits_on_use=on_use)))
         return load_decoder(
             host.repository, key, host.device, layout, host.threads, host.decoder_library
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from gpu_agent.control import Control, ControlTimes
+from gpu_agent.decoders.loading import commits_on_use
 from gpu_agent.engine.engine import Engine, EngineLimits
 from gpu_agent.engine.meter import Meter
 from gpu_agent.engine.reporting import Notice, Outgoing
@@ -239,6 +240,7 @@ class AgentProcess:
             virtual_level=settings.virtual_level,
             device_id=settings.device_id,
             sessions=self.generation.snapshot(),
+            commits_caches_on_use=commits_on_use(self.share.device, settings.decoder),
         )
 
     def obey(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:

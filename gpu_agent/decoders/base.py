@@ -37,6 +37,14 @@ class CacheLayout:
     """Most tokens of one session."""
     entry_blocks: tuple[int, ...]
     """Blocks at which sessions may enter, ascending; the partition's first block is one of them."""
+    cache_tokens: int = 0
+    """What may be cached in all, tokens counted once per block; 0: slots are the only limit."""
+
+    def memory_tokens(self, *, commits_on_use: bool) -> int:
+        """Returns for how many tokens, counted once per block, there must be memory."""
+        if self.cache_tokens and commits_on_use:
+            return self.cache_tokens
+        return self.block_slots * self.session_tokens
 
     def check(self, key: PartitionKey) -> None:
         """Raises InvalidInput unless the layout is possible for partition `key`."""
@@ -44,6 +52,8 @@ class CacheLayout:
             raise InvalidInput("cache.block_slots", f"{self.block_slots} is negative")
         if self.session_tokens < 1:
             raise InvalidInput("cache.session_tokens", f"{self.session_tokens} is not positive")
+        if self.cache_tokens < 0:
+            raise InvalidInput("cache.cache_tokens", f"{self.cache_tokens} is negative")
         entries = self.entry_blocks
         if list(entries) != sorted(set(entries)):
             raise InvalidInput("cache.entry_blocks", f"{list(entries)} are not ascending")
@@ -109,8 +119,9 @@ class DecoderExecutor(Protocol):
     key: PartitionKey
     table: DecoderTable
     memory_bytes: int
-    """Weights held. The caches may take `layout.block_slots * table.slot_bytes(session_tokens)`
-    beside them; memory of free slots is not committed where the device allows that."""
+    """Weights held. Caches may take `table.slot_bytes(layout.memory_tokens(..))` beside them."""
+    commits_on_use: bool
+    """Memory of a cache is taken as it is written, and given back when its session is closed."""
 
     @property
     def layout(self) -> CacheLayout:
@@ -125,6 +136,15 @@ class DecoderExecutor(Protocol):
     @property
     def sessions(self) -> int:
         """Sessions that are open."""
+        ...
+
+    @property
+    def cached_block_tokens(self) -> int:
+        """What is cached in all, in whole cache blocks: tokens, each counted once per block."""
+        ...
+
+    def block_tokens(self, session: int, tokens: int = 0) -> int:
+        """Returns what a session's caches count for once it has `tokens` cached; 0 if not open."""
         ...
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:

@@ -84,10 +84,20 @@ class CacheStore:
         return shape.heads * shape.tokens * shape.head_size * _FLOAT32_BYTES
 
     def move(self, move: Move, tokens: int) -> None:
-        """Copies the first `tokens` of a row to another, in the blocks its session uses."""
+        """Copies the first `tokens` of a row to another, in the blocks its session uses.
+
+        What the target had beyond them is given back.
+        """
         for pair in self.arrays[move.entry_block - self.shape.first_block :]:
             for array in pair:
                 array[move.target, :, :tokens] = array[move.source, :, :tokens]
+        head_bytes = self.row_bytes // self.shape.heads
+        used_bytes = tokens * self.shape.head_size * _FLOAT32_BYTES
+        first = 2 * (move.entry_block - self.shape.first_block)
+        for head in range(self.shape.heads):
+            start = move.target * self.row_bytes + head * head_bytes
+            for memory in self._maps[first:]:
+                _give_back(memory, start + used_bytes, start + head_bytes)
 
     def copy_from(self, other: CacheStore, row: int, entry_block: int, tokens: int) -> None:
         """Takes over the first `tokens` of a row of another store, whatever its sizes."""
@@ -119,20 +129,26 @@ class CacheStore:
 
     def release(self, block: int, row: int) -> None:
         """Gives the memory of a row of one block's cache back to the operating system."""
-        # Only whole pages; the rows of the neighbours stay as they are.
-        start = -(-row * self.row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (row + 1) * self.row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         first = 2 * (block - self.shape.first_block)
-        if end > start:
-            for memory in self._maps[first : first + 2]:
-                memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+        for memory in self._maps[first : first + 2]:
+            _give_back(memory, row * self.row_bytes, (row + 1) * self.row_bytes)
 
     def _reserve(self, rows: int) -> np.ndarray:
         # Private: MADV_DONTNEED frees the pages of a shared mapping only when the last one goes.
         size = max(mmap.PAGESIZE, rows * self.row_bytes)
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # memory is counted in tokens, not in 2 MiB
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
         self._maps.append(memory)
         shape = self.shape
         count = rows * self.row_bytes // _FLOAT32_BYTES
         flat = np.frombuffer(memory, np.float32, count)
         return flat.reshape(rows, shape.heads, shape.tokens, shape.head_size)
+
+
+def _give_back(memory: mmap.mmap, start: int, end: int) -> None:
+    """Gives bytes `[start, end)` back, as far as they are whole pages: neighbours stay."""
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = end // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        memory.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -58,6 +58,8 @@ _MULTIPLIER = 2_654_435_761
 class EmulatedDecoder:
     """Counts sessions and slots like a real executor, and sleeps."""
 
+    commits_on_use = True
+
     def __init__(
         self, repository: ModelRepository, key: PartitionKey, device: Device, layout: CacheLayout
     ) -> None:
@@ -106,6 +108,15 @@ class EmulatedDecoder:
     def sessions(self) -> int:
         """Sessions that are open."""
         return len(self._book.entries)
+
+    @property
+    def cached_block_tokens(self) -> int:
+        """See `DecoderExecutor.cached_block_tokens`."""
+        return self._book.cached_block_tokens
+
+    def block_tokens(self, session: int, tokens: int = 0) -> int:
+        """See `DecoderExecutor.block_tokens`."""
+        return self._book.block_tokens(session, tokens)
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
         """See `DecoderExecutor.open_session`."""

@@ -13,6 +13,14 @@ from services.model_repository import ModelRepository
 DecoderLibrary = Literal["auto", "onnx", "torch"]
 
 
+def commits_on_use(device: Device, library: DecoderLibrary = "auto") -> bool:
+    """Returns True if executors on a device take memory for caches as these are written.
+
+    PyTorch's slots are contiguous extents that are allocated at once, and never given back.
+    """
+    return device.kind != "cuda" and (device.kind == "emulated" or library != "torch")
+
+
 def load_decoder(
     repository: ModelRepository,
     key: PartitionKey,

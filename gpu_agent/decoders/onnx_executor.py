@@ -46,6 +46,8 @@ class PreparedLayout:
 class OnnxDecoder:
     """Runs blocks `[first, last)` of a model on the CPU; see `DecoderExecutor`."""
 
+    commits_on_use = True
+
     def __init__(
         self,
         repository: ModelRepository,
@@ -98,6 +100,15 @@ class OnnxDecoder:
         """Sessions that are open."""
         return len(self._book.entries)
 
+    @property
+    def cached_block_tokens(self) -> int:
+        """See `DecoderExecutor.cached_block_tokens`."""
+        return self._book.cached_block_tokens
+
+    def block_tokens(self, session: int, tokens: int = 0) -> int:
+        """See `DecoderExecutor.block_tokens`."""
+        return self._book.block_tokens(session, tokens)
+
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
         """See `DecoderExecutor.open_session`."""
         self._book.open(session, entry_block, tokens)
@@ -105,7 +116,11 @@ class OnnxDecoder:
         for move in self._rows.add(session, entry_block):
             self._store.move(move, int(lengths[move.source]))
             lengths[move.target] = lengths[move.source]
-        lengths[self._rows.row_of[session]] = 0
+        row = self._rows.row_of[session]
+        lengths[row] = 0
+        if row + 1 < self.sessions:  # others have moved, and left what they had there
+            for block in range(entry_block, self.key.last_block):
+                self._store.release(block, row)
 
     def close_session(self, session: int) -> None:
         """See `DecoderExecutor.close_session`."""

@@ -9,7 +9,7 @@ import numpy as np
 from gpu_agent.decoders.base import CacheLayout, StepItem
 from gpu_agent.kv.arrays import CacheArray
 from gpu_agent.kv.span import CacheSpan
-from services.domain.decoder import DecoderTable
+from services.domain.decoder import CACHE_BLOCK_TOKENS, DecoderTable
 from services.domain.ids import PartitionKey
 from services.errors import InvalidInput, Overloaded
 
@@ -36,6 +36,19 @@ class SlotBook:
     def free(self) -> int:
         """Block slots no session holds."""
         return self.layout.block_slots - self.used
+
+    @property
+    def cached_block_tokens(self) -> int:
+        """See `DecoderExecutor.cached_block_tokens`."""
+        return sum([self.block_tokens(session) for session in self.entries])
+
+    def block_tokens(self, session: int, tokens: int = 0) -> int:
+        """See `DecoderExecutor.block_tokens`."""
+        entry = self.entries.get(session)
+        if entry is None:
+            return 0
+        cache_blocks = -(-max(tokens, self.cached[session]) // CACHE_BLOCK_TOKENS)
+        return cache_blocks * CACHE_BLOCK_TOKENS * (self.key.last_block - entry)
 
     def open(self, session: int, entry_block: int, tokens: int) -> None:
         """See `DecoderExecutor.open_session`."""

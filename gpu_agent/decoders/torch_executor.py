@@ -35,6 +35,8 @@ _log = get_logger("gpu_agent.decoders")
 class TorchDecoder:
     """Runs blocks `[first, last)` of a model of the Llama family; see `DecoderExecutor`."""
 
+    commits_on_use = False
+
     def __init__(
         self,
         repository: ModelRepository,
@@ -99,6 +101,15 @@ class TorchDecoder:
     def sessions(self) -> int:
         """Sessions that are open."""
         return len(self._book.entries)
+
+    @property
+    def cached_block_tokens(self) -> int:
+        """See `DecoderExecutor.cached_block_tokens`."""
+        return self._book.cached_block_tokens
+
+    def block_tokens(self, session: int, tokens: int = 0) -> int:
+        """See `DecoderExecutor.block_tokens`."""
+        return self._book.block_tokens(session, tokens)
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
         """Takes `last - entry_block` block slots; see `DecoderExecutor.open_session`."""

@@ -21,6 +21,7 @@ SESSION_KINDS = (
     frame_pb2.FRAME_KIND_SESSION_STEP,
     frame_pb2.FRAME_KIND_SESSION_TOKENS,
     frame_pb2.FRAME_KIND_SESSION_CACHE,
+    frame_pb2.FRAME_KIND_SESSION_MOVE,
 )
 """Frames of sessions that generate text; see `gpu_agent.generation`."""
 

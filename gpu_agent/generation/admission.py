@@ -8,20 +8,41 @@ from typing import TYPE_CHECKING
 from gpu_agent.decoders.sampling import Sampler
 from gpu_agent.engine.intake import not_loaded
 from gpu_agent.generation.cache_pushing import outlets_of
-from gpu_agent.generation.cache_waiting import awaited_of
-from gpu_agent.generation.session import Session
-from services.errors import InvalidInput, Overloaded
+from gpu_agent.generation.incidents import incident
+from gpu_agent.generation.session import Awaited, Session
+from gpu_agent.kv import CacheIntake
+from services.errors import CatenaryError, InvalidInput, Overloaded
 from services.sampling_messages import sampling_of_message
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
     from gpu_agent.generation.events import Opened
     from gpu_agent.generation.lane import Lane
-    from gpu_agent.generation.session import Hidden
+    from gpu_agent.generation.session import Arriving, Facts, Hidden
+    from gpu_agent.kv import CacheOutlet
 
 
-def admit(event: Opened, lanes: Sequence[Lane]) -> Session:
+def try_admit(
+    event: Opened, lanes: Sequence[Lane], arriving: Arriving | None = None
+) -> Session | CatenaryError:
+    """Returns a session that holds its block slots, or why there is none; see `admit`."""
+    try:
+        return admit(event, lanes, arriving)
+    except CatenaryError as error:
+        return error
+    except Exception:
+        for lane in lanes:
+            lane.executor.close_session(event.facts.session_id)
+        return incident("the session could not be opened")
+
+
+def admit(event: Opened, lanes: Sequence[Lane], arriving: Arriving | None = None) -> Session:
     """Returns a session that holds its block slots.
+
+    Args:
+        event: What is known of it.
+        lanes: Those of this agent.
+        arriving: Where it comes from, if it moves here.
 
     Raises:
         PartitionLost: no lane runs these blocks.
@@ -56,9 +77,30 @@ def admit(event: Opened, lanes: Sequence[Lane]) -> Session:
         sampler=sampler,
         opened_ns=event.arrived.received_ns,
         expected=len(tokens) if facts.side == "decode" else 0,
-        awaited=awaited_of(facts) if facts.side == "decode" else None,
-        outlets=outlets_of(facts, room) if facts.side == "prefill" else (),
+        awaited=_awaited_of(facts, room, arriving),
+        arriving=arriving,
+        outlets=_outlets_of(facts, room),
+        introduced=arriving is not None,
     )
+
+
+def _awaited_of(facts: Facts, room: int, arriving: Arriving | None) -> Awaited | None:
+    """Returns what a session waits for whose caches come from elsewhere."""
+    own = facts.own_hop
+    if facts.side == "decode":
+        intake = CacheIntake(own.first_block, own.last_block, facts.history)
+        return Awaited(intake, facts.is_first or facts.is_last)
+    if arriving is None or arriving.by_tokens:
+        return None
+    intake = CacheIntake(own.first_block, own.last_block, room)
+    return Awaited(intake, word=True, leader=arriving.leader)
+
+
+def _outlets_of(facts: Facts, room: int) -> tuple[CacheOutlet, ...]:
+    """Returns who gets the caches of a prompt; with room for one more token nobody needs them."""
+    if facts.side != "prefill" or room <= facts.history + 1:
+        return ()
+    return outlets_of(facts.session_id, facts.own_hop, facts.opening.decode_route)
 
 
 def _room(opening: frame_pb2.SessionOpening, limit: int) -> int:

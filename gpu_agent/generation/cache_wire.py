@@ -33,7 +33,7 @@ class CacheFrame:
     @property
     def session_ids(self) -> tuple[int, ...]:
         """The session that fails if this cannot be delivered."""
-        return (self.out.facts.session_id,)
+        return (self.out.outlet.session_id,)
 
     def fill(self, view: memoryview) -> None:
         """Writes the payload: on the event loop, so frames are small (1 MiB in 0.1 ms)."""
@@ -44,7 +44,7 @@ class CacheFrame:
         """Returns the header, with times as of now."""
         now, span = time.monotonic_ns(), self.out.span
         cache = frame_pb2.SessionCache(
-            session_id=self.out.facts.session_id,
+            session_id=self.out.outlet.session_id,
             first_block=span.first_block,
             last_block=span.last_block,
             first_token=span.first_token,
@@ -52,7 +52,7 @@ class CacheFrame:
             datatype=datatype_of(self.out.rows),
         )
         if self.out.opens:
-            put_opening(cache.opening, self.out.facts, now)
+            put_opening(cache.opening, self.out.session.facts, now)
         return frame_pb2.FrameHeader(
             kind=frame_pb2.FRAME_KIND_SESSION_CACHE,
             epoch=epoch,

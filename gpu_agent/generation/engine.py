@@ -15,11 +15,22 @@ from typing import TYPE_CHECKING, TypeVar
 
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from gpu_agent.generation.cache_wire import CacheFrame
-from gpu_agent.generation.events import Broken, CachePushed, CloseOrdered, Event, Opened
+from gpu_agent.generation.events import (
+    Broken,
+    CachePushed,
+    CloseOrdered,
+    EpochRaised,
+    Event,
+    MoveSaid,
+    Opened,
+)
+from gpu_agent.generation.move_wire import MoveFrame
 from gpu_agent.generation.peers import Peers
 from gpu_agent.generation.receiving import Receiver
-from gpu_agent.generation.reporting import record_session
+from gpu_agent.generation.reporting import record_move, record_session
 from gpu_agent.generation.ring import Ring
+from gpu_agent.generation.sent_caches import SentCaches
+from gpu_agent.generation.session import Facts
 from gpu_agent.generation.surroundings import GenerationLimits, Surroundings
 from gpu_agent.generation.table import LoadedDecoder, LoadedDecoders
 from gpu_agent.generation.thread import RingThread
@@ -56,12 +67,14 @@ class GenerationEngine:
         self._receiver = Receiver(agent_id, surroundings.held)
         self._ring = Ring(agent_id, limits, time.monotonic_ns, self._lane_closed)
         self._thread = RingThread(self._ring, time.monotonic_ns, self._flush)
+        self._sent = SentCaches(surroundings.tell)
         self._peers = Peers(
             surroundings.hub,
             (limits.push_timeout_s, limits.max_waiting_bytes),
             self._header_of,
             self._undeliverable,
             surroundings.uplink,
+            self._sent,
         )
         self._openings: dict[int, frame_pb2.SessionOpening] = {}
         self._idle = asyncio.Event()
@@ -82,6 +95,7 @@ class GenerationEngine:
         if not await self._thread.stop(timeout_s):
             _log.error("generation_thread_stuck", timeout_s=timeout_s)
         await self._peers.close()
+        self._sent.close()
 
     async def failed(self) -> None:
         """Raises if generation cannot go on (our bug). Otherwise waits until cancelled."""
@@ -139,10 +153,13 @@ class GenerationEngine:
 
     def _post(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Opened):
-                self._openings.setdefault(event.facts.session_id, event.facts.opening)
-                self._idle.clear()
+            if isinstance(event, Opened | MoveSaid) and isinstance(event.facts, Facts):
+                self._note_opening(event.facts)
             self._thread.post(event)
+
+    def _note_opening(self, facts: Facts) -> None:
+        self._openings.setdefault(facts.session_id, facts.opening)
+        self._idle.clear()
 
     def close_sessions(self, session_ids: Sequence[int]) -> None:
         """Frees sessions before the next step; answered by `SessionsClosed`."""
@@ -150,7 +167,9 @@ class GenerationEngine:
 
     def raise_epoch(self, epoch: int) -> None:
         """Refuses sessions that schedulers before `epoch` begin here from now on."""
-        self.epoch = max(self.epoch, epoch)
+        if epoch > self.epoch:
+            self.epoch = epoch
+            self._thread.post(EpochRaised(epoch))
 
     # -- partitions ------------------------------------------------------------------------------
 
@@ -191,8 +210,10 @@ class GenerationEngine:
             return
         for peer, frame in frames_of(out.rows, out.tokens):
             self._peers.send(peer, frame)
+        for move in out.moves:
+            self._peers.send(move.peer, MoveFrame(move))
         for cache in out.caches:
-            self._peers.send(cache.peer, CacheFrame(cache, self._pushed))
+            self._peers.send(cache.outlet.peer, CacheFrame(cache, self._pushed))
         for message in out.messages:
             self._around.tell(message)
         # The frames leave when the loop comes to their tasks: before this.
@@ -203,26 +224,23 @@ class GenerationEngine:
         for frame in out.consumed:
             frame.release()
         self._around.held.give_back(out.consumed_bytes)
+        for facts in out.opened:
+            self._note_opening(facts)
         for session_id in out.gone:
             self._openings.pop(session_id, None)
         if not self._openings:
             self._idle.set()
         meter, tracer = self._around.meter, self._around.tracer
-        meter.steps(out.steps)
-        for model, duration_ns in out.handed_over:
-            meter.handed_over(model, duration_ns)
-        for cache in out.caches:
-            meter.cache_left(cache.facts.own_hop.model, cache.rows.nbytes)
-        for model, outcome in out.outcomes:
-            meter.ended(model, outcome)
+        meter.flowed_out(out)
         if tracer is not None and tracer.enabled:
             now = time.monotonic_ns()
             for session in out.ended:
                 record_session(tracer, session, self.agent_id, now)
+            for done in out.moved:
+                record_move(tracer, done, self.agent_id)
 
     def _pushed(self, cache: CacheOut) -> None:
-        event = CachePushed(cache.facts.session_id, cache.peer, cache.rows.nbytes)
-        self._thread.post(event)
+        self._thread.post(CachePushed(cache))
 
     def _ring_of(self, opening: frame_pb2.SessionOpening) -> Sequence[common_pb2.Hop]:
         """Returns the ring of a session that we are on."""

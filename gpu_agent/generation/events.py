@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from catenary_protos.catenary.v1 import frame_pb2
     from gpu_agent.engine.reporting import Outgoing
     from gpu_agent.generation.session import Arrived, Facts, Hidden, Session
+    from gpu_agent.kv import CacheOutlet
     from gpu_agent.kv.arrays import CacheArray
     from gpu_agent.kv.span import CacheSpan
     from services.errors import CatenaryError
@@ -61,11 +63,28 @@ class CacheArrived:
 
 @dataclass(frozen=True, slots=True)
 class CachePushed:
-    """A part of a session's caches left for a peer, or was given up with the session."""
+    """A part of a session's caches left for a peer, or was given up."""
 
-    session_id: int
-    peer: str
-    nbytes: int
+    cache: CacheOut
+
+
+@dataclass(frozen=True, slots=True)
+class MoveSaid:
+    """The gateway or another agent says something about a live migration."""
+
+    move: frame_pb2.SessionMove
+    epoch: int
+    """Of who says it."""
+    arrived: Arrived
+    facts: Facts | CatenaryError | None = None
+    """With an opening for us: what it says of the session here, or what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRaised:
+    """A newer scheduler leads."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +114,9 @@ class Call:
 
 
 Event = (
-    Opened | RowsArrived | TokenArrived | CacheArrived | CachePushed | CloseOrdered | Broken | Call
-)
+    Opened | RowsArrived | TokenArrived | CacheArrived | CachePushed | MoveSaid | EpochRaised
+    | CloseOrdered | Broken | Call
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -131,12 +151,44 @@ class TokenOut:
 class CacheOut:
     """A part of a session's caches on its way to another agent."""
 
-    facts: Facts
-    peer: str
+    session: Session
+    outlet: CacheOutlet
     span: CacheSpan
     rows: CacheArray
     opens: bool
     """The peer must be told what the session is."""
+    is_urgent: bool
+    """Little, and others wait for it: it may overtake parts of other sessions."""
+
+
+@dataclass(slots=True)
+class MoveOut:
+    """A step of a live migration that another agent is told."""
+
+    peer: str
+    move: frame_pb2.SessionMove
+    deadline_ns: int
+    """Of the session, on this process's monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveDone:
+    """A session was handed over; for metrics and traces of the agent that led the move."""
+
+    model: str
+    move: frame_pb2.SessionMove
+    """With the opening."""
+    tokens: int
+    """That were cached."""
+    rounds: int
+    started_ns: int
+    held_ns: int
+    ended_ns: int
+
+    @property
+    def mode(self) -> str:
+        """What travelled."""
+        return "tokens" if self.move.by_tokens else "kv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,23 +208,32 @@ class Outflow:
     rows: list[RowsOut] = field(default_factory=list)
     tokens: list[TokenOut] = field(default_factory=list)
     caches: list[CacheOut] = field(default_factory=list)
+    moves: list[MoveOut] = field(default_factory=list)
     messages: list[Outgoing] = field(default_factory=list)
     """To the scheduler."""
     gone: list[int] = field(default_factory=list)
     """Sessions that hold nothing here any more, or never did."""
     ended: list[Session] = field(default_factory=list)
     """Those of them that were open here."""
+    opened: list[Facts] = field(default_factory=list)
+    """Sessions that move from here to here, which no frame has told of."""
     outcomes: list[tuple[str, str]] = field(default_factory=list)
     """Model, and "OK" or the reason of a failure, of sessions that came to an end here."""
     steps: list[StepDone] = field(default_factory=list)
     handed_over: list[tuple[str, int]] = field(default_factory=list)
     """Model, and nanoseconds since the first token was sent, of sessions that go on here."""
+    moved: list[MoveDone] = field(default_factory=list)
+    moves_failed: list[tuple[str, str]] = field(default_factory=list)
+    """Model and reason, of moves that were led from here."""
+    taken_over: list[tuple[str, str, int]] = field(default_factory=list)
+    """Model, mode, and nanoseconds since the other ring stopped, of sessions that moved here."""
     consumed_bytes: int = 0
     """Of arrived rows that are no longer held."""
     consumed: list[ReceivedFrame] = field(default_factory=list)
     """To be released."""
 
     def __bool__(self) -> bool:
-        outward = self.rows or self.tokens or self.caches or self.messages
-        inward = self.gone or self.steps or self.handed_over or self.consumed
-        return bool(outward or inward) or self.consumed_bytes > 0
+        outward = self.rows or self.tokens or self.caches or self.moves or self.messages
+        inward = self.gone or self.opened or self.steps or self.consumed
+        counted = self.handed_over or self.taken_over or self.moved or self.moves_failed
+        return bool(outward or inward or counted) or self.consumed_bytes > 0

@@ -13,6 +13,7 @@ from gpu_agent.generation.events import (
     Broken,
     CacheArrived,
     Event,
+    MoveSaid,
     Opened,
     RowsArrived,
     TokenArrived,
@@ -119,25 +120,41 @@ def cache_events(
     return events
 
 
-_Entry = frame_pb2.SessionRows | frame_pb2.SessionToken | frame_pb2.SessionCache
+def move_said(
+    move: frame_pb2.SessionMove, arrived: Arrived, agent_id: str, epochs: tuple[int, int]
+) -> MoveSaid:
+    """Returns what a step of a live migration says.
+
+    Args:
+        move: The step.
+        arrived: When it came.
+        agent_id: Ours.
+        epochs: That of who says it, and ours.
+    """
+    facts: Facts | CatenaryError | None = None
+    if move.step == frame_pb2.SessionMove.STEP_ROUND and move.HasField("opening"):
+        try:
+            facts = _facts(move, arrived, agent_id, epochs)
+        except CatenaryError as error:
+            facts = error
+    return MoveSaid(move, epochs[0], arrived, facts)
+
+
+_Entry = (
+    frame_pb2.SessionRows | frame_pb2.SessionToken | frame_pb2.SessionCache | frame_pb2.SessionMove
+)
 
 
 def _opened(
     header: frame_pb2.FrameHeader, entry: _Entry, arrived: Arrived, agent_id: str, epoch: int
 ) -> Event:
     try:
-        return Opened(_facts(header, entry, arrived, agent_id, epoch), arrived)
+        return Opened(_facts(entry, arrived, agent_id, (header.epoch, epoch)), arrived)
     except CatenaryError as error:
         return Broken((entry.session_id,), error, agent_id)
 
 
-def _facts(
-    header: frame_pb2.FrameHeader,
-    entry: _Entry,
-    arrived: Arrived,
-    agent_id: str,
-    epoch: int,
-) -> Facts:
+def _facts(entry: _Entry, arrived: Arrived, agent_id: str, epochs: tuple[int, int]) -> Facts:
     """Returns what the opening says.
 
     Raises:
@@ -149,8 +166,8 @@ def _facts(
     side, hop = _place(opening, agent_id)
     if not opening.gateway_id:
         raise InvalidInput("gateway_id", "missing: nobody to answer to")
-    if hop == 0 and side != "decode" and header.epoch < epoch:
-        raise StaleEpoch(f"epoch {header.epoch} is over; this agent obeys {epoch}")
+    if hop == 0 and side != "decode" and epochs[0] < epochs[1]:
+        raise StaleEpoch(f"epoch {epochs[0]} is over; this agent obeys {epochs[1]}")
     deadline_ns = arrived.received_ns - arrived.transfer_ns + opening.budget_ns
     if deadline_ns <= arrived.received_ns:
         raise DeadlineExceeded(
@@ -175,12 +192,12 @@ def _place(opening: frame_pb2.SessionOpening, agent_id: str) -> tuple[Side, int]
         raise InvalidInput("route", f"passes {agent_id!r} {len(own)} times instead of once")
     if len(rings) == 1:
         return "mixed", own[0][1]
-    if _whole(opening.route) is None or _whole(opening.route) != _whole(opening.decode_route):
+    if whole(opening.route) is None or whole(opening.route) != whole(opening.decode_route):
         raise InvalidInput("decode_route", "does not cover the blocks of the route")
     return ("decode" if own[0][0] else "prefill"), own[0][1]
 
 
-def _whole(ring: Sequence[common_pb2.Hop]) -> tuple[str, str, int] | None:
+def whole(ring: Sequence[common_pb2.Hop]) -> tuple[str, str, int] | None:
     """Returns model and last block of hops that follow each other from block 0; else None."""
     block = 0
     for hop in ring:

@@ -100,7 +100,7 @@ def _layout_of(key: PartitionKey, cache: scheduler_pb2.CacheLayout) -> CacheLayo
     if len(cache.entry_blocks) > _MAX_ENTRIES:
         raise InvalidInput("cache.entry_blocks", f"{len(cache.entry_blocks)} of them")
     entries = tuple(sorted({key.first_block, *cache.entry_blocks}))
-    return CacheLayout(cache.block_slots, cache.session_tokens, entries)
+    return CacheLayout(cache.block_slots, cache.session_tokens, entries, cache.cache_tokens)
 
 
 def _close_late(opening: asyncio.Future[DecoderExecutor]) -> None:

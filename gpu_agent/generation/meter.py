@@ -10,13 +10,13 @@ from services.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
 
-    from gpu_agent.generation.events import StepDone
+    from gpu_agent.generation.events import Outflow, StepDone
 
 _NS = 1e-9
 
 
 class GenerationMeter:
-    """Counts steps, rows and sessions."""
+    """Counts steps, rows, sessions and their moves."""
 
     def __init__(self, metrics: Metrics | None = None) -> None:
         """Counts into `metrics`, or for nobody."""
@@ -41,14 +41,20 @@ class GenerationMeter:
             resolved[2].inc(step.prefill_tokens)
             self._metrics.device_busy_seconds.inc(seconds)
 
-    def cache_left(self, model: str, nbytes: int) -> None:
-        """Counts a part of a cache that another agent is sent."""
-        self._metrics.cache_bytes.labels(model).inc(nbytes)
-
-    def handed_over(self, model: str, duration_ns: int) -> None:
-        """Counts a session that came from another ring."""
-        self._metrics.handover_seconds.labels(model).observe(duration_ns * _NS)
-
-    def ended(self, model: str, outcome: str, count: int = 1) -> None:
-        """Counts sessions that ended here: closed, or failed with a reason."""
-        self._metrics.generation_sessions_ended.labels(model, outcome).inc(count)
+    def flowed_out(self, out: Outflow) -> None:
+        """Counts what came out of a ring."""
+        metrics = self._metrics
+        self.steps(out.steps)
+        for model, duration_ns in out.handed_over:
+            metrics.handover_seconds.labels(model).observe(duration_ns * _NS)
+        for cache in out.caches:
+            model = cache.session.lane.key.model.name
+            metrics.cache_bytes.labels(model).inc(cache.rows.nbytes)
+        for model, outcome in out.outcomes:
+            metrics.generation_sessions_ended.labels(model, outcome).inc()
+        for done in out.moved:
+            metrics.session_moves.labels(done.model, done.mode).inc()
+        for model, reason in out.moves_failed:
+            metrics.session_moves_failed.labels(model, reason).inc()
+        for model, mode, duration_ns in out.taken_over:
+            metrics.session_takeover_seconds.labels(model, mode).observe(duration_ns * _NS)

@@ -1,8 +1,13 @@
-"""Frames of sessions on their way out: a bounded line per peer, in order."""
+"""Frames of sessions on their way out: two bounded lines per peer, each in order.
+
+Parts of caches are large and can wait: all other frames, which keep rings going, overtake them. So
+does the last part of a cache that moves, which is small and for which a session stands still.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -22,6 +27,7 @@ from services.log import get_logger
 if TYPE_CHECKING:
     from gpu_agent.engine.emulated_link import EmulatedLink
     from gpu_agent.engine.outbound import Hub
+    from gpu_agent.generation.sent_caches import SentCaches
     from gpu_agent.generation.wire import Frame
     from services.transport.interface import Link
 
@@ -35,8 +41,8 @@ Failed = Callable[[tuple[int, ...], CatenaryError, str], None]
 class Peers:
     """Delivers frames to agents and gateways.
 
-    Invariants: frames of one peer leave in the order of `send`; at most `max_bytes` and
-    `_MAX_FRAMES` wait for a peer; every session of a frame that does not leave is failed.
+    Invariants: frames of one line leave in the order of `send`; at most `max_bytes` and
+    `_MAX_FRAMES` wait in it; every session of a frame that does not leave is failed.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class Peers:
         header_of: Callable[[Frame], bytes],
         failed: Failed,
         uplink: EmulatedLink | None = None,
+        sent: SentCaches | None = None,
     ) -> None:
         """Sends over the links of `hub`.
 
@@ -55,12 +62,14 @@ class Peers:
             header_of: Encodes a frame's header when it leaves.
             failed: Told the sessions, why, and which peer, when a frame cannot be delivered.
             uplink: Frames to agents leave one after the other at its speed, if there is one.
+            sent: Told how long frames of caches took to leave.
         """
         self._hub = hub
         self._timeout_s, self._max_bytes = limits
         self._header_of = header_of
         self._failed = failed
         self._uplink = uplink
+        self._sent = sent
         self._lines: dict[str, _Line] = {}
         self._links: dict[str, Link] = {}
 
@@ -71,15 +80,16 @@ class Peers:
             line = _Line()
             self._lines[peer] = line
             line.task = asyncio.get_running_loop().create_task(self._drain(peer, line))
-        if line.frames and (
-            line.nbytes + frame.nbytes > self._max_bytes or len(line.frames) >= _MAX_FRAMES
+        part = line.bulk if _can_wait(frame) else line.urgent
+        if part.frames and (
+            part.nbytes + frame.nbytes > self._max_bytes or len(part.frames) >= _MAX_FRAMES
         ):
-            error = Overloaded(f"{len(line.frames)} frames wait for {peer} already")
+            error = Overloaded(f"{len(part.frames)} frames wait for {peer} already")
             self._failed(frame.session_ids, error, peer)
             _settle(frame)
             return
-        line.frames.append(frame)
-        line.nbytes += frame.nbytes
+        part.frames.append(frame)
+        part.nbytes += frame.nbytes
 
     async def close(self) -> None:
         """Drops what waits."""
@@ -92,11 +102,11 @@ class Peers:
     async def _drain(self, peer: str, line: _Line) -> None:
         """Sends what waits for a peer until nothing does."""
         try:
-            while line.frames:
-                frame = line.frames[0]
+            while (part := line.next).frames:
+                frame = part.frames[0]
                 await self._send(peer, frame)
-                line.frames.popleft()
-                line.nbytes -= frame.nbytes
+                part.frames.popleft()
+                part.nbytes -= frame.nbytes
                 _settle(frame)
         except CatenaryError as error:
             self._give_up(peer, line, self._told(peer, error))
@@ -110,9 +120,10 @@ class Peers:
 
     def _give_up(self, peer: str, line: _Line, error: CatenaryError) -> None:
         """Fails every session in the line: those behind would arrive with a gap in front."""
-        frames = list(line.frames)
+        frames = [*line.urgent.frames, *line.bulk.frames]
         ids = dict.fromkeys(each for frame in frames for each in frame.session_ids)
-        line.frames.clear()
+        line.urgent.frames.clear()
+        line.bulk.frames.clear()
         if ids:
             self._failed(tuple(ids), error, peer)
         for frame in frames:
@@ -133,6 +144,7 @@ class Peers:
             link = await self._hub.link_to(peer, self._timeout_s)
             self._links = {name: each for name, each in self._links.items() if not each.closed}
             self._links[peer] = link
+        began_ns = time.monotonic_ns()
         slot = await link.export(frame.nbytes, self._timeout_s)
         try:
             if frame.nbytes:
@@ -142,6 +154,12 @@ class Peers:
             await link.push(slot, self._header_of(frame), self._timeout_s)
         finally:
             slot.release()
+        if self._sent is not None and isinstance(frame, CacheFrame):
+            self._sent.add(peer, frame.nbytes, time.monotonic_ns() - began_ns)
+
+
+def _can_wait(frame: Frame) -> bool:
+    return isinstance(frame, CacheFrame) and not frame.out.is_urgent
 
 
 def _settle(frame: Frame) -> None:
@@ -150,12 +168,27 @@ def _settle(frame: Frame) -> None:
         frame.settled(frame.out)
 
 
-class _Line:
-    """Frames that wait for one peer."""
+class _Part:
+    """Frames that leave in order."""
 
-    __slots__ = ("frames", "nbytes", "task")
+    __slots__ = ("frames", "nbytes")
 
     def __init__(self) -> None:
         self.frames: deque[Frame] = deque()
         self.nbytes = 0
+
+
+class _Line:
+    """Frames that wait for one peer."""
+
+    __slots__ = ("bulk", "task", "urgent")
+
+    def __init__(self) -> None:
+        self.urgent = _Part()
+        self.bulk = _Part()
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def next(self) -> _Part:
+        """The part whose turn it is."""
+        return self.urgent if self.urgent.frames else self.bulk

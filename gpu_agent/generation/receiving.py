@@ -43,6 +43,10 @@ class Receiver:
         if header.kind == frame_pb2.FRAME_KIND_SESSION_TOKENS:
             frame.release()
             return intake.token_events(header, arrived, self._agent_id, epoch)
+        if header.kind == frame_pb2.FRAME_KIND_SESSION_MOVE:
+            frame.release()
+            epochs = (header.epoch, epoch)
+            return (intake.move_said(header.move, arrived, self._agent_id, epochs),)
         if header.kind == frame_pb2.FRAME_KIND_SESSION_CACHE:
             try:
                 self._held.claim(len(frame.payload))

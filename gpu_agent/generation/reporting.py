@@ -13,6 +13,7 @@ from services.telemetry.tracing import Tracer, is_sampled, parse_traceparent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpu_agent.generation.events import MoveDone
     from gpu_agent.generation.lane import Lane
     from gpu_agent.generation.session import Session
     from services.domain.ids import PartitionKey
@@ -49,6 +50,25 @@ def session_failed(session_id: int, error: CatenaryError, blamed: str) -> Notice
     )
 
 
+def session_moved(done: MoveDone) -> Notice:
+    """Returns the message that a session was handed over."""
+    move = done.move
+    kv, again = scheduler_pb2.MOVE_MODE_KV, scheduler_pb2.MOVE_MODE_TOKENS
+    return Notice(
+        scheduler_pb2.AgentMessage(
+            session_moved=scheduler_pb2.SessionMoved(
+                session_id=move.session_id,
+                moved_session_id=move.moved_session_id,
+                mode=again if move.by_tokens else kv,
+                tokens=done.tokens,
+                rounds=done.rounds,
+                duration_ns=done.ended_ns - done.started_ns,
+                held_ns=done.held_ns,
+            )
+        )
+    )
+
+
 def key_message(key: PartitionKey) -> scheduler_pb2.PartitionKey:
     """Returns the form of a key that travels."""
     return scheduler_pb2.PartitionKey(
@@ -78,9 +98,34 @@ def generation_report(lane: Lane, sessions: int) -> Notice:
                 lone_steps=work.lone_steps,
                 lone_context_tokens=work.lone_context_tokens,
                 lone_ns=work.lone_ns,
+                cached_block_tokens=lane.executor.cached_block_tokens,
             )
         ),
         droppable=True,
+    )
+
+
+def record_move(tracer: Tracer, done: MoveDone, agent_id: str) -> None:
+    """Records a move that was led here as a child of its request, if that is sampled."""
+    opening = done.move.opening
+    request = parse_traceparent(opening.traceparent)
+    if request is None or not is_sampled(opening.traceparent):
+        return
+    to_unix = time.time_ns() - time.monotonic_ns()
+    tracer.record(
+        context=request.child(),
+        parent_span_id=request.span_id,
+        name=f"agent.{names.SPAN_MOVE}",
+        start_unix_ns=done.started_ns + to_unix,
+        end_unix_ns=done.ended_ns + to_unix,
+        attributes={
+            names.ATTRIBUTE_AGENT_ID: agent_id,
+            names.ATTRIBUTE_MODEL: done.model,
+            names.ATTRIBUTE_SESSION_ID: done.move.session_id,
+            names.ATTRIBUTE_MOVE_MODE: done.mode,
+            names.ATTRIBUTE_MOVE_ROUNDS: done.rounds,
+            names.ATTRIBUTE_SESSION_TOKENS: done.tokens,
+        },
     )
 
 

@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING
 from gpu_agent.decoders.base import StepItem, Want
 from gpu_agent.decoders.sampling import choose
 from gpu_agent.generation import admission
-from gpu_agent.generation.cache_pushing import CachePushing
-from gpu_agent.generation.cache_waiting import CacheWaiting
+from gpu_agent.generation.cache_budget import affordable
 from gpu_agent.generation.events import (
     Broken,
     CacheArrived,
     CachePushed,
     Call,
     CloseOrdered,
+    EpochRaised,
     Event,
+    MoveSaid,
     Opened,
     Outflow,
     RowsArrived,
@@ -36,6 +37,7 @@ from gpu_agent.generation.events import (
     TokenOut,
 )
 from gpu_agent.generation.incidents import incident
+from gpu_agent.generation.moving import Moving
 from gpu_agent.generation.session import Arrived, Chunk, Work
 from gpu_agent.generation.sessions import REPORT_NS, Sessions
 from services.errors import CatenaryError, InternalError
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpu_agent.generation.lane import Lane
+    from gpu_agent.generation.session import Session
     from gpu_agent.generation.surroundings import GenerationLimits
     from services.domain.ids import Nanoseconds
 
@@ -70,13 +73,16 @@ class Ring:
             lane_closed: Told when a lane's executor was closed.
         """
         self.sessions = Sessions(agent_id, lane_closed)
-        self.ignored = 0
-        """Rows, tokens and openings that came late, twice or for nobody."""
+        self._ignored = 0
         self._agent_id = agent_id
         self._chunk_tokens = limits.chunk_tokens
         self._clock = clock
-        self._pushing = CachePushing(self.sessions, limits.caches)
-        self._waiting = CacheWaiting(self.sessions, limits.caches.patience_ns, clock)
+        self._moving = Moving(self.sessions, limits.caches, clock)
+
+    @property
+    def ignored(self) -> int:
+        """Openings, rows, tokens, caches and steps of moves that came late, twice or for nobody."""
+        return self._ignored + self._moving.ignored + self._moving.waiting.ignored
 
     def add_lane(self, lane: Lane) -> None:
         """Lets sessions begin on a lane."""
@@ -90,11 +96,13 @@ class Ring:
         """Does what is due by time alone: deadlines, emulated waiting, reports."""
         now = self._clock()
         self.sessions.expire(now)
-        self._waiting.expire(now)
+        self._moving.expire(now)
+        self._moving.renew()
+        self._moving.settle()
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
         """Returns when `expire` has something to do; None if never."""
-        moments = (self.sessions.next_wakeup_ns(), self._waiting.next_wakeup_ns())
+        moments = (self.sessions.next_wakeup_ns(), self._moving.next_wakeup_ns())
         return min((each for each in moments if each is not None), default=None)
 
     def take_outflow(self) -> Outflow:
@@ -116,68 +124,70 @@ class Ring:
             case RowsArrived():
                 self._on_rows(event)
             case CacheArrived():
-                self.ignored += not self._waiting.on_cache(event)
+                self._moving.waiting.on_cache(event)
             case CachePushed():
-                self._pushing.on_pushed(event)
+                self._moving.on_pushed(event)
+            case MoveSaid():
+                self._moving.on_said(event)
+            case EpochRaised():
+                self._moving.raise_epoch(event.epoch)
             case Opened():
                 self._on_opened(event)
             case CloseOrdered():
-                self.sessions.order_closed(event.session_ids)
+                self._moving.order_closed(event.session_ids)
             case Broken():
                 self._on_broken(event)
             case Call():
                 self._on_call(event)
+        self._moving.settle()
 
     def _on_opened(self, event: Opened) -> None:
         session_id = event.facts.session_id
         is_over = self.sessions.is_over(session_id)
         if is_over or self.sessions.get(session_id) is not None:
             # On its decode side several agents introduce a session: none knows of the others.
-            self.ignored += is_over or event.facts.side != "decode"
+            self._ignored += is_over or event.facts.side != "decode"
             if is_over:
                 self.sessions.out.gone.append(session_id)
             return
-        try:
-            session = admission.admit(event, self.sessions.lanes)
-        except CatenaryError as error:
-            self.sessions.fail(session_id, error)
-            return
-        except Exception:
-            for lane in self.sessions.lanes:
-                lane.executor.close_session(session_id)
-            self.sessions.fail(session_id, incident("the session could not be opened"))
+        session = admission.try_admit(event, self.sessions.lanes)
+        if isinstance(session, CatenaryError):
+            self.sessions.fail(session_id, session)
             return
         self.sessions.add(session)
         if session.awaited is not None:
-            self._waiting.begin(session)
+            self._moving.waiting.begin(session)
         elif session.pending:
             session.lane.queue(session, self._clock())
 
     def _on_rows(self, event: RowsArrived) -> None:
         session = self.sessions.get(event.session_id)
         if session is None or session.facts.is_first:
-            self.ignored += 1
+            self._ignored += 1
             self.sessions.out.consumed_bytes += event.rows.nbytes
             return
+        if session.awaited is not None and session.arriving is not None and not session.chunks:
+            session.expected = event.position  # checked when it is handed over
         try:
             admission.check_rows(session, event.position, event.rows)
         except CatenaryError as error:
             self.sessions.out.consumed_bytes += event.rows.nbytes
             self.sessions.fail(event.session_id, error)
             return
-        was_idle = not session.chunks
+        was_idle = not session.pending
         session.expected += len(event.rows)
         session.chunks.append(Chunk(event.rows, event.sample, event.arrived))
-        if was_idle and session.awaited is None:
+        if was_idle and session.pending:
             session.lane.queue(session, self._clock())
 
     def _on_token(self, event: TokenArrived) -> None:
         session = self.sessions.get(event.session_id)
-        if session is not None and session.awaited is not None and session.awaited.token:
-            self._waiting.on_token(session, session.awaited, event)
+        awaited = session.awaited if session is not None else None
+        if session is not None and awaited is not None and awaited.word and not session.arriving:
+            self._moving.waiting.on_token(session, awaited, event)
             return
         if session is None or not session.facts.is_first or session.facts.is_last:
-            self.ignored += 1
+            self._ignored += 1
             return
         if event.is_last:
             self.sessions.finish(session)
@@ -189,12 +199,19 @@ class Ring:
             return
         session.arrived = event.arrived
         session.tokens.append(event.token_id)
-        session.lane.queue(session, self._clock())
+        self._go_on(session)
+
+    def _go_on(self, session: Session) -> None:
+        """The newest token of a session is here, and nothing of it is on its way."""
+        if not self._moving.turned(session) and session.pending:
+            session.lane.queue(session, self._clock())
 
     def _on_broken(self, event: Broken) -> None:
         for session_id in event.session_ids:
+            if self._moving.broken(session_id, event.error, event.blamed):
+                continue
             if self.sessions.is_over(session_id) and event.blamed == self._agent_id:
-                self.ignored += 1  # a wrong frame of a session that is over
+                self._ignored += 1  # a wrong frame of a session that is over
             else:  # also one that is over: its last token did not reach the gateway
                 self.sessions.fail(session_id, event.error, event.blamed)
 
@@ -222,13 +239,16 @@ class Ring:
             self.sessions.lanes.remove(lane)
             self.sessions.lanes.append(lane)
         works, decode_rows = lane.compose(self._chunk_tokens)
+        works, decode_rows = affordable(self.sessions, lane, works, decode_rows)
         if not works:
+            self._moving.settle()
             return
         started_ns = self._clock()
         try:
             outputs = lane.executor.step([_item(work) for work in works])
         except Exception:
             self._step_failed(lane, works)
+            self._moving.settle()
             return
         times = (started_ns, self._clock())
         prefill_tokens = lane.work_done.add(works, decode_rows, times, lane.cost)
@@ -240,6 +260,7 @@ class Ring:
         )
         if times[1] - lane.work_done.since_ns >= REPORT_NS:
             self.sessions.report(lane)
+        self._moving.settle()
 
     def _advance(self, work: Work, output: np.ndarray | None, times: Times) -> None:
         """Sends on what a session's part of a step brought, and queues what is left of it."""
@@ -262,10 +283,12 @@ class Ring:
         elif work.sample:
             assert output is not None
             self._sample(work, output, times)
-        if facts.side == "prefill" and not session.closed:
-            self._pushing.advanced(session)
+        if facts.side == "prefill" and session.cached >= facts.history:
+            session.leaves = True
+        if not session.closed:
+            self._moving.advanced(session)
         if not session.closed and session.pending:
-            session.lane.queue(session, self._clock())
+            self._go_on(session)
 
     def _sample(self, work: Work, logits: np.ndarray, times: Times) -> None:
         session, facts = work.session, work.session.facts

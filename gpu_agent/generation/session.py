@@ -92,16 +92,36 @@ class Chunk:
 
 @dataclass(slots=True)
 class Awaited:
-    """What a session that was prefilled elsewhere lacks before it may go on here."""
+    """What a session lacks whose caches come from elsewhere, before it may go on here."""
 
     caches: CacheIntake
-    token: bool
-    """The first token has not come; only where tokens are embedded or sampled it must."""
+    word: bool
+    """Split phase: the first token has not come; only where tokens are embedded or sampled it must.
+    Live migration: it was not handed over yet."""
+    leader: str = ""
+    """Live migration: the first agent of the ring it comes from."""
 
     @property
     def is_over(self) -> bool:
         """True once everything is here."""
-        return not self.token and self.caches.is_complete
+        return not self.word and self.caches.is_complete
+
+
+@dataclass(slots=True)
+class Arriving:
+    """Live migration: where a session comes from that was not handed over yet."""
+
+    leader: str
+    """The first agent of the ring it is on."""
+    moved: int
+    """What it is called there."""
+    by_tokens: bool
+    known: int
+    """Tokens that were said so far."""
+    asked: int | None = 0
+    """The leader waits for so many cached tokens; None: for nothing."""
+    begun: bool = False
+    """By tokens: they may be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +130,8 @@ class Session:
 
     Invariants: tokens `[0, cached)` are in the cache; those behind them that may be computed are
     `tokens[cached:]` on the first hop and the rows of `chunks` on any other. While something is
-    awaited nothing is cached for good, and the session is in no queue.
+    awaited nothing is cached for good. Without pending tokens the session is in no queue, with them
+    it is in one.
     """
 
     facts: Facts
@@ -129,9 +150,13 @@ class Session:
     """Last hop."""
     cached: int = 0
     awaited: Awaited | None = None
-    """Side "decode", until its caches are here."""
+    """Until its caches are here, if they come from elsewhere."""
+    arriving: Arriving | None = None
+    """Until it was handed over, if it moves here."""
     outlets: tuple[CacheOutlet, ...] = ()
-    """Side "prefill": who is to get which blocks."""
+    """Who is to get which blocks, if it is handed over or moves."""
+    leaves: bool = False
+    """Nothing is computed here any more; it ends once its caches have left."""
     introduced: bool = False
     """True once the next agent was sent the opening."""
     closed: bool = False
@@ -146,16 +171,31 @@ class Session:
     @property
     def pending(self) -> int:
         """Tokens that can be computed now, in one piece."""
+        if self.awaited is not None or self.leaves:
+            return 0
+        arriving = self.arriving
         if self.facts.hop == 0:
-            return len(self.tokens) - self.cached
-        return len(self.chunks[0].rows) if self.chunks else 0
+            is_held = arriving is not None and not arriving.begun
+            return 0 if is_held else len(self.tokens) - self.cached
+        if not self.chunks or (arriving is not None and self.chunks[0].sample):
+            return 0  # or handed over already, which this agent has not heard yet
+        return len(self.chunks[0].rows)
+
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """Takes tokens in that another ring has sampled."""
+        if self.facts.is_first:
+            self.tokens += token_ids
+        if self.sampler is not None:
+            for token_id in token_ids:
+                self.sampler.accept(token_id)
 
     def take(self, most: int) -> Work:
         """Takes up to `most` of the pending tokens out, to compute them."""
         if self.facts.hop == 0:
             end = min(len(self.tokens), self.cached + most)
             inputs = np.array(self.tokens[self.cached : end], np.int64)
-            return Work(self, inputs, end == len(self.tokens), self.arrived)
+            is_last = end == len(self.tokens) and self.arriving is None
+            return Work(self, inputs, is_last, self.arrived)
         chunk = self.chunks[0]
         if len(chunk.rows) <= most:
             self.chunks.popleft()

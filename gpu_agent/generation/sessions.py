@@ -40,6 +40,8 @@ class Sessions:
         """Every lane whose executor is not closed yet, the one whose turn it is first."""
         self.out = Outflow()
         """What came out since it was last taken."""
+        self.on_closed: Callable[[Session, CatenaryError | None, str], None] | None = None
+        """Told each session that was closed, why if it failed, and who is blamed."""
         self._lane_closed = lane_closed
         self._open: dict[int, Session] = {}
         self._over: OrderedDict[int, None] = OrderedDict()
@@ -61,9 +63,12 @@ class Sessions:
 
     def add(self, session: Session) -> None:
         """Begins to hold a session that has its slots."""
-        facts = session.facts
-        self._open[facts.session_id] = session
-        heapq.heappush(self._deadlines, (facts.deadline_ns, facts.session_id))
+        self._open[session.facts.session_id] = session
+        self.bound(session, session.facts.deadline_ns)
+
+    def bound(self, session: Session, moment_ns: Nanoseconds) -> None:
+        """Ends a session at a moment: well if it was leaving, otherwise for want of time."""
+        heapq.heappush(self._deadlines, (moment_ns, session.facts.session_id))
         if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:
             self._deadlines = [each for each in self._deadlines if each[1] in self._open]
             heapq.heapify(self._deadlines)
@@ -72,7 +77,7 @@ class Sessions:
 
     def finish(self, session: Session) -> None:
         """Ends a session that has all its tokens."""
-        self._close(session, "OK")
+        self._close(session)
         self.out.messages.append(sessions_closed((session.facts.session_id,)))
 
     def order_closed(self, session_ids: tuple[int, ...]) -> None:
@@ -80,10 +85,11 @@ class Sessions:
         for session_id in session_ids:
             session = self._open.get(session_id)
             if session is not None:
-                self._close(session, "OK")
+                self._close(session)
             else:
                 self._remember(session_id)
-        self.out.messages.append(sessions_closed(session_ids))
+        if session_ids:
+            self.out.messages.append(sessions_closed(session_ids))
 
     def fail(self, session_id: int, error: CatenaryError, blamed: str = "") -> None:
         """Ends a session without its last token, and tells so; also one that never began here.
@@ -103,7 +109,7 @@ class Sessions:
         )
         session = self._open.get(session_id)
         if session is not None:
-            self._close(session, error.reason)
+            self._close(session, error, blamed)
         elif session_id not in self._over:
             self.out.gone.append(session_id)
             self._remember(session_id)
@@ -111,7 +117,9 @@ class Sessions:
         self.out.messages.append(sessions_closed((session_id,)))
         self.out.messages.append(session_failed(session_id, error, blamed))
 
-    def _close(self, session: Session, outcome: str) -> None:
+    def _close(
+        self, session: Session, error: CatenaryError | None = None, blamed: str = ""
+    ) -> None:
         """Frees everything a session holds."""
         session_id = session.facts.session_id
         del self._open[session_id]
@@ -122,8 +130,11 @@ class Sessions:
         self._remember(session_id)
         self.out.gone.append(session_id)
         self.out.ended.append(session)
+        outcome = "OK" if error is None else error.reason
         self.out.outcomes.append((session.lane.key.model.name, outcome))
         self._close_if_unused(session.lane)
+        if self.on_closed is not None:
+            self.on_closed(session, error, blamed)
 
     def _remember(self, session_id: int) -> None:
         self._over[session_id] = None
@@ -132,8 +143,9 @@ class Sessions:
 
     def close(self) -> None:
         """Frees every session and executor, without a word to anybody."""
+        self.on_closed = None
         for session in self:
-            self._close(session, "OK")
+            self._close(session)
         for lane in list(self.lanes):
             self.retire(lane)
         self.out.messages.clear()
@@ -168,7 +180,10 @@ class Sessions:
         """Fails sessions whose deadline has passed, wakes waiting ones, reports quiet lanes."""
         while self._deadlines and self._deadlines[0][0] <= now:
             session_id = heapq.heappop(self._deadlines)[1]
-            if session_id in self._open:
+            session = self._open.get(session_id)
+            if session is not None and session.leaves:
+                self.finish(session)
+            elif session is not None:
                 error = DeadlineExceeded(
                     "the deadline passed while text was generated", details={"stage": "generate"}
                 )

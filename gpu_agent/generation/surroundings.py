@@ -24,8 +24,15 @@ class CacheLimits:
     """Most bytes of one frame; a copy of one is what the event loop is kept from others for."""
     window_bytes: int = 64 << 20
     """Copies of cache rows that wait for one peer; more stay in their slots until these left."""
+    step_bytes: int = 8 << 20
+    """Copied out of the caches between two steps, or into them, beside what the step itself has
+    cached: what a long session's caches hold the others up."""
     patience_ns: int = 30_000_000_000
     """A session whose caches are awaited is given up if for so long none came."""
+    last_round_tokens: int = 2
+    """A session that moves is handed over if no more was added during a round of sending."""
+    last_read_tokens: int = 4
+    """The same where tokens are read again."""
 
 
 @dataclass(frozen=True, slots=True)

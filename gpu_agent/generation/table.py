@@ -31,7 +31,7 @@ class LoadedDecoder:
 
     @property
     def memory_bytes(self) -> int:
-        """Weights, and the caches if every slot is filled."""
+        """Weights, and what the caches may take."""
         executor = self.lane.executor
         return executor.memory_bytes + cache_bytes(self.lane, self.layout)
 
@@ -51,13 +51,16 @@ class LoadedDecoder:
                 decode_lone_ns=self.cost.decode_lone_ns,
                 prefill_floor_ns=self.cost.prefill_floor_ns,
                 prefill_chunk_tokens=self.cost.prefill_chunk_tokens,
+                cache_tokens=self.layout.cache_tokens,
             ),
         )
 
 
 def cache_bytes(lane: Lane, layout: CacheLayout) -> int:
-    """Returns the bytes of a layout's caches if every slot is filled."""
-    return layout.block_slots * lane.executor.table.slot_bytes(layout.session_tokens)
+    """Returns the bytes a layout's caches may take."""
+    executor = lane.executor
+    tokens = layout.memory_tokens(commits_on_use=executor.commits_on_use)
+    return executor.table.slot_bytes(tokens)
 
 
 class LoadedDecoders:

@@ -11,6 +11,7 @@ import numpy as np
 
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 from gpu_agent.generation.cache_wire import CacheFrame, put_opening
+from gpu_agent.generation.move_wire import MoveFrame
 
 if TYPE_CHECKING:
     from gpu_agent.generation.events import RowsOut, TokenOut
@@ -90,7 +91,7 @@ class TokenFrame:
         ).SerializeToString()
 
 
-Frame = StepFrame | TokenFrame | CacheFrame
+Frame = StepFrame | TokenFrame | CacheFrame | MoveFrame
 
 
 def frames_of(rows: Sequence[RowsOut], tokens: Sequence[TokenOut]) -> Iterable[tuple[str, Frame]]:

@@ -13,16 +13,25 @@ class CacheIntake:
     """
 
     def __init__(self, first_block: int, last_block: int, tokens: int) -> None:
-        """Waits for tokens `[0, tokens)` of blocks `[first_block, last_block)`."""
+        """Waits for tokens `[0, tokens)` of blocks `[first_block, last_block)`.
+
+        Where the session still grows at its source, `tokens` is the most it may have, until the end
+        is known.
+        """
         self.first_block = first_block
         self.last_block = last_block
         self.tokens = tokens
         self._come = [0] * (last_block - first_block)
 
     @property
+    def come(self) -> int:
+        """Tokens that are here in every block."""
+        return min(self._come)
+
+    @property
     def is_complete(self) -> bool:
         """True once every token of every block is here."""
-        return all(come == self.tokens for come in self._come)
+        return self.come == self.tokens
 
     @property
     def missing_block(self) -> int | None:
@@ -31,6 +40,16 @@ class CacheIntake:
             if come < self.tokens:
                 return self.first_block + index
         return None
+
+    def end_at(self, tokens: int) -> None:
+        """The end is known now.
+
+        Raises:
+            InvalidInput: More tokens than that have come.
+        """
+        if max(self._come) > tokens:
+            raise InvalidInput("tokens", f"{tokens}, but {max(self._come)} have come already")
+        self.tokens = tokens
 
     def check(self, span: CacheSpan) -> None:
         """Checks that a part is one that comes next.

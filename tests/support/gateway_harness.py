@@ -86,6 +86,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
         self.peers: list[common_pb2.Peer] = []
         self.script: Callable[[scheduler_pb2.SubmitRequest], list[Down]] = self.one_batch
         self.session_script: Callable[[scheduler_pb2.SubmitSession], list[Down]] = lambda _: []
+        self.answers: dict[str, Callable[[object], object]] = {}
+        """To calls of operators, by their methods."""
         self.gateway = GATEWAY
         self.heard: asyncio.Queue[scheduler_pb2.GatewayMessage] = asyncio.Queue()
         self.sessions = 0
@@ -182,6 +184,12 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
         return admin_pb2.GetStatusResponse(
             scheduler_id="s" + self.group, epoch=self.epoch, agents=agents, redis_connected=True
         )
+
+    async def ListSessions(self, request, context):  # noqa: N802
+        return self.answers["ListSessions"](request)
+
+    async def MoveSession(self, request, context):  # noqa: N802
+        return self.answers["MoveSession"](request)
 
     async def DeployModel(self, request, context):  # noqa: N802
         return admin_pb2.DeployModelResponse(plan_id=f"with {request.model}:{request.version}")

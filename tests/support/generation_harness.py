@@ -67,6 +67,20 @@ class Session:
 
 
 @dataclass
+class Move:
+    """An order to move a session, as the first agent of its ring was given it."""
+
+    epoch: int
+    order: frame_pb2.SessionMove
+
+    def session(self, agent: TextAgent, *, skip: int = 0) -> Session:
+        """What the session becomes on its new ring, `skip` tokens after the order was made."""
+        opening = self.order.opening
+        position = len(opening.token_ids) + skip
+        return Session(agent, self.order.session_id, opening, position)
+
+
+@dataclass
 class TextAgent:
     """Says of every session it is given what `script` does with it."""
 
@@ -74,6 +88,7 @@ class TextAgent:
     hub: TransportHub
     script: Callable[[Session], object] | None = None
     opened: asyncio.Queue[Session] = field(default_factory=asyncio.Queue)
+    moves: asyncio.Queue[Move] = field(default_factory=asyncio.Queue)
     frames: list[frame_pb2.FrameHeader] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -89,6 +104,8 @@ class TextAgent:
         header = frame_pb2.FrameHeader.FromString(frame.header)
         frame.release()
         self.frames.append(header)
+        if header.HasField("move"):
+            self.moves.put_nowait(Move(header.epoch, header.move))
         for rows in header.session_rows:
             opening = rows.opening
             session = Session(self, rows.session_id, opening, len(opening.token_ids))
@@ -110,6 +127,11 @@ class TextAgent:
         async with asyncio.timeout(5):
             return await self.opened.get()
 
+    async def move(self) -> Move:
+        """The next order it was given to move a session."""
+        async with asyncio.timeout(5):
+            return await self.moves.get()
+
 
 class SessionScheduler(ScriptedScheduler):
     """Starts every session on `agent`, unless `session_script` is replaced."""
@@ -122,6 +144,13 @@ class SessionScheduler(ScriptedScheduler):
 
     def one_start(self, submit: scheduler_pb2.SubmitSession) -> list[Down]:
         return [] if submit.session_id else [self.start_session(submit.request_id)]
+
+    def move_session(self, moved: Session, agent: str, **facts: object) -> Down:
+        """The order to move a session to another agent."""
+        order = self.start_session(moved.opening.request_id, agent)
+        order.start_session.moved_session_id = moved.session_id
+        order.start_session.move_mode = facts.get("mode", scheduler_pb2.MOVE_MODE_KV)
+        return order
 
     def start_session(self, request_id: int, agent: str = "") -> Down:
         self.starts += 1
@@ -160,11 +189,12 @@ class TextStage:
 
     def leftovers(self) -> dict[str, int]:
         """What the gateway still holds; all zero when nothing is unanswered."""
-        sessions, admission = self.gateway._sessions, self.gateway._admission
+        plane, admission = self.gateway._sessions, self.gateway._admission
         return {
-            "requests": len(sessions._requests),
-            "sessions": len(sessions._sessions),
-            "deliveries": len(sessions._deliveries),
+            "requests": len(plane._requests),
+            "sessions": len(plane._rings._sessions),
+            "successors": len(plane._rings._successors),
+            "deliveries": len(plane._rings._deliveries),
             "bytes": admission.bytes,
             "admitted": admission.requests,
         }

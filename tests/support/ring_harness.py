@@ -51,6 +51,8 @@ TABLE = DecoderTable(
 class ToyDecoder:
     """A recurrence in exact integers: outputs depend on every cached token and on their order."""
 
+    commits_on_use = True
+
     def __init__(self, key: PartitionKey, layout: CacheLayout) -> None:
         self.key = key
         self.table = TABLE
@@ -78,6 +80,13 @@ class ToyDecoder:
     @property
     def sessions(self) -> int:
         return len(self.book.entries)
+
+    @property
+    def cached_block_tokens(self) -> int:
+        return self.book.cached_block_tokens
+
+    def block_tokens(self, session: int, tokens: int = 0) -> int:
+        return self.book.block_tokens(session, tokens)
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
         assert not self.closed
@@ -233,6 +242,28 @@ def opening_frame(session_id: int, made: frame_pb2.SessionOpening, epoch: int = 
     )
 
 
+def begin_frame(
+    session_id: int,
+    moved: int,
+    made: frame_pb2.SessionOpening,
+    *,
+    by_tokens: bool = False,
+    epoch: int = 1,
+):
+    """Returns what a gateway says to move a session; `made` has the new ring."""
+    return frame_pb2.FrameHeader(
+        kind=frame_pb2.FRAME_KIND_SESSION_MOVE,
+        epoch=epoch,
+        move=frame_pb2.SessionMove(
+            session_id=session_id,
+            moved_session_id=moved,
+            step=frame_pb2.SessionMove.STEP_BEGIN,
+            by_tokens=by_tokens,
+            opening=made,
+        ),
+    )
+
+
 class Caller:
     """A gateway that collects the tokens of its sessions and checks their order."""
 
@@ -240,6 +271,9 @@ class Caller:
         self.peer = peer
         self.tokens: dict[int, list[frame_pb2.SessionToken]] = {}
         self.wrong: list[str] = []
+        self.moved: dict[int, int] = {}
+        """What a session was before it moved."""
+        self._opened: dict[int, frame_pb2.SessionOpening] = {}
         self._starts: dict[int, int] = {}
         self._changed = asyncio.Event()
 
@@ -248,6 +282,8 @@ class Caller:
         frame.release()
         for token in header.session_tokens:
             got = self.tokens.setdefault(token.session_id, [])
+            if token.session_id in self.moved:
+                self._starts.setdefault(token.session_id, token.position)
             if token.position != self._starts[token.session_id] + len(got):
                 self.wrong.append(f"{token.session_id}: {token.position} after {len(got)} tokens")
             got.append(token)
@@ -255,7 +291,62 @@ class Caller:
 
     async def open(self, session_id: int, made: frame_pb2.SessionOpening, epoch: int = 1) -> None:
         self._starts[session_id] = len(made.token_ids)
+        self._opened[session_id] = made
         await self.peer.send(made.route[0].agent_id, opening_frame(session_id, made, epoch))
+
+    async def move(
+        self,
+        moved: int,
+        session_id: int,
+        ring: Sequence[Span],
+        *,
+        by_tokens: bool = False,
+        epoch: int = 1,
+    ) -> None:
+        """Asks for a session to go on as another one on another ring."""
+        before = self._opened[moved]
+        made = frame_pb2.SessionOpening()
+        made.CopyFrom(before)
+        del made.route[:], made.decode_route[:], made.token_ids[:]
+        made.token_ids.extend(self.known(moved))
+        hop = before.route[0]
+        model = ModelKey(hop.model, hop.model_version)
+        made.route.extend(opening(ring, [0], model=model).route)
+        self._opened[session_id] = made
+        self.moved[session_id] = moved
+        first = (before.decode_route or before.route)[0].agent_id
+        begin = begin_frame(session_id, moved, made, by_tokens=by_tokens, epoch=epoch)
+        await self.peer.send(first, begin)
+
+    async def ended(self, session_id: int, timeout_s: float = 10.0) -> list[int]:
+        """Returns the whole answer once it is here, whether the last moves came in time or not."""
+        ways = [session_id]
+        while ways[-1] in self.moved:
+            ways.append(self.moved[ways[-1]])
+        async with asyncio.timeout(timeout_s):
+            while not any(each.finish_reason for way in ways for each in self.tokens.get(way, ())):
+                self._changed.clear()
+                await self._changed.wait()
+        return self.answer(session_id)
+
+    def known(self, session_id: int) -> list[int]:
+        """Returns the prompt and all tokens of a session and of those it was, by position."""
+        if session_id not in self.moved:
+            known = list(self._opened[session_id].token_ids)
+        else:
+            known = self.known(self.moved[session_id])
+        for token in self.tokens.get(session_id, ()):
+            if token.position < len(known):
+                assert known[token.position] == token.token_id
+            else:
+                assert token.position == len(known)
+                known.append(token.token_id)
+        return known
+
+    def answer(self, session_id: int) -> list[int]:
+        """Returns all tokens that were generated, wherever."""
+        prompt = self._opened[session_id].prompt_tokens
+        return self.known(session_id)[prompt:]
 
     async def wait_for(self, session_id: int, count: int, timeout_s: float = 10.0) -> list[int]:
         async with asyncio.timeout(timeout_s):
@@ -351,7 +442,7 @@ class RingNet:
             await made.settled()
             await until(lambda g=generation: not g._peers._lines)
             assert generation.block_slots[0] == 0
-            assert made.node.engine.held_bytes == 0
+            await until(lambda m=made: m.node.engine.held_bytes == 0)  # a frame may come late
             for decoder in made.decoders:
                 assert decoder.sessions == 0
 

@@ -247,6 +247,12 @@ class FakeAgent(Client):
         said = scheduler_pb2.SessionFailed(session_id=session, failure=failure)
         await self.send(scheduler_pb2.AgentMessage(session_failed=said))
 
+    async def moved(self, session: int, moved: int, **changes: Any) -> None:
+        """Says that a session was handed over, then that it is over here."""
+        said = scheduler_pb2.SessionMoved(session_id=session, moved_session_id=moved, **changes)
+        await self.send(scheduler_pb2.AgentMessage(session_moved=said))
+        await self.closed(moved)
+
     def told_to_close(self, session: int) -> bool:
         return any(session in order.session_ids for order in self.all("close_sessions"))
 
@@ -291,6 +297,17 @@ class FakeGateway(Client):
     async def started(self, number: int, times: int = 1) -> scheduler_pb2.StartSession:
         await until(lambda: len(self.starts(number)) >= times, f"start {times} of {number}")
         return self.starts(number)[times - 1]
+
+    async def progressed(self, *numbers: int, tokens: int = 1) -> None:
+        """Says that requests have got so many tokens of their answers."""
+        reports = [
+            scheduler_pb2.SessionProgress(
+                request_id=number, generated_tokens=tokens, first_token_ns=MS, decode_ns=MS
+            )
+            for number in numbers
+        ]
+        said = scheduler_pb2.SessionsProgressed(sessions=reports)
+        await self.send(scheduler_pb2.GatewayMessage(sessions_progressed=said))
 
     def serves(self, name: str) -> bool:
         model = self.model(name)

@@ -65,12 +65,12 @@ def test_an_intake_names_the_first_block_that_lacks_tokens():
 
 
 def test_an_outlet_gives_every_row_once_as_tokens_are_cached():
-    outlet = CacheOutlet("d-0", 1, 4)
+    outlet = CacheOutlet(7, "d-0", 1, 4)
     waits = CacheIntake(1, 4, 25)
     for cached in (10, 10, 25):
-        outlet.extend(cached, 8, 100)
+        outlet.extend(cached)
         while outlet.has_more:
-            span = outlet.take()
+            span = outlet.take(8, 100)
             waits.check(span)
             waits.add(span)
     assert waits.is_complete

@@ -49,6 +49,8 @@ class GetStatusResponse(_message.Message):
     REDIS_CONNECTED_FIELD_NUMBER: _builtins.int
     SESSIONS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    MOVES_DONE_FIELD_NUMBER: _builtins.int
+    MOVES_FAILED_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     epoch: _builtins.int
     plan_id: _builtins.str
@@ -58,6 +60,11 @@ class GetStatusResponse(_message.Message):
     redis_connected: _builtins.bool
     sessions_in_flight: _builtins.int
     """Sessions that hold cache slots somewhere."""
+    moves_done: _builtins.int
+    """Moves of running sessions to other chains since this scheduler leads; those that failed left
+    the session where it was.
+    """
+    moves_failed: _builtins.int
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentStatus]: ...
     @_builtins.property
@@ -85,10 +92,12 @@ class GetStatusResponse(_message.Message):
         redis_connected: _builtins.bool = ...,
         sessions_in_flight: _builtins.int = ...,
         groups: _abc.Iterable[Global___GroupStatus] | None = ...,
+        moves_done: _builtins.int = ...,
+        moves_failed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "live_reservations", b"live_reservations", "models", b"models", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "scheduler_id", b"scheduler_id", "sessions_in_flight", b"sessions_in_flight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "live_reservations", b"live_reservations", "models", b"models", "moves_done", b"moves_done", "moves_failed", b"moves_failed", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "scheduler_id", b"scheduler_id", "sessions_in_flight", b"sessions_in_flight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -204,6 +213,8 @@ class ModelStatus(_message.Message):
     QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
     CHAINS_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
+    PACKING_FIELD_NUMBER: _builtins.int
+    SESSIONS_MOVING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
@@ -211,6 +222,10 @@ class ModelStatus(_message.Message):
     pipelines: _builtins.int
     queued_requests: _builtins.int
     sessions: _builtins.int
+    packing: _builtins.str
+    """What its sessions are moved for: "pack", "balance" or "off"."""
+    sessions_moving: _builtins.int
+    """Sessions that move to another chain now."""
     @_builtins.property
     def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainStatus]:
         """Of a model that generates text."""
@@ -226,10 +241,12 @@ class ModelStatus(_message.Message):
         queued_requests: _builtins.int = ...,
         chains: _abc.Iterable[Global___ChainStatus] | None = ...,
         sessions: _builtins.int = ...,
+        packing: _builtins.str = ...,
+        sessions_moving: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains", "name", b"name", "pipelines", b"pipelines", "queued_requests", b"queued_requests", "ready", b"ready", "reason", b"reason", "sessions", b"sessions", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains", "name", b"name", "packing", b"packing", "pipelines", b"pipelines", "queued_requests", b"queued_requests", "ready", b"ready", "reason", b"reason", "sessions", b"sessions", "sessions_moving", b"sessions_moving", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -248,6 +265,8 @@ class ChainStatus(_message.Message):
     SERVICE_NS_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     LINES_FIELD_NUMBER: _builtins.int
+    CACHE_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     chain_id: _builtins.str
     capacity: _builtins.int
     """Sessions at a time."""
@@ -257,6 +276,10 @@ class ChainStatus(_message.Message):
     """Expected time of a session of mean size."""
     role: _builtins.str
     """"mixed", "prefill" or "decode"."""
+    cache_tokens: _builtins.int
+    """Tokens that its caches hold at most; 0: as many as its capacity of whole sessions comes to."""
+    cached_tokens: _builtins.int
+    """Tokens of its sessions, as of what is known of their progress."""
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainHopStatus]: ...
     @_builtins.property
@@ -271,10 +294,12 @@ class ChainStatus(_message.Message):
         service_ns: _builtins.int = ...,
         role: _builtins.str = ...,
         lines: Global___LatencyLines | None = ...,
+        cache_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "chain_id", b"chain_id", "hops", b"hops", "lines", b"lines", "role", b"role", "service_ns", b"service_ns", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_tokens", b"cache_tokens", "cached_tokens", b"cached_tokens", "capacity", b"capacity", "chain_id", b"chain_id", "hops", b"hops", "lines", b"lines", "role", b"role", "service_ns", b"service_ns", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -574,12 +599,17 @@ class DeployModelRequest(_message.Message):
     SLO_NS_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     MAX_BATCH_FIELD_NUMBER: _builtins.int
+    PACKING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.str
     slo_ns: _builtins.int
     partitions: _builtins.int
     """0: chosen by the scheduler."""
     max_batch: _builtins.int
+    packing: _builtins.str
+    """What its sessions are moved for: "pack", "balance" or "off"; empty: as its model.yaml or the
+    cluster says.
+    """
     def __init__(
         self,
         *,
@@ -588,10 +618,11 @@ class DeployModelRequest(_message.Message):
         slo_ns: _builtins.int = ...,
         partitions: _builtins.int = ...,
         max_batch: _builtins.int = ...,
+        packing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch", b"max_batch", "model", b"model", "partitions", b"partitions", "slo_ns", b"slo_ns", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch", b"max_batch", "model", b"model", "packing", b"packing", "partitions", b"partitions", "slo_ns", b"slo_ns", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -653,6 +684,200 @@ class DrainAgentResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainAgentResponse: _TypeAlias = DrainAgentResponse  # noqa: Y015
+
+@_typing.final
+class ListSessionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Empty: of all models."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsRequest: _TypeAlias = ListSessionsRequest  # noqa: Y015
+
+@_typing.final
+class ListSessionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionStatus]: ...
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[Global___SessionStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsResponse: _TypeAlias = ListSessionsResponse  # noqa: Y015
+
+@_typing.final
+class SessionStatus(_message.Message):
+    """One session that holds cache slots. Of a request whose session moves there is one: the one that
+    generates.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_NUMBER_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CHAIN_ID_FIELD_NUMBER: _builtins.int
+    HOPS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    MOVING_TO_FIELD_NUMBER: _builtins.int
+    MOVING_BY_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    GENERATES_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    gateway_id: _builtins.str
+    request_number: _builtins.int
+    """Its number at that gateway."""
+    request_id: _builtins.str
+    """The id its client sent or was given; known to its gateway only, and empty where another answers."""
+    model: _builtins.str
+    version: _builtins.str
+    chain_id: _builtins.str
+    """Empty for a session that an earlier scheduler began."""
+    tokens: _builtins.int
+    """Prompt and answer, as of what is known of its progress."""
+    moving_to: _builtins.str
+    """Where it moves to at the moment; empty: nowhere."""
+    moving_by: _builtins.str
+    """"kv" or "tokens", if it moves."""
+    group: _builtins.int
+    """The scheduler group it belongs to."""
+    generates: _builtins.bool
+    """Its prompt is done; before that it cannot move."""
+    @_builtins.property
+    def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainHopStatus]: ...
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        gateway_id: _builtins.str = ...,
+        request_number: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        chain_id: _builtins.str = ...,
+        hops: _abc.Iterable[Global___ChainHopStatus] | None = ...,
+        tokens: _builtins.int = ...,
+        moving_to: _builtins.str = ...,
+        moving_by: _builtins.str = ...,
+        group: _builtins.int = ...,
+        generates: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain_id", b"chain_id", "gateway_id", b"gateway_id", "generates", b"generates", "group", b"group", "hops", b"hops", "model", b"model", "moving_by", b"moving_by", "moving_to", b"moving_to", "request_id", b"request_id", "request_number", b"request_number", "session_id", b"session_id", "tokens", b"tokens", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionStatus: _TypeAlias = SessionStatus  # noqa: Y015
+
+@_typing.final
+class MoveSessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHAIN_ID_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    WAIT_NS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    """Either a session,"""
+    request_id: _builtins.str
+    """or, at the gateway that serves it, the id of a request."""
+    chain_id: _builtins.str
+    """Where to; empty: wherever is best."""
+    mode: _builtins.str
+    """What travels: "kv" (its caches), "tokens" (computed again where it goes), or empty: whatever is
+    faster.
+    """
+    wait_ns: _builtins.int
+    """Wait so long for the end of the move; 0: answer when it has begun."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        chain_id: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        wait_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain_id", b"chain_id", "mode", b"mode", "request_id", b"request_id", "session_id", b"session_id", "wait_ns", b"wait_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveSessionRequest: _TypeAlias = MoveSessionRequest  # noqa: Y015
+
+@_typing.final
+class MoveSessionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    CHAIN_ID_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    DURATION_NS_FIELD_NUMBER: _builtins.int
+    HELD_NS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    outcome: _builtins.str
+    """"begun", "moved", or "failed": it stays where it was, or has ended."""
+    session_id: _builtins.int
+    """What it becomes."""
+    chain_id: _builtins.str
+    mode: _builtins.str
+    tokens: _builtins.int
+    """Of a move that is done: tokens that were cached at the hand-over, and rounds of sending."""
+    rounds: _builtins.int
+    duration_ns: _builtins.int
+    """From the order to the hand-over; then the part of it in which no token was computed."""
+    held_ns: _builtins.int
+    problem: _builtins.str
+    """Why it failed."""
+    def __init__(
+        self,
+        *,
+        outcome: _builtins.str = ...,
+        session_id: _builtins.int = ...,
+        chain_id: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        rounds: _builtins.int = ...,
+        duration_ns: _builtins.int = ...,
+        held_ns: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain_id", b"chain_id", "duration_ns", b"duration_ns", "held_ns", b"held_ns", "mode", b"mode", "outcome", b"outcome", "problem", b"problem", "rounds", b"rounds", "session_id", b"session_id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveSessionResponse: _TypeAlias = MoveSessionResponse  # noqa: Y015
 
 @_typing.final
 class WatchScalingRequest(_message.Message):

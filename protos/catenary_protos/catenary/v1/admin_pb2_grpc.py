@@ -64,6 +64,16 @@ class AdminStub:
                 request_serializer=catenary_dot_v1_dot_admin__pb2.DrainAgentRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_admin__pb2.DrainAgentResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/catenary.v1.Admin/ListSessions',
+                request_serializer=catenary_dot_v1_dot_admin__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_admin__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
+        self.MoveSession = channel.unary_unary(
+                '/catenary.v1.Admin/MoveSession',
+                request_serializer=catenary_dot_v1_dot_admin__pb2.MoveSessionRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_admin__pb2.MoveSessionResponse.FromString,
+                _registered_method=True)
         self.GetTrace = channel.unary_unary(
                 '/catenary.v1.Admin/GetTrace',
                 request_serializer=catenary_dot_v1_dot_admin__pb2.GetTraceRequest.SerializeToString,
@@ -111,7 +121,22 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainAgent(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Nothing begins on the agent any more, and its running sessions move to other chains.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """Sessions that generate, and where.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveSession(self, request, context):
+        """Moves a running session to another chain; its stream goes on without a restart.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -162,6 +187,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DrainAgent,
                     request_deserializer=catenary_dot_v1_dot_admin__pb2.DrainAgentRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_admin__pb2.DrainAgentResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=catenary_dot_v1_dot_admin__pb2.ListSessionsRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_admin__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'MoveSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveSession,
+                    request_deserializer=catenary_dot_v1_dot_admin__pb2.MoveSessionRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_admin__pb2.MoveSessionResponse.SerializeToString,
             ),
             'GetTrace': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTrace,
@@ -336,6 +371,60 @@ class Admin:
             '/catenary.v1.Admin/DrainAgent',
             catenary_dot_v1_dot_admin__pb2.DrainAgentRequest.SerializeToString,
             catenary_dot_v1_dot_admin__pb2.DrainAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.Admin/ListSessions',
+            catenary_dot_v1_dot_admin__pb2.ListSessionsRequest.SerializeToString,
+            catenary_dot_v1_dot_admin__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.Admin/MoveSession',
+            catenary_dot_v1_dot_admin__pb2.MoveSessionRequest.SerializeToString,
+            catenary_dot_v1_dot_admin__pb2.MoveSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

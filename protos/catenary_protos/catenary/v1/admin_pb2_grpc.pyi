@@ -38,6 +38,11 @@ class AdminStub:
     """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
     DeployModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeployModelRequest, _admin_pb2.DeployModelResponse]
     DrainAgent: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]
+    """Nothing begins on the agent any more, and its running sessions move to other chains."""
+    ListSessions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]
+    """Sessions that generate, and where."""
+    MoveSession: _grpc.UnaryUnaryMultiCallable[_admin_pb2.MoveSessionRequest, _admin_pb2.MoveSessionResponse]
+    """Moves a running session to another chain; its stream goes on without a restart."""
     GetTrace: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]
     """Where the time of one recent request went; answered by the gateway that served it."""
     WatchScaling: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchScalingRequest, _admin_pb2.ScalingAdvice]
@@ -53,6 +58,11 @@ class AdminAsyncStub(AdminStub):
     """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
     DeployModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeployModelRequest, _admin_pb2.DeployModelResponse]  # type: ignore[assignment]
     DrainAgent: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]  # type: ignore[assignment]
+    """Nothing begins on the agent any more, and its running sessions move to other chains."""
+    ListSessions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]  # type: ignore[assignment]
+    """Sessions that generate, and where."""
+    MoveSession: _aio.UnaryUnaryMultiCallable[_admin_pb2.MoveSessionRequest, _admin_pb2.MoveSessionResponse]  # type: ignore[assignment]
+    """Moves a running session to another chain; its stream goes on without a restart."""
     GetTrace: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]  # type: ignore[assignment]
     """Where the time of one recent request went; answered by the gateway that served it."""
     WatchScaling: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchScalingRequest, _admin_pb2.ScalingAdvice]  # type: ignore[assignment]
@@ -100,7 +110,24 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.DrainAgentRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.DrainAgentResponse, _abc.Awaitable[_admin_pb2.DrainAgentResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.DrainAgentResponse, _abc.Awaitable[_admin_pb2.DrainAgentResponse]]:
+        """Nothing begins on the agent any more, and its running sessions move to other chains."""
+
+    @_abc_1.abstractmethod
+    def ListSessions(
+        self,
+        request: _admin_pb2.ListSessionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListSessionsResponse, _abc.Awaitable[_admin_pb2.ListSessionsResponse]]:
+        """Sessions that generate, and where."""
+
+    @_abc_1.abstractmethod
+    def MoveSession(
+        self,
+        request: _admin_pb2.MoveSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.MoveSessionResponse, _abc.Awaitable[_admin_pb2.MoveSessionResponse]]:
+        """Moves a running session to another chain; its stream goes on without a restart."""
 
     @_abc_1.abstractmethod
     def GetTrace(

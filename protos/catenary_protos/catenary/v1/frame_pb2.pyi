@@ -368,40 +368,40 @@ class SessionMove(_message.Message):
         DESCRIPTOR: _descriptor.EnumDescriptor
         STEP_UNSPECIFIED: SessionMove._Step.ValueType  # 0
         STEP_BEGIN: SessionMove._Step.ValueType  # 1
-        """From the gateway to the first agent of the old ring, and from it to the others there: send what
-        is cached, and what will be, to the ring of `opening`.
+        """From the gateway to the first agent of the old ring, which leads the move; from it to the others
+        there, once the new ring has room: send what is cached, and what will be, to `opening.route`.
         """
         STEP_ROUND: SessionMove._Step.ValueType  # 2
-        """From the first agent of the old ring to agents of the new one: say when `tokens` are cached. By
-        tokens: `token_ids` are to be read, too.
+        """From the leader to every agent of the new ring: say when `tokens` are cached. The first one has
+        the opening and asks for room only (`tokens` is 0). By tokens: `token_ids` are to be read, too.
         """
         STEP_READY: SessionMove._Step.ValueType  # 3
-        """From an agent of the new ring to the first one of the old: `tokens` are cached."""
+        """From an agent of the new ring to the leader: `tokens` are cached."""
         STEP_HAND_OVER: SessionMove._Step.ValueType  # 4
-        """From the first agent of the old ring, which has stopped, to all of the new: go on. `tokens` are
-        cached at the old ring; `token_ids` are those behind what the opening or a round said.
+        """From the leader, which has stopped, to every agent of the new ring: go on. `tokens` are cached
+        at the old ring; with `token_ids` one more is known, which is computed next.
         """
         STEP_GIVE_UP: SessionMove._Step.ValueType  # 5
-        """It stays where it was."""
+        """It stays where it was. From the leader to all, or from whoever sees a failure to the leader."""
 
     class Step(_Step, metaclass=_StepEnumTypeWrapper): ...
     STEP_UNSPECIFIED: SessionMove.Step.ValueType  # 0
     STEP_BEGIN: SessionMove.Step.ValueType  # 1
-    """From the gateway to the first agent of the old ring, and from it to the others there: send what
-    is cached, and what will be, to the ring of `opening`.
+    """From the gateway to the first agent of the old ring, which leads the move; from it to the others
+    there, once the new ring has room: send what is cached, and what will be, to `opening.route`.
     """
     STEP_ROUND: SessionMove.Step.ValueType  # 2
-    """From the first agent of the old ring to agents of the new one: say when `tokens` are cached. By
-    tokens: `token_ids` are to be read, too.
+    """From the leader to every agent of the new ring: say when `tokens` are cached. The first one has
+    the opening and asks for room only (`tokens` is 0). By tokens: `token_ids` are to be read, too.
     """
     STEP_READY: SessionMove.Step.ValueType  # 3
-    """From an agent of the new ring to the first one of the old: `tokens` are cached."""
+    """From an agent of the new ring to the leader: `tokens` are cached."""
     STEP_HAND_OVER: SessionMove.Step.ValueType  # 4
-    """From the first agent of the old ring, which has stopped, to all of the new: go on. `tokens` are
-    cached at the old ring; `token_ids` are those behind what the opening or a round said.
+    """From the leader, which has stopped, to every agent of the new ring: go on. `tokens` are cached
+    at the old ring; with `token_ids` one more is known, which is computed next.
     """
     STEP_GIVE_UP: SessionMove.Step.ValueType  # 5
-    """It stays where it was."""
+    """It stays where it was. From the leader to all, or from whoever sees a failure to the leader."""
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     MOVED_SESSION_ID_FIELD_NUMBER: _builtins.int
@@ -410,6 +410,8 @@ class SessionMove(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     OPENING_FIELD_NUMBER: _builtins.int
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     """The session it becomes, on the new ring."""
     moved_session_id: _builtins.int
@@ -418,10 +420,18 @@ class SessionMove(_message.Message):
     by_tokens: _builtins.bool
     """True: caches are computed again from tokens; false: they are sent."""
     tokens: _builtins.int
+    agent_id: _builtins.str
+    """Who says this; empty: the gateway."""
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those behind what the opening and earlier steps said."""
+
     @_builtins.property
     def opening(self) -> Global___SessionOpening: ...
+    @_builtins.property
+    def failure(self) -> _common_pb2.Failure:
+        """STEP_GIVE_UP: why."""
+
     def __init__(
         self,
         *,
@@ -432,10 +442,12 @@ class SessionMove(_message.Message):
         tokens: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         opening: Global___SessionOpening | None = ...,
+        agent_id: _builtins.str = ...,
+        failure: _common_pb2.Failure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["opening", b"opening"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "opening", b"opening"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_tokens", b"by_tokens", "moved_session_id", b"moved_session_id", "opening", b"opening", "session_id", b"session_id", "step", b"step", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "by_tokens", b"by_tokens", "failure", b"failure", "moved_session_id", b"moved_session_id", "opening", b"opening", "session_id", b"session_id", "step", b"step", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

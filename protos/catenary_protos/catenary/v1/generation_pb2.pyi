@@ -252,6 +252,50 @@ class ObjectivesReport(_message.Message):
 Global___ObjectivesReport: _TypeAlias = ObjectivesReport  # noqa: Y015
 
 @_typing.final
+class ChainChange(_message.Message):
+    """An answer that was begun on one chain went on another: a live move, or a new start after a loss."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOW_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    AFTER_NS_FIELD_NUMBER: _builtins.int
+    STALL_NS_FIELD_NUMBER: _builtins.int
+    FROM_AGENTS_FIELD_NUMBER: _builtins.int
+    TO_AGENTS_FIELD_NUMBER: _builtins.int
+    how: _builtins.str
+    """"kv" or "tokens" for a move, by what travelled; "restart"."""
+    generated_tokens: _builtins.int
+    """Tokens generated before."""
+    after_ns: _builtins.int
+    """From the request's arrival to the first token of the new chain."""
+    stall_ns: _builtins.int
+    """From the last token of the old chain to the first of the new one."""
+    @_builtins.property
+    def from_agents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In the order of their blocks."""
+
+    @_builtins.property
+    def to_agents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        how: _builtins.str = ...,
+        generated_tokens: _builtins.int = ...,
+        after_ns: _builtins.int = ...,
+        stall_ns: _builtins.int = ...,
+        from_agents: _abc.Iterable[_builtins.str] | None = ...,
+        to_agents: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_ns", b"after_ns", "from_agents", b"from_agents", "generated_tokens", b"generated_tokens", "how", b"how", "stall_ns", b"stall_ns", "to_agents", b"to_agents"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChainChange: _TypeAlias = ChainChange  # noqa: Y015
+
+@_typing.final
 class GenerateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -262,6 +306,7 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
+    CHAIN_CHANGES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     text: _builtins.str
     finish_reason: _builtins.str
@@ -280,6 +325,10 @@ class GenerateResponse(_message.Message):
     def objectives(self) -> Global___ObjectivesReport:
         """Only in the last response."""
 
+    @_builtins.property
+    def chain_changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainChange]:
+        """Only in the last response; in order."""
+
     def __init__(
         self,
         *,
@@ -290,10 +339,11 @@ class GenerateResponse(_message.Message):
         usage: Global___Usage | None = ...,
         timings: _abc.Iterable[Global___TokenTiming] | None = ...,
         objectives: Global___ObjectivesReport | None = ...,
+        chain_changes: _abc.Iterable[Global___ChainChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "objectives", b"objectives", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain_changes", b"chain_changes", "finish_reason", b"finish_reason", "id", b"id", "objectives", b"objectives", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

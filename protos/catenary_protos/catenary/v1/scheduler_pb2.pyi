@@ -949,6 +949,7 @@ class AgentHello(_message.Message):
     VIRTUAL_LEVEL_FIELD_NUMBER: _builtins.int
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
+    COMMITS_CACHES_ON_USE_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     incarnation: _builtins.int
     device: _builtins.str
@@ -965,6 +966,11 @@ class AgentHello(_message.Message):
     """This agent is one of so many virtual GPUs of its device; 0 counts as 1."""
     device_id: _builtins.str
     """Agents with the same device are virtual GPUs of one physical device; empty: one of its own."""
+    commits_caches_on_use: _builtins.bool
+    """True: memory of a cache is taken token by token, as it is written, and given back with its
+    session, so that more block slots can be kept than would fit if every session were as long as
+    it may be.
+    """
     @_builtins.property
     def peer(self) -> _common_pb2.Peer: ...
     @_builtins.property
@@ -994,10 +1000,11 @@ class AgentHello(_message.Message):
         virtual_level: _builtins.int = ...,
         device_id: _builtins.str = ...,
         sessions: _abc.Iterable[Global___SessionInAgent] | None = ...,
+        commits_caches_on_use: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "epoch", b"epoch", "incarnation", b"incarnation", "link_bytes_per_second", b"link_bytes_per_second", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "peer", b"peer", "server_id", b"server_id", "sessions", b"sessions", "virtual_level", b"virtual_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "commits_caches_on_use", b"commits_caches_on_use", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "epoch", b"epoch", "incarnation", b"incarnation", "link_bytes_per_second", b"link_bytes_per_second", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "peer", b"peer", "server_id", b"server_id", "sessions", b"sessions", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1166,6 +1173,7 @@ class GenerationReport(_message.Message):
     LONE_STEPS_FIELD_NUMBER: _builtins.int
     LONE_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     LONE_NS_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     sessions: _builtins.int
     used_block_slots: _builtins.int
     """Of its block slots."""
@@ -1181,6 +1189,8 @@ class GenerationReport(_message.Message):
     """Of the decode steps, those with a single row (b = 1), which have a line of their own."""
     lone_context_tokens: _builtins.int
     lone_ns: _builtins.int
+    cached_block_tokens: _builtins.int
+    """In its caches now: tokens, each counted once per block it is cached in."""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     def __init__(
@@ -1199,10 +1209,11 @@ class GenerationReport(_message.Message):
         lone_steps: _builtins.int = ...,
         lone_context_tokens: _builtins.int = ...,
         lone_ns: _builtins.int = ...,
+        cached_block_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_context_tokens", b"decode_context_tokens", "decode_ns", b"decode_ns", "decode_rows", b"decode_rows", "decode_steps", b"decode_steps", "key", b"key", "lone_context_tokens", b"lone_context_tokens", "lone_ns", b"lone_ns", "lone_steps", b"lone_steps", "prefill_chunks", b"prefill_chunks", "prefill_ns", b"prefill_ns", "prefill_tokens", b"prefill_tokens", "sessions", b"sessions", "used_block_slots", b"used_block_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_block_tokens", b"cached_block_tokens", "decode_context_tokens", b"decode_context_tokens", "decode_ns", b"decode_ns", "decode_rows", b"decode_rows", "decode_steps", b"decode_steps", "key", b"key", "lone_context_tokens", b"lone_context_tokens", "lone_ns", b"lone_ns", "lone_steps", b"lone_steps", "prefill_chunks", b"prefill_chunks", "prefill_ns", b"prefill_ns", "prefill_tokens", b"prefill_tokens", "sessions", b"sessions", "used_block_slots", b"used_block_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1360,6 +1371,7 @@ class GenerationCost(_message.Message):
     DECODE_LONE_NS_FIELD_NUMBER: _builtins.int
     PREFILL_FLOOR_NS_FIELD_NUMBER: _builtins.int
     PREFILL_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHE_TOKENS_FIELD_NUMBER: _builtins.int
     block_slots: _builtins.int
     session_tokens: _builtins.int
     prefill_ns: _builtins.int
@@ -1377,6 +1389,8 @@ class GenerationCost(_message.Message):
     """A prompt takes at least this, however short."""
     prefill_chunk_tokens: _builtins.int
     """A prompt is run so many tokens at a time, with decode steps of the others in between; 0: whole."""
+    cache_tokens: _builtins.int
+    """As in CacheLayout."""
     def __init__(
         self,
         *,
@@ -1390,10 +1404,11 @@ class GenerationCost(_message.Message):
         decode_lone_ns: _builtins.int = ...,
         prefill_floor_ns: _builtins.int = ...,
         prefill_chunk_tokens: _builtins.int = ...,
+        cache_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_slots", b"block_slots", "decode_context_token_ns", b"decode_context_token_ns", "decode_lone_ns", b"decode_lone_ns", "decode_ns", b"decode_ns", "decode_session_ns", b"decode_session_ns", "prefill_chunk_tokens", b"prefill_chunk_tokens", "prefill_floor_ns", b"prefill_floor_ns", "prefill_ns", b"prefill_ns", "prefill_token_ns", b"prefill_token_ns", "session_tokens", b"session_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_slots", b"block_slots", "cache_tokens", b"cache_tokens", "decode_context_token_ns", b"decode_context_token_ns", "decode_lone_ns", b"decode_lone_ns", "decode_ns", b"decode_ns", "decode_session_ns", b"decode_session_ns", "prefill_chunk_tokens", b"prefill_chunk_tokens", "prefill_floor_ns", b"prefill_floor_ns", "prefill_ns", b"prefill_ns", "prefill_token_ns", b"prefill_token_ns", "session_tokens", b"session_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1590,12 +1605,18 @@ class CacheLayout(_message.Message):
     BLOCK_SLOTS_FIELD_NUMBER: _builtins.int
     SESSION_TOKENS_FIELD_NUMBER: _builtins.int
     ENTRY_BLOCKS_FIELD_NUMBER: _builtins.int
+    CACHE_TOKENS_FIELD_NUMBER: _builtins.int
     block_slots: _builtins.int
     """One block slot is the cache of one session in one block. A session that runs through m blocks
     here takes m of them.
     """
     session_tokens: _builtins.int
     """Most tokens of one session."""
+    cache_tokens: _builtins.int
+    """What its memory holds in all, if that is less than every slot filled: tokens, each counted once
+    per block it is cached in. A session that would exceed it is failed as CACHE_FULL, the youngest
+    first. 0: slots are the only limit.
+    """
     @_builtins.property
     def entry_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Blocks at which chains enter; the partition's first block is always one."""
@@ -1606,10 +1627,11 @@ class CacheLayout(_message.Message):
         block_slots: _builtins.int = ...,
         session_tokens: _builtins.int = ...,
         entry_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        cache_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_slots", b"block_slots", "entry_blocks", b"entry_blocks", "session_tokens", b"session_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_slots", b"block_slots", "cache_tokens", b"cache_tokens", "entry_blocks", b"entry_blocks", "session_tokens", b"session_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

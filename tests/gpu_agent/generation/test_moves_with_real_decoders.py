@@ -1,0 +1,122 @@
+"""Live migration with real decoders: a moved session says what it says where it stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_agent.decoders.base import CacheLayout
+from gpu_agent.decoders.loading import load_decoder
+from gpu_agent.executors.device import Device
+from gpu_agent.generation.surroundings import CacheLimits
+from services.domain.ids import PartitionKey
+from tests.support.agent_harness import SECOND_NS
+from tests.support.language_model import KEY, shared_models
+from tests.support.ring_harness import opening
+from tiny_language_models import imported_llama
+
+for _module in ("torch", "transformers", "onnxruntime_genai"):
+    pytest.importorskip(_module, reason="the extra [generation] is not installed")
+
+WAYS = {
+    1: {},
+    2: {"temperature": 0.9, "seed": 7},
+    3: {"temperature": 0.8, "seed": 8, "top_k": 20, "repetition_penalty": 1.4},
+    4: {"frequency_penalty": 1.5, "presence_penalty": 0.7, "min_tokens": 30},
+}
+PROMPTS = {n: [(7 * n + 3 * i * i) % 150 + 3 for i in range(4 + 11 * n)] for n in WAYS}
+RINGS = {
+    "a": [("a-0", 0, 2), ("a-1", 2, 6)],
+    "b": [("b-0", 0, 6)],
+    "c": [("c-0", 0, 1), ("c-1", 1, 5), ("c-2", 5, 6)],
+}
+TOKENS = 70
+
+
+def load(library: str, first: int, last: int):
+    repository, key, _ = imported_llama()
+    layout = CacheLayout(12 * (last - first), 128, (first,))
+    partition = PartitionKey(key, first, last)
+    return load_decoder(repository, partition, Device("cpu"), layout, library=library)
+
+
+def close_all(rings, sessions: int) -> None:
+    """What the scheduler orders when all are over."""
+    for node in rings.nodes.values():
+        node.generation.close_sessions(list(range(sessions)))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("by_tokens", [False, True])
+@pytest.mark.parametrize(
+    "libraries",
+    [
+        {"a": "onnx", "b": "torch", "c": "onnx"},
+        {"a": "torch", "b": "torch", "c": "torch"},
+        {"a": "onnx", "b": "onnx", "c": "onnx"},
+    ],
+)
+async def test_sessions_that_move_twice_say_what_they_say_undisturbed(rings, libraries, by_tokens):
+    caller = await rings.caller()
+    model = imported_llama()[1]
+    caches = CacheLimits(frame_bytes=4000, step_bytes=16_000)
+    for name, ring in RINGS.items():
+        for agent, first, last in ring:
+            loaded = load(libraries[name], first, last)
+            await rings.agent(agent, loaded, chunk=16, caches=caches)
+    for n, prompt in PROMPTS.items():
+        made = opening(RINGS["c"], prompt, max_tokens=TOKENS, model=model, **WAYS[n])
+        await caller.open(n, made)
+    expected = {n: await caller.finished(n, 30) for n in PROMPTS}
+    assert len({tuple(each) for each in expected.values()}) == len(PROMPTS)
+    for n, prompt in PROMPTS.items():
+        made = opening(RINGS["a"], prompt, max_tokens=TOKENS, model=model, **WAYS[n])
+        await caller.open(10 + n, made)
+    for before, after, ring in ((10, 20, "b"), (20, 30, "c")):
+        for n in PROMPTS:
+            await caller.wait_for(before + n, 2)
+            await caller.move(before + n, after + n, RINGS[ring], by_tokens=by_tokens)
+    for n in PROMPTS:
+        assert await caller.ended(30 + n, 30) == expected[n]
+    moved = [each for node in rings.nodes.values() for each in node.told.of("session_moved")]
+    assert len(moved) > len(PROMPTS)
+    close_all(rings, 40)
+    await rings.all_free()
+
+
+SMOL = {
+    "old": [("o-0", 0, 30)],
+    "new": [("n-0", 0, 11), ("n-1", 11, 30)],
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("by_tokens", [False, True])
+async def test_moved_sessions_of_smollm2_say_what_they_say_undisturbed(rings, by_tokens):
+    caller = await rings.caller()
+    for ring in SMOL.values():
+        for agent, first, last in ring:
+            layout = CacheLayout(8 * (last - first), 256, (first,))
+            key = PartitionKey(KEY, first, last)
+            loaded = load_decoder(shared_models(), key, Device("cpu"), layout)
+            await rings.agent(agent, loaded, chunk=64)
+    prompts = {n: [500 + 37 * n + (n * i * i) % 900 for i in range(40 * n)] for n in (1, 2)}
+
+    def made(n: int):
+        budget_ns = 300 * SECOND_NS
+        return opening(SMOL["old"], prompts[n], max_tokens=24, model=KEY, budget_ns=budget_ns)
+
+    expected = {}
+    for n in prompts:
+        await caller.open(n, made(n))
+        expected[n] = await caller.finished(n, 100)
+    for n in prompts:
+        await caller.open(10 + n, made(n))
+    for before, after, ring in ((10, 20, "new"), (20, 30, "old")):
+        for n in prompts:
+            await caller.wait_for(before + n, 2, 100)
+            await caller.move(before + n, after + n, SMOL[ring], by_tokens=by_tokens)
+    for n in prompts:
+        assert await caller.ended(30 + n, 100) == expected[n]
+    assert len(rings.nodes["o-0"].told.of("session_moved")) == len(prompts)
+    close_all(rings, 40)
+    await rings.all_free()

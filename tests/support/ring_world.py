@@ -1,0 +1,208 @@
+"""Rings without threads or transports: the test says which frame arrives next, and who computes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
+from gpu_agent.generation import intake
+from gpu_agent.generation.cache_wire import CacheFrame
+from gpu_agent.generation.events import Broken, CacheOut, CachePushed, CloseOrdered
+from gpu_agent.generation.lane import Lane
+from gpu_agent.generation.move_wire import MoveFrame
+from gpu_agent.generation.ring import Ring
+from gpu_agent.generation.session import Arrived
+from gpu_agent.generation.surroundings import CacheLimits, GenerationLimits
+from gpu_agent.generation.wire import StepFrame, frames_of
+from services.errors import PartitionLost
+from tests.support.ring_harness import BLOCKS, TABLE, toy
+
+SLOTS = 40
+
+
+class Copied:
+    """A frame that arrived."""
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = memoryview(payload).toreadonly()
+        self.releases = 0
+
+    def release(self) -> None:
+        self.releases += 1
+
+
+class World:
+    """Seven agents, a gateway and the wires between them; the test says what happens next."""
+
+    def __init__(self, chunk: int) -> None:
+        self.decoders = {
+            "a": toy(0, 2, slots=SLOTS),
+            "b": toy(1, 4, 2, 3, slots=SLOTS),
+            "c": toy(0, BLOCKS, 2, 3, 4, slots=SLOTS),
+            "d": toy(0, 3, slots=SLOTS),
+            "e": toy(0, 1, slots=SLOTS),
+            "f": toy(1, BLOCKS, 3, slots=SLOTS),
+            "g": toy(5, BLOCKS, slots=SLOTS),
+        }
+        small = CacheLimits(
+            frame_bytes=2 * TABLE.cache_bytes_per_token, window_bytes=150, step_bytes=200
+        )
+        limits = GenerationLimits(chunk, caches=small)
+        self.skipped_ns = 0
+        self.epoch = 1
+        self.rings = {name: Ring(name, limits, self.now) for name in self.decoders}
+        for name, ring in self.rings.items():
+            ring.add_lane(Lane(self.decoders[name]))
+        for name, last in (("e", 3), ("e", BLOCKS), ("f", 5)):
+            decoder = self.decoders[f"{name}{last}"] = toy(
+                0 if name == "e" else 1, last, slots=SLOTS
+            )
+            self.rings[name].add_lane(Lane(decoder))
+        self.frames: list[Copied] = []
+        self.wires: dict[tuple[str, str], deque[tuple[bytes, bytes, CacheOut | None]]] = {}
+        self.tokens: dict[int, list[frame_pb2.SessionToken]] = {}
+        self.consumed = dict.fromkeys(self.rings, 0)
+        self.arrived = dict.fromkeys(self.rings, 0)
+        self.failed: set[int] = set()
+        self.closed: dict[int, set[str]] = {}
+
+    def now(self) -> int:
+        """Returns what every clock says."""
+        return time.monotonic_ns() + self.skipped_ns
+
+    def open(self, session: int, made: frame_pb2.SessionOpening) -> None:
+        entry = frame_pb2.SessionRows(session_id=session, opening=made)
+        header = frame_pb2.FrameHeader(
+            kind=frame_pb2.FRAME_KIND_SESSION_STEP, epoch=1, session_rows=[entry]
+        )
+        self._put("gw-0", made.route[0].agent_id, header.SerializeToString(), b"")
+
+    def close(self, agent: str, session: int) -> None:
+        self.rings[agent].handle(CloseOrdered((session,)))
+        self._collect(agent)
+
+    def step(self, agent: str) -> None:
+        self.rings[agent].expire()
+        self.rings[agent].step()
+        self._collect(agent)
+
+    def deliver(self, wire: tuple[str, str]) -> None:
+        """Brings the oldest frame of a wire to its end."""
+        data, payload, cache = self.wires[wire].popleft()
+        header = frame_pb2.FrameHeader.FromString(data)
+        to = wire[1]
+        if to == "gw-0":
+            for token in header.session_tokens:
+                self.tokens.setdefault(token.session_id, []).append(token)
+            return
+        arrived = Arrived(self.now())
+        if header.kind == frame_pb2.FRAME_KIND_SESSION_TOKENS:
+            events = intake.token_events(header, arrived, to, self.epoch)
+        elif header.kind == frame_pb2.FRAME_KIND_SESSION_MOVE:
+            events = [intake.move_said(header.move, arrived, to, (header.epoch, self.epoch))]
+        elif header.kind == frame_pb2.FRAME_KIND_SESSION_CACHE:
+            self._pushed(wire[0], cache)
+            self.frames.append(Copied(payload))
+            self.arrived[to] += len(payload)
+            events = intake.cache_events(header, self.frames[-1], arrived, to, self.epoch)
+        else:
+            rows = intake.rows_of_payload(header, memoryview(payload))
+            self.arrived[to] += rows.nbytes
+            events = intake.step_events(header, rows, arrived, to, self.epoch)
+        for event in events:
+            self.rings[to].handle(event)
+        self._collect(to)
+
+    def cut(self, wire: tuple[str, str]) -> None:
+        """Loses every frame of a wire; the sender notices."""
+        lost = set()
+        frames = list(self.wires[wire])
+        headers = [frame_pb2.FrameHeader.FromString(data) for data, _, _ in frames]
+        for header in headers:
+            lost |= {each.session_id for each in (*header.session_rows, *header.session_tokens)}
+            lost |= {header.cache.session_id} - {0}
+            if header.move.step != frame_pb2.SessionMove.STEP_GIVE_UP:
+                lost |= {header.move.session_id} - {0}
+        self.wires[wire].clear()
+        self.rings[wire[0]].handle(Broken(tuple(lost), PartitionLost("gone"), wire[1]))
+        for _, _, cache in frames:
+            self._pushed(wire[0], cache)
+        self._collect(wire[0])
+
+    def cut_one(self) -> None:
+        for wire in [each for each in self.busy() if each[0] != "gw-0"][:1]:
+            self.cut(wire)
+
+    def busy(self) -> list[tuple[str, str]]:
+        """Returns the wires that have frames."""
+        return sorted(wire for wire, frames in self.wires.items() if frames)
+
+    def ready(self) -> list[str]:
+        """Returns the agents that have something to compute, or to copy."""
+        return sorted(
+            name for name, ring in self.rings.items() if ring.is_ready or ring._moving.is_waiting
+        )
+
+    def _put(
+        self, sender: str, to: str, header: bytes, payload: bytes, cache: CacheOut | None = None
+    ) -> None:
+        self.wires.setdefault((sender, to), deque()).append((header, payload, cache))
+
+    def _pushed(self, sender: str, cache: CacheOut | None) -> None:
+        if cache is not None:
+            self.rings[sender].handle(CachePushed(cache))
+            self._collect(sender)
+
+    def _collect(self, agent: str) -> None:
+        out = self.rings[agent].take_outflow()
+        for peer, frame in frames_of(out.rows, out.tokens):
+            payload = bytearray(frame.nbytes)
+            if isinstance(frame, StepFrame):
+                frame.fill(memoryview(payload))
+            self._put(agent, peer, frame.header(self.epoch, agent), bytes(payload))
+        for move in out.moves:
+            self._put(agent, move.peer, MoveFrame(move).header(self.epoch, agent), b"")
+        for cache in out.caches:
+            made = CacheFrame(cache, lambda _: None)
+            payload = bytearray(made.nbytes)
+            made.fill(memoryview(payload))
+            peer = cache.outlet.peer
+            self._put(agent, peer, made.header(self.epoch, agent), bytes(payload), cache)
+        for frame in out.consumed:
+            frame.release()
+        self.consumed[agent] += out.consumed_bytes
+        for notice in out.messages:
+            message = notice.message()
+            if message.WhichOneof("kind") == "session_failed":
+                self.failed.add(message.session_failed.session_id)
+            self.on_message(agent, message)
+            for session in message.sessions_closed.session_ids:
+                self.closed.setdefault(session, set()).add(agent)
+
+    def on_message(self, agent: str, message: scheduler_pb2.AgentMessage) -> None:
+        """Is what the scheduler hears."""
+
+    def run_out(self) -> None:
+        """Lets everything go on until nothing moves."""
+        for _ in range(100_000):
+            moved = [*self.busy()]
+            for wire in moved:
+                self.deliver(wire)
+            ready = self.ready()
+            for agent in ready:
+                self.step(agent)
+            if not moved and not ready:
+                return
+        raise AssertionError("it never comes to rest")
+
+    def assert_all_free(self) -> None:
+        for name, decoder in self.decoders.items():
+            assert decoder.sessions == 0, name
+            assert decoder.free_block_slots == SLOTS
+        for name, ring in self.rings.items():
+            assert len(ring.sessions) == 0
+            assert self.consumed[name] == self.arrived[name]
+            assert not ring._moving.pushing._lines
+            assert not ring.sessions.out
+        assert all(frame.releases == 1 for frame in self.frames)
