@@ -21,6 +21,9 @@ from gpu_agent.generation.patience import Patience
 from gpu_agent.generation.session import Arriving, Facts
 from services.errors import CatenaryError, InvalidInput, PartitionLost, Unavailable
 
+_GENTLE_NS = 500_000_000
+"""Once what was asked for is here it goes on with its next token, which should find short steps."""
+
 if TYPE_CHECKING:
     from gpu_agent.generation.cache_waiting import CacheWaiting
     from gpu_agent.generation.events import MoveSaid
@@ -88,6 +91,7 @@ class Arrivals:
             self._sessions.fail(said.move.session_id, error)
             return True
         session.arriving = None
+        session.lane.be_gentle(self._clock() + _GENTLE_NS)
         self._patience.drop(said.move.session_id)
         if session.awaited is not None:
             session.awaited.word = False
@@ -100,7 +104,7 @@ class Arrivals:
             waited = (session.lane.key.model.name, "tokens", waited_ns)
             self._sessions.out.taken_over.append(waited)
         if session.pending and not had:
-            session.lane.queue(session, self._clock())
+            session.lane.queue_first(session, self._clock())
         return True
 
     def on_give_up(self, session_id: int) -> bool:
@@ -126,6 +130,8 @@ class Arrivals:
         if arriving.asked is not None and come >= arriving.asked:
             ready = self._step(session, arriving, frame_pb2.SessionMove.STEP_READY)
             ready.tokens, arriving.asked = arriving.asked, None
+            if ready.tokens:
+                session.lane.be_gentle(self._clock() + _GENTLE_NS)
             self._say(arriving.leader, ready, session.facts.deadline_ns)
 
     def closed(self, session: Session, error: CatenaryError | None, blamed: str) -> None:

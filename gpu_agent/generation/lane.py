@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _CPU_CHUNK_TOKENS = 64
 _GPU_CHUNK_TOKENS = 512
+_SHORT_CHUNKS = 4
+"""In so many parts a chunk is run while a stream is waited for."""
 _PACE_SHARE = 0.05
 """Of the latest step in the pace."""
 _MOST_PACE = 8.0
@@ -52,6 +54,7 @@ class Lane:
         self.retired = False
         """No session may begin here any more."""
         self.work_done = LaneWork()
+        self._gentle_until_ns = 0
         self._decoding: list[Session] = []
         self._prefilling: deque[Session] = deque()
         # Only emulated executors let a session wait without computing it.
@@ -102,11 +105,25 @@ class Lane:
         else:
             self._prefilling.append(session)
 
-    def compose(self, chunk_tokens: int) -> tuple[list[Work], int]:
+    def queue_first(self, session: Session, now_ns: int = 0) -> None:
+        """Queues a session before all prompts: its stream waits for what these few tokens bring."""
+        if session.pending == 1 or self._waiting_ns is not None:
+            self.queue(session, now_ns)
+        else:
+            self._prefilling.appendleft(session)
+
+    def be_gentle(self, until_ns: int) -> None:
+        """Keeps steps short for a while: a stream is about to go on here, in the next step."""
+        self._gentle_until_ns = max(self._gentle_until_ns, until_ns)
+
+    def compose(self, chunk_tokens: int, now_ns: int = 0) -> tuple[list[Work], int]:
         """Takes the next step's work out of the queues.
 
         Args:
-            chunk_tokens: Most prompt tokens in one step.
+            chunk_tokens: Most prompt tokens in one step. Only a part of it is used beside a stream
+                that moves here, and of sessions that generate elsewhere while they are read here:
+                those are in no hurry.
+            now_ns: The moment.
 
         Returns:
             The work, decode rows first, and how many of it are decode rows.
@@ -114,14 +131,23 @@ class Lane:
         works = [session.take(1) for session in self._decoding if not session.closed]
         self._decoding.clear()
         decode_rows = len(works)
-        left = chunk_tokens
+        short = max(1, chunk_tokens // _SHORT_CHUNKS)
+        left = short if now_ns < self._gentle_until_ns else chunk_tokens
+        spare = short if decode_rows else left
+        passed_over: list[Session] = []
         while left > 0 and self._prefilling:
             session = self._prefilling.popleft()
             if session.closed:
                 continue
-            work = session.take(left)
+            in_no_hurry = session.arriving is not None
+            if in_no_hurry and spare <= 0:
+                passed_over.append(session)
+                continue
+            work = session.take(min(left, spare) if in_no_hurry else left)
             left -= len(work.inputs)
+            spare -= len(work.inputs) if in_no_hurry else 0
             works.append(work)
+        self._prefilling.extendleft(reversed(passed_over))
         return works, decode_rows
 
 

@@ -238,7 +238,7 @@ class Ring:
         if len(self.sessions.lanes) > 1:
             self.sessions.lanes.remove(lane)
             self.sessions.lanes.append(lane)
-        works, decode_rows = lane.compose(self._chunk_tokens)
+        works, decode_rows = lane.compose(self._chunk_tokens, self._clock())
         works, decode_rows = affordable(self.sessions, lane, works, decode_rows)
         if not works:
             self._moving.settle()

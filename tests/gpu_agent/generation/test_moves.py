@@ -449,3 +449,31 @@ async def test_steps_that_nobody_waits_for_are_ignored(rings, late):
     assert await caller.finished(1) == undisturbed(PROMPT, TOKENS)
     await rings.all_free()
     assert failed(nodes) == []
+
+
+async def test_streams_beside_a_session_that_is_read_again_keep_short_steps(rings):
+    """It generates elsewhere meanwhile, so a quarter of a chunk beside decode rows is enough."""
+    caller = await rings.caller()
+    old, new, nodes = await two_rings(rings, "1 to 1", chunk=16)
+    prompt = PROMPT * 3
+    await caller.open(1, opening(new, PROMPT, max_tokens=200))
+    await caller.open(2, opening(old, prompt, max_tokens=200))
+    await caller.wait_for(1, 3)
+    await caller.wait_for(2, 3)
+    await caller.move(2, 12, new, by_tokens=True)
+    await caller.finished(12)
+    assert caller.answer(12) == undisturbed(prompt, 200)
+    begun = caller.tokens[12][0].position - 1
+    steps = nodes[new[0][0]].decoders[0].steps
+    beside = [
+        tokens
+        for step in steps
+        if any(session == 1 and tokens == 1 for session, _, tokens in step)
+        for session, position, tokens in step
+        if session == 12 and position + tokens <= begun
+    ]
+    assert sum(beside) > 16
+    assert max(beside) == 4
+    await caller.finished(1)
+    close(nodes, old, 2)
+    await rings.all_free()
