@@ -21,9 +21,6 @@ from gpu_agent.generation.patience import Patience
 from gpu_agent.generation.session import Arriving, Facts
 from services.errors import CatenaryError, InvalidInput, PartitionLost, Unavailable
 
-_GENTLE_NS = 500_000_000
-"""Once what was asked for is here it goes on with its next token, which should find short steps."""
-
 if TYPE_CHECKING:
     from gpu_agent.generation.cache_waiting import CacheWaiting
     from gpu_agent.generation.events import MoveSaid
@@ -91,7 +88,7 @@ class Arrivals:
             self._sessions.fail(said.move.session_id, error)
             return True
         session.arriving = None
-        session.lane.be_gentle(self._clock() + _GENTLE_NS)
+        session.lane.be_gentle(self._clock())
         self._patience.drop(said.move.session_id)
         if session.awaited is not None:
             session.awaited.word = False
@@ -131,7 +128,7 @@ class Arrivals:
             ready = self._step(session, arriving, frame_pb2.SessionMove.STEP_READY)
             ready.tokens, arriving.asked = arriving.asked, None
             if ready.tokens:
-                session.lane.be_gentle(self._clock() + _GENTLE_NS)
+                session.lane.be_gentle(self._clock())
             self._say(arriving.leader, ready, session.facts.deadline_ns)
 
     def closed(self, session: Session, error: CatenaryError | None, blamed: str) -> None:

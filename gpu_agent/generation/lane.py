@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _CPU_CHUNK_TOKENS = 64
 _GPU_CHUNK_TOKENS = 512
 _SHORT_CHUNKS = 4
-"""In so many parts a chunk is run while a stream is waited for."""
+"""In so many parts a chunk of a session in no hurry is run."""
+_GENTLE_NS = 500_000_000
 _PACE_SHARE = 0.05
 """Of the latest step in the pace."""
 _MOST_PACE = 8.0
@@ -54,7 +55,9 @@ class Lane:
         self.retired = False
         """No session may begin here any more."""
         self.work_done = LaneWork()
-        self._gentle_until_ns = 0
+        self._gentle = (0, 0)
+        """From when until when prompts give way."""
+        self._urgent: list[Session] = []
         self._decoding: list[Session] = []
         self._prefilling: deque[Session] = deque()
         # Only emulated executors let a session wait without computing it.
@@ -70,7 +73,7 @@ class Lane:
     @property
     def is_ready(self) -> bool:
         """True if a step has something to compute."""
-        return bool(self._decoding or self._prefilling)
+        return bool(self._decoding or self._prefilling or self._urgent)
 
     @property
     def used_block_slots(self) -> int:
@@ -106,23 +109,30 @@ class Lane:
             self._prefilling.append(session)
 
     def queue_first(self, session: Session, now_ns: int = 0) -> None:
-        """Queues a session before all prompts: its stream waits for what these few tokens bring."""
+        """Queues a session whose stream waits for what a few pending tokens bring."""
         if session.pending == 1 or self._waiting_ns is not None:
             self.queue(session, now_ns)
         else:
-            self._prefilling.appendleft(session)
+            self._urgent.append(session)
 
-    def be_gentle(self, until_ns: int) -> None:
-        """Keeps steps short for a while: a stream is about to go on here, in the next step."""
-        self._gentle_until_ns = max(self._gentle_until_ns, until_ns)
+    def be_gentle(self, now_ns: int) -> None:
+        """Keeps steps short for a while: a stream is about to go on here, in the next step.
+
+        Prompts give way beside decode rows, and get as long a turn before they do again.
+        """
+        begin, end = self._gentle
+        if now_ns < end:
+            self._gentle = (begin, min(now_ns + _GENTLE_NS, begin + 2 * _GENTLE_NS))
+        elif now_ns >= end + (end - begin):
+            self._gentle = (now_ns, now_ns + _GENTLE_NS)
 
     def compose(self, chunk_tokens: int, now_ns: int = 0) -> tuple[list[Work], int]:
         """Takes the next step's work out of the queues.
 
         Args:
-            chunk_tokens: Most prompt tokens in one step. Only a part of it is used beside a stream
-                that moves here, and of sessions that generate elsewhere while they are read here:
-                those are in no hurry.
+            chunk_tokens: Most prompt tokens in one step. Beside decode rows none are taken while a
+                stream is about to go on here, and few of sessions that generate elsewhere while
+                they are read here: those are in no hurry.
             now_ns: The moment.
 
         Returns:
@@ -131,16 +141,18 @@ class Lane:
         works = [session.take(1) for session in self._decoding if not session.closed]
         self._decoding.clear()
         decode_rows = len(works)
-        short = max(1, chunk_tokens // _SHORT_CHUNKS)
-        left = short if now_ns < self._gentle_until_ns else chunk_tokens
-        spare = short if decode_rows else left
+        works += [each.take(chunk_tokens) for each in self._urgent if not each.closed]
+        self._urgent.clear()
+        gives_way = bool(works) and now_ns < self._gentle[1]
+        left = chunk_tokens
+        spare = max(1, chunk_tokens // _SHORT_CHUNKS) if works else left
         passed_over: list[Session] = []
         while left > 0 and self._prefilling:
             session = self._prefilling.popleft()
             if session.closed:
                 continue
             in_no_hurry = session.arriving is not None
-            if in_no_hurry and spare <= 0:
+            if spare <= 0 if in_no_hurry else gives_way:
                 passed_over.append(session)
                 continue
             work = session.take(min(left, spare) if in_no_hurry else left)

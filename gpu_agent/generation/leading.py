@@ -191,7 +191,8 @@ class Leading:
         own, by_tokens, limits = self._sessions.agent_id, move.begin.by_tokens, self._limits
         least = limits.last_read_tokens if by_tokens else limits.last_round_tokens
         is_first = not move.rounds
-        if not move.next_round(least):
+        has_left = not by_tokens and not is_first and self._sending.has_left(move.session)
+        if has_left or not move.next_round(least):
             move.is_armed = True
             return
         step = move.step(_Step.STEP_ROUND, own)

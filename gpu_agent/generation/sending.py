@@ -66,6 +66,10 @@ class Sending:
         self._sending[move.session_id] = session
         self._pushing.begin(session)
 
+    def has_left(self, session: Session) -> bool:
+        """True if all that a session has cached here is on its way, all but a frame arrived."""
+        return all(not each.has_more and each.unsettled <= 1 for each in session.outlets)
+
     def stop(self, session_id: int) -> bool:
         """Sends nothing more to a session; False if nothing was."""
         session = self._sending.pop(session_id, None)

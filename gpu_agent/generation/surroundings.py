@@ -24,9 +24,9 @@ class CacheLimits:
     """Most bytes of one frame; a copy of one is what the event loop is kept from others for."""
     window_bytes: int = 64 << 20
     """Copies of cache rows that wait for one peer; more stay in their slots until these left."""
-    step_bytes: int = 8 << 20
+    step_bytes: int = 32 << 20
     """Copied out of the caches between two steps, or into them, beside what the step itself has
-    cached: what a long session's caches hold the others up."""
+    cached: what a long session's caches hold the others up, some 15 ms on a CPU."""
     patience_ns: int = 30_000_000_000
     """A session whose caches are awaited is given up if for so long none came."""
     last_round_tokens: int = 2

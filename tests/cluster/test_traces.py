@@ -73,7 +73,7 @@ def test_one_request_is_one_tree_over_every_process(tmp_path: Path) -> None:
         assert "ModelInfer" in roots[0].name
         names = {span.name for span in spans}
         assert {"scheduler.dispatch", "agent.hop", "agent.compute"} <= names
-        slack_ns = 5_000_000
+        slack_ns = 25_000_000
         for span in spans:
             assert span.start_time_unix_nano >= roots[0].start_time_unix_nano - slack_ns
             assert span.end_time_unix_nano <= roots[0].end_time_unix_nano + slack_ns
