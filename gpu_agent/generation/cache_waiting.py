@@ -120,7 +120,7 @@ class CacheWaiting:
             else:
                 out.taken_over.append((model, "kv", max(0, now - sent_ns)))
         if session.pending:
-            session.lane.queue(session, now)
+            session.lane.queue_first(session, now)
 
     def expire(self, now: Nanoseconds) -> None:
         """Gives up sessions for which nothing came for too long."""

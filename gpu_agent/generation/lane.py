@@ -24,6 +24,8 @@ _CPU_CHUNK_TOKENS = 64
 _GPU_CHUNK_TOKENS = 512
 _SHORT_CHUNKS = 4
 """In so many parts a chunk of a session in no hurry is run."""
+_SHORTEST_CHUNKS = 8
+"""In so many parts any chunk is run while a stream is about to go on."""
 _GENTLE_NS = 500_000_000
 _PACE_SHARE = 0.05
 """Of the latest step in the pace."""
@@ -55,8 +57,9 @@ class Lane:
         self.retired = False
         """No session may begin here any more."""
         self.work_done = LaneWork()
-        self._gentle = (0, 0)
-        """From when until when prompts give way."""
+        self._gentle_until_ns = 0
+        self._is_awaited = False
+        """A stream that has moved here goes on with the next step."""
         self._urgent: list[Session] = []
         self._decoding: list[Session] = []
         self._prefilling: deque[Session] = deque()
@@ -114,25 +117,19 @@ class Lane:
             self.queue(session, now_ns)
         else:
             self._urgent.append(session)
+        self._is_awaited = True
 
     def be_gentle(self, now_ns: int) -> None:
-        """Keeps steps short for a while: a stream is about to go on here, in the next step.
-
-        Prompts give way beside decode rows, and get as long a turn before they do again.
-        """
-        begin, end = self._gentle
-        if now_ns < end:
-            self._gentle = (begin, min(now_ns + _GENTLE_NS, begin + 2 * _GENTLE_NS))
-        elif now_ns >= end + (end - begin):
-            self._gentle = (now_ns, now_ns + _GENTLE_NS)
+        """Keeps steps short for a while: a stream is about to go on here, in the next step."""
+        self._gentle_until_ns = now_ns + _GENTLE_NS
 
     def compose(self, chunk_tokens: int, now_ns: int = 0) -> tuple[list[Work], int]:
         """Takes the next step's work out of the queues.
 
         Args:
-            chunk_tokens: Most prompt tokens in one step. Beside decode rows none are taken while a
-                stream is about to go on here, and few of sessions that generate elsewhere while
-                they are read here: those are in no hurry.
+            chunk_tokens: Most prompt tokens in one step. Few are taken while a stream is about to
+                go on here, none in the step in which it does; and beside decode rows few of
+                sessions that generate elsewhere while they are read here: those have time.
             now_ns: The moment.
 
         Returns:
@@ -143,21 +140,24 @@ class Lane:
         decode_rows = len(works)
         works += [each.take(chunk_tokens) for each in self._urgent if not each.closed]
         self._urgent.clear()
-        gives_way = bool(works) and now_ns < self._gentle[1]
-        left = chunk_tokens
-        spare = max(1, chunk_tokens // _SHORT_CHUNKS) if works else left
+        is_gentle = now_ns < self._gentle_until_ns
+        left = max(1, chunk_tokens // _SHORTEST_CHUNKS) if is_gentle else chunk_tokens
+        spare = max(1, chunk_tokens // _SHORT_CHUNKS) if works or is_gentle else left
+        if works and self._is_awaited:
+            left = spare = 0
+        self._is_awaited = False
         passed_over: list[Session] = []
-        while left > 0 and self._prefilling:
+        while max(left, spare) > 0 and self._prefilling:
             session = self._prefilling.popleft()
             if session.closed:
                 continue
-            in_no_hurry = session.arriving is not None
-            if spare <= 0 if in_no_hurry else gives_way:
+            most = spare if session.arriving is not None else left
+            if most <= 0:
                 passed_over.append(session)
                 continue
-            work = session.take(min(left, spare) if in_no_hurry else left)
+            work = session.take(most)
             left -= len(work.inputs)
-            spare -= len(work.inputs) if in_no_hurry else 0
+            spare -= len(work.inputs)
             works.append(work)
         self._prefilling.extendleft(reversed(passed_over))
         return works, decode_rows
