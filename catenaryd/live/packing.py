@@ -159,13 +159,14 @@ async def _gathered(
     chain_id: str,
     running: list[asyncio.Task[Answer]],
 ) -> int:
-    """Moves every session to one chain; returns how many are there in the end."""
+    """Moves every session to one chain until all generate there; returns how many are there."""
     deadline = time.monotonic() + _GATHER_S
     while True:
         sessions = await client.sessions()
         others = [each for each in sessions if each.chain_id != chain_id]
         is_over = any(task.done() for task in running) or time.monotonic() > deadline
-        if is_over or (len(sessions) >= len(running) and not others):
+        generate = all(each.generates for each in sessions)
+        if is_over or (len(sessions) >= len(running) and not others and generate):
             return len(sessions) - len(others)
         for session in others:
             if session.generates and not session.moving_to:

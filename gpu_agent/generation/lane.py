@@ -142,7 +142,7 @@ class Lane:
         self._urgent.clear()
         is_gentle = now_ns < self._gentle_until_ns
         left = max(1, chunk_tokens // _SHORTEST_CHUNKS) if is_gentle else chunk_tokens
-        spare = max(1, chunk_tokens // _SHORT_CHUNKS) if works or is_gentle else left
+        spare = min(left, max(1, chunk_tokens // _SHORT_CHUNKS)) if works else left
         if works and self._is_awaited:
             left = spare = 0
         self._is_awaited = False
