@@ -26,6 +26,8 @@ _SHORT_CHUNKS = 4
 """In so many parts a chunk of a session in no hurry is run."""
 _SHORTEST_CHUNKS = 8
 """In so many parts any chunk is run while a stream is about to go on."""
+_FEWEST_TOKENS = 4
+"""Of a session that is read while it generates elsewhere, lest that be faster."""
 _GENTLE_NS = 500_000_000
 _PACE_SHARE = 0.05
 """Of the latest step in the pace."""
@@ -142,7 +144,8 @@ class Lane:
         self._urgent.clear()
         is_gentle = now_ns < self._gentle_until_ns
         left = max(1, chunk_tokens // _SHORTEST_CHUNKS) if is_gentle else chunk_tokens
-        spare = min(left, max(1, chunk_tokens // _SHORT_CHUNKS)) if works else left
+        short = max(1, chunk_tokens // _SHORT_CHUNKS)
+        spare = min(short, max(left, _FEWEST_TOKENS)) if works else left
         if works and self._is_awaited:
             left = spare = 0
         self._is_awaited = False
