@@ -230,7 +230,7 @@ def packing(scenarios: tuple[Path, ...], schema: bool, **flags: Any) -> None:
 
     Example: catenaryd simulate packing scenarios/packing/gpus.yaml --quick --json
 
-    Example: catenaryd simulate packing scenarios/packing/live.yaml --live --json
+    Example: catenaryd simulate packing scenarios/packing/packing-live.yaml --live --json
     """
     from catenaryd.scenarios.packing import command
 

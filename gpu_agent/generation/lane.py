@@ -144,8 +144,9 @@ class Lane:
         self._urgent.clear()
         is_gentle = now_ns < self._gentle_until_ns
         left = max(1, chunk_tokens // _SHORTEST_CHUNKS) if is_gentle else chunk_tokens
-        short = max(1, chunk_tokens // _SHORT_CHUNKS)
-        spare = min(short, max(left, _FEWEST_TOKENS)) if works else left
+        spare = max(1, chunk_tokens // _SHORT_CHUNKS) if works else chunk_tokens
+        if is_gentle:
+            spare = min(spare, max(left, _FEWEST_TOKENS))
         if works and self._is_awaited:
             left = spare = 0
         self._is_awaited = False
