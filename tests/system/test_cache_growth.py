@@ -42,15 +42,13 @@ async def answer(stub: generation_pb2_grpc.GenerationStub, chat: list[int]) -> l
     ]
 
 
-async def most_taken(cluster: RunningCluster, agent: str) -> int:
-    """Returns the most memory an agent's caches took, once cancelled."""
+async def most_taken(cluster: RunningCluster, agent: str, over: asyncio.Event) -> int:
+    """Returns the most memory an agent's caches took until it was over."""
     most = 0
-    while True:
+    while not over.is_set():
         most = max(most, await asyncio.to_thread(cache_memory_bytes, cluster.facts["pids"][agent]))
-        try:
-            await asyncio.sleep(0.1)
-        except asyncio.CancelledError:
-            return most
+        await asyncio.sleep(0.1)
+    return most
 
 
 async def test_long_answers_outgrow_the_memory_and_all_are_as_undisturbed(
@@ -72,12 +70,13 @@ async def test_long_answers_outgrow_the_memory_and_all_are_as_undisturbed(
     ) as cluster:
         async with grpc.aio.insecure_channel(cluster.grpc) as channel:
             stub = generation_pb2_grpc.GenerationStub(channel)
+            over = asyncio.Event()
             watching = [
-                asyncio.create_task(most_taken(cluster, agent)) for agent in ("agent-0", "agent-1")
+                asyncio.create_task(most_taken(cluster, agent, over))
+                for agent in ("agent-0", "agent-1")
             ]
             together = await asyncio.gather(*(answer(stub, chat) for chat in CHATS))
-            for task in watching:
-                task.cancel()
+            over.set()
             taken = await asyncio.gather(*watching)
             alone = [await answer(stub, chat) for chat in CHATS[-3:]]
             waited = await asyncio.to_thread(preempted_sessions, port)
