@@ -153,21 +153,18 @@ def pools(
     help="Simulations at a time; 0: one per CPU.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def chains(scenarios: tuple[Path, ...], schema: bool, **flags: Any) -> None:
+def chains(scenarios: tuple[Path, ...], **flags: Any) -> None:
     """Serves sessions over composed server chains, by scenario files; - reads standard input.
 
     Example: catenaryd simulate chains scenarios/chains/table-1.yaml --quick --json
 
     Example: catenaryd simulate chains scenarios/chains/table-1-live.yaml --live
     """
-    from catenaryd.scenarios.chains import command
+    from catenaryd.scenarios.chains.runs import DOCUMENT, run_scenarios
+    from catenaryd.scenarios.chains.schema import json_schema
+    from catenaryd.scenarios.kinds import Kind, run_command
 
-    if schema:
-        command.print_schema()
-        return
-    if not scenarios:
-        raise click.UsageError("give scenario files, or --schema")
-    command.run_command(scenarios, **flags)
+    run_command(Kind(DOCUMENT, json_schema, run_scenarios), scenarios, **flags)
 
 
 @simulate_group.command("placement")
@@ -187,7 +184,7 @@ def chains(scenarios: tuple[Path, ...], schema: bool, **flags: Any) -> None:
     help="Simulations at a time; 0: one per CPU.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def placement(scenarios: tuple[Path, ...], schema: bool, **flags: Any) -> None:
+def placement(scenarios: tuple[Path, ...], **flags: Any) -> None:
     """Places sessions on workers under objectives, by scenario files; - reads standard input.
 
     Example: catenaryd simulate placement scenarios/placement/lognormal.yaml --json
@@ -196,14 +193,11 @@ def placement(scenarios: tuple[Path, ...], schema: bool, **flags: Any) -> None:
 
     Example: catenaryd simulate placement scenarios/placement/live-steps.yaml --live --json
     """
-    from catenaryd.scenarios.placement import command
+    from catenaryd.scenarios.kinds import Kind, run_command
+    from catenaryd.scenarios.placement.runs import DOCUMENT, run_scenarios
+    from catenaryd.scenarios.placement.schema import json_schema
 
-    if schema:
-        command.print_schema()
-        return
-    if not scenarios:
-        raise click.UsageError("give scenario files, or --schema")
-    command.run_command(scenarios, **flags)
+    run_command(Kind(DOCUMENT, json_schema, run_scenarios), scenarios, **flags)
 
 
 @simulate_group.command("packing")
@@ -223,23 +217,20 @@ def placement(scenarios: tuple[Path, ...], schema: bool, **flags: Any) -> None:
     help="Simulations at a time; 0: one per CPU.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def packing(scenarios: tuple[Path, ...], schema: bool, **flags: Any) -> None:
+def packing(scenarios: tuple[Path, ...], **flags: Any) -> None:
     """Packs the caches of sessions onto few GPUs, by scenario files; - reads standard input.
 
-    Example: catenaryd simulate packing scenarios/packing/targets.yaml
+    Example: catenaryd simulate packing scenarios/packing/packing-targets.yaml
 
-    Example: catenaryd simulate packing scenarios/packing/gpus.yaml --quick --json
+    Example: catenaryd simulate packing scenarios/packing/packing-gpus.yaml --quick --json
 
     Example: catenaryd simulate packing scenarios/packing/packing-live.yaml --live --json
     """
-    from catenaryd.scenarios.packing import command
+    from catenaryd.scenarios.kinds import Kind, run_command
+    from catenaryd.scenarios.packing.runs import DOCUMENT, run_scenarios
+    from catenaryd.scenarios.packing.schema import json_schema
 
-    if schema:
-        command.print_schema()
-        return
-    if not scenarios:
-        raise click.UsageError("give scenario files, or --schema")
-    command.run_command(scenarios, **flags)
+    run_command(Kind(DOCUMENT, json_schema, run_scenarios), scenarios, **flags)
 
 
 def _plan(dataset: Dataset, problem: PoolingProblem, instance: str, planner: str) -> PooledPlan:
