@@ -477,3 +477,25 @@ async def test_streams_beside_a_session_that_is_read_again_keep_short_steps(ring
     await caller.finished(1)
     close(nodes, old, 2)
     await rings.all_free()
+
+
+async def test_a_prompt_gives_way_in_the_step_in_which_a_stream_goes_on(rings):
+    caller = await rings.caller()
+    old, new, nodes = await two_rings(rings, "1 to 1", chunk=16)
+    await caller.open(1, opening(new, PROMPT, max_tokens=60))
+    await caller.open(2, opening(old, PROMPT, max_tokens=60))
+    await caller.wait_for(1, 3)
+    await caller.wait_for(2, 3)
+    await caller.open(3, opening(new, PROMPT * 12, max_tokens=2))
+    await caller.move(2, 12, new)
+    for session in (1, 12, 3):
+        await caller.finished(session)
+    assert caller.answer(12) == undisturbed(PROMPT, 60)
+    steps = nodes[new[0][0]].decoders[0].steps
+    here = [{session for session, _, _ in step} for step in steps]
+    goes_on = next(number for number, sessions in enumerate(here) if 12 in sessions)
+    assert 3 in here[goes_on - 1]
+    assert 3 not in here[goes_on]
+    assert any(3 in sessions for sessions in here[goes_on + 1 :])
+    close(nodes, old, 2)
+    await rings.all_free()
