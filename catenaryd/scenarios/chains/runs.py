@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +23,12 @@ from catenaryd.scenarios.chains.schema import (
     Tuning,
     load_scenario,
 )
-from catenaryd.scenarios.jobs import Job, run_all
+from catenaryd.scenarios.jobs import Job
+from catenaryd.scenarios.named import Named, Progress, load_all, run_jobs
 from catenaryd.scenarios.report import Report
 from services.errors import InvalidInput
 
 DOCUMENT = "server-chains.md"
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A scenario and the name of its file."""
-
-    name: str
-    scenario: Scenario
 
 
 def run_scenarios(
@@ -62,15 +52,11 @@ def run_scenarios(
         InvalidInput: If a file is not a scenario, or none can be served live; before anything is
             run.
     """
-    named = [Named(_name(path), load_scenario(path, quick=quick)) for path in paths]
+    named = load_all(paths, load_scenario, quick=quick)
     if live and not any(live_chains.is_live(each.scenario) for each in named):
         raise InvalidInput("live", "none of these scenarios has a `live` section")
     jobs = [job for each in named for job in _jobs(each.scenario)]
-
-    def count(done: int, of: int) -> None:
-        progress(f"{done} of {of} simulations")
-
-    results = run_all(jobs, workers or os.cpu_count() or 1, count)
+    results = run_jobs(jobs, workers, progress)
     reports = [_report(each, results) for each in named]
     if not live:
         return reports
@@ -78,10 +64,6 @@ def run_scenarios(
         live_chains.with_live(each.scenario, results, report, progress)
         for each, report in zip(named, reports, strict=True)
     ]
-
-
-def _name(path: Path) -> str:
-    return "scenario" if str(path) == "-" else path.stem
 
 
 def _jobs(scenario: Scenario) -> list[Job[Any]]:
@@ -98,7 +80,7 @@ def _jobs(scenario: Scenario) -> list[Job[Any]]:
             return list(allocation.jobs(scenario))
 
 
-def _report(named: Named, results: Mapping[Job[Any], Any]) -> Report:
+def _report(named: Named[Scenario], results: Mapping[Job[Any], Any]) -> Report:
     name, scenario = named.name, named.scenario
     match scenario:
         case Serve():

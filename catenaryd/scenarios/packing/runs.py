@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from catenaryd.scenarios.jobs import Job, run_all
+from catenaryd.scenarios.jobs import Job
+from catenaryd.scenarios.named import Named, Progress, load_all, refuse_live, run_jobs
 from catenaryd.scenarios.packing import fleet, live_moves, over_time, serving, targets
 from catenaryd.scenarios.packing.live_schema import LiveMoves
 from catenaryd.scenarios.packing.schema import (
@@ -21,18 +20,8 @@ from catenaryd.scenarios.packing.schema import (
 )
 from catenaryd.scenarios.packing.settings import PackingJob
 from catenaryd.scenarios.report import Report
-from services.errors import InvalidInput
 
 DOCUMENT = "kv-packing.md"
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A scenario and the name of its file."""
-
-    name: str
-    scenario: Scenario
 
 
 def run_scenarios(
@@ -56,24 +45,15 @@ def run_scenarios(
         InvalidInput: If a file is not a scenario, or its data is not there; before anything is
             run.
     """
-    named = [Named(_name(path), load_scenario(path, quick=quick)) for path in paths]
-    for each in named:
-        if isinstance(each.scenario, LiveMoves) and not live:
-            raise InvalidInput(f"{each.name}.kind", "live needs real processes: give --live")
+    named = load_all(paths, load_scenario, quick=quick)
+    if not live:
+        refuse_live(named, LiveMoves)
     jobs = [job for each in named for job in _jobs(each.scenario)]
     for job in dict.fromkeys(jobs):
         if job.data is not None:
             job.sessions()  # a trace that is too short is found before anything runs
-
-    def count(done: int, of: int) -> None:
-        progress(f"{done} of {of} simulations")
-
-    results = run_all(jobs, workers or os.cpu_count() or 1, count)
+    results = run_jobs(jobs, workers, progress)
     return [_report(each, results, progress) for each in named]
-
-
-def _name(path: Path) -> str:
-    return "scenario" if str(path) == "-" else path.stem
 
 
 def _jobs(scenario: Scenario) -> list[PackingJob]:
@@ -90,7 +70,7 @@ def _jobs(scenario: Scenario) -> list[PackingJob]:
             return []  # it is served when its turn comes, by processes that have the machine
 
 
-def _report(named: Named, results: Mapping[Job[Any], Any], progress: Progress) -> Report:
+def _report(named: Named[Scenario], results: Mapping[Job[Any], Any], progress: Progress) -> Report:
     name, scenario = named.name, named.scenario
     match scenario:
         case Fleet():
