@@ -51,6 +51,8 @@ class GetStatusResponse(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     MOVES_DONE_FIELD_NUMBER: _builtins.int
     MOVES_FAILED_FIELD_NUMBER: _builtins.int
+    AUDITS_FIELD_NUMBER: _builtins.int
+    LEAKS_MENDED_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     epoch: _builtins.int
     plan_id: _builtins.str
@@ -65,6 +67,11 @@ class GetStatusResponse(_message.Message):
     the session where it was.
     """
     moves_failed: _builtins.int
+    audits: _builtins.int
+    """Books audited against what agents say they hold, since this scheduler leads; and what was found
+    reserved without a holder, or held without a reservation, and mended.
+    """
+    leaks_mended: _builtins.int
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentStatus]: ...
     @_builtins.property
@@ -94,10 +101,12 @@ class GetStatusResponse(_message.Message):
         groups: _abc.Iterable[Global___GroupStatus] | None = ...,
         moves_done: _builtins.int = ...,
         moves_failed: _builtins.int = ...,
+        audits: _builtins.int = ...,
+        leaks_mended: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "live_reservations", b"live_reservations", "models", b"models", "moves_done", b"moves_done", "moves_failed", b"moves_failed", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "scheduler_id", b"scheduler_id", "sessions_in_flight", b"sessions_in_flight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "audits", b"audits", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "leaks_mended", b"leaks_mended", "live_reservations", b"live_reservations", "models", b"models", "moves_done", b"moves_done", "moves_failed", b"moves_failed", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "scheduler_id", b"scheduler_id", "sessions_in_flight", b"sessions_in_flight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -163,6 +172,14 @@ class AgentStatus(_message.Message):
     VIRTUAL_LEVEL_FIELD_NUMBER: _builtins.int
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    BLOCK_SLOTS_FIELD_NUMBER: _builtins.int
+    USED_BLOCK_SLOTS_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    MOST_BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    SLOWDOWN_RATIO_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    SERVER_ID_FIELD_NUMBER: _builtins.int
+    USED_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     device: _builtins.str
     device_class: _builtins.str
@@ -177,6 +194,22 @@ class AgentStatus(_message.Message):
     """Agents with the same device are virtual GPUs of one physical device."""
     group: _builtins.int
     """The scheduler group it belongs to."""
+    block_slots: _builtins.int
+    """Key-value caches of models that generate text: slots (one session in one block each), those in
+    use, and the tokens cached in them, each counted once per block it is cached in.
+    """
+    used_block_slots: _builtins.int
+    cached_block_tokens: _builtins.int
+    most_block_tokens: _builtins.int
+    """Tokens the slots hold when all are full, counted in the same way."""
+    slowdown_ratio: _builtins.float
+    """How much slower it computes than booked: mean of real by booked time of late; 1 as booked, 0 unknown."""
+    batches: _builtins.int
+    """Batches on their way that it has yet to compute."""
+    server_id: _builtins.str
+    """The machine it is on."""
+    used_memory_bytes: _builtins.int
+    """Memory of what it has loaded."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -192,10 +225,18 @@ class AgentStatus(_message.Message):
         virtual_level: _builtins.int = ...,
         device_id: _builtins.str = ...,
         group: _builtins.int = ...,
+        block_slots: _builtins.int = ...,
+        used_block_slots: _builtins.int = ...,
+        cached_block_tokens: _builtins.int = ...,
+        most_block_tokens: _builtins.int = ...,
+        slowdown_ratio: _builtins.float = ...,
+        batches: _builtins.int = ...,
+        server_id: _builtins.str = ...,
+        used_memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "group", b"group", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "state", b"state", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "block_slots", b"block_slots", "cached_block_tokens", b"cached_block_tokens", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "group", b"group", "memory_bytes", b"memory_bytes", "most_block_tokens", b"most_block_tokens", "partitions", b"partitions", "server_id", b"server_id", "slowdown_ratio", b"slowdown_ratio", "state", b"state", "used_block_slots", b"used_block_slots", "used_memory_bytes", b"used_memory_bytes", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -215,6 +256,8 @@ class ModelStatus(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     PACKING_FIELD_NUMBER: _builtins.int
     SESSIONS_MOVING_FIELD_NUMBER: _builtins.int
+    ATTAINMENT_RATIO_FIELD_NUMBER: _builtins.int
+    PIPELINES_SERVED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
@@ -226,9 +269,17 @@ class ModelStatus(_message.Message):
     """What its sessions are moved for: "pack", "balance" or "off"."""
     sessions_moving: _builtins.int
     """Sessions that move to another chain now."""
+    attainment_ratio: _builtins.float
+    """Of the requests finished lately, the share that met their deadline or objectives, at the gateway
+    that answers; -1 if there were none.
+    """
     @_builtins.property
     def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainStatus]:
         """Of a model that generates text."""
+
+    @_builtins.property
+    def pipelines_served(self) -> _containers.RepeatedCompositeFieldContainer[Global___PipelineStatus]:
+        """Of a model served by pools."""
 
     def __init__(
         self,
@@ -243,14 +294,69 @@ class ModelStatus(_message.Message):
         sessions: _builtins.int = ...,
         packing: _builtins.str = ...,
         sessions_moving: _builtins.int = ...,
+        attainment_ratio: _builtins.float = ...,
+        pipelines_served: _abc.Iterable[Global___PipelineStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains", "name", b"name", "packing", b"packing", "pipelines", b"pipelines", "queued_requests", b"queued_requests", "ready", b"ready", "reason", b"reason", "sessions", b"sessions", "sessions_moving", b"sessions_moving", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attainment_ratio", b"attainment_ratio", "chains", b"chains", "name", b"name", "packing", b"packing", "pipelines", b"pipelines", "pipelines_served", b"pipelines_served", "queued_requests", b"queued_requests", "ready", b"ready", "reason", b"reason", "sessions", b"sessions", "sessions_moving", b"sessions_moving", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelStatus: _TypeAlias = ModelStatus  # noqa: Y015
+
+@_typing.final
+class PipelineStatus(_message.Message):
+    """One pooled pipeline of the plan in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    batch: _builtins.int
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolStatus]: ...
+    def __init__(
+        self,
+        *,
+        batch: _builtins.int = ...,
+        stages: _abc.Iterable[Global___PoolStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "stages", b"stages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PipelineStatus: _TypeAlias = PipelineStatus  # noqa: Y015
+
+@_typing.final
+class PoolStatus(_message.Message):
+    """Agents that run the same blocks [first_block, last_block) at the same virtual level."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_BLOCK_FIELD_NUMBER: _builtins.int
+    LAST_BLOCK_FIELD_NUMBER: _builtins.int
+    AGENT_IDS_FIELD_NUMBER: _builtins.int
+    first_block: _builtins.int
+    last_block: _builtins.int
+    @_builtins.property
+    def agent_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        first_block: _builtins.int = ...,
+        last_block: _builtins.int = ...,
+        agent_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_ids", b"agent_ids", "first_block", b"first_block", "last_block", b"last_block"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolStatus: _TypeAlias = PoolStatus  # noqa: Y015
 
 @_typing.final
 class ChainStatus(_message.Message):
@@ -402,6 +508,7 @@ class GetPlanResponse(_message.Message):
     PLAN_ID_FIELD_NUMBER: _builtins.int
     PLANNER_FIELD_NUMBER: _builtins.int
     LAST_SWITCH_FIELD_NUMBER: _builtins.int
+    PROMISES_FIELD_NUMBER: _builtins.int
     plan_json: _builtins.str
     """The plan as JSON, in the form `catenaryd up --plan` reads."""
     explanation: _builtins.str
@@ -414,6 +521,10 @@ class GetPlanResponse(_message.Message):
     def last_switch(self) -> Global___PlanSwitch:
         """The switch under way, else the last one; absent if there was none."""
 
+    @_builtins.property
+    def promises(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanPromise]:
+        """What it promises, model by model, as computed before it came into force."""
+
     def __init__(
         self,
         *,
@@ -422,14 +533,65 @@ class GetPlanResponse(_message.Message):
         plan_id: _builtins.str = ...,
         planner: _builtins.str = ...,
         last_switch: Global___PlanSwitch | None = ...,
+        promises: _abc.Iterable[Global___PlanPromise] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_switch", b"last_switch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "last_switch", b"last_switch", "plan_id", b"plan_id", "plan_json", b"plan_json", "planner", b"planner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "last_switch", b"last_switch", "plan_id", b"plan_id", "plan_json", b"plan_json", "planner", b"planner", "promises", b"promises"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPlanResponse: _TypeAlias = GetPlanResponse  # noqa: Y015
+
+@_typing.final
+class PlanPromise(_message.Message):
+    """What a plan promises for a model, and what keeps it from more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    THROUGHPUT_PER_S_FIELD_NUMBER: _builtins.int
+    LATENCY_NS_FIELD_NUMBER: _builtins.int
+    SLO_NS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    RESPONSE_LOWER_NS_FIELD_NUMBER: _builtins.int
+    RESPONSE_UPPER_NS_FIELD_NUMBER: _builtins.int
+    BINDS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.str
+    throughput_per_s: _builtins.float
+    """Requests (rows), or sessions, per second; 0: not computed."""
+    latency_ns: _builtins.int
+    """Of one request, at most; 0: not computed."""
+    slo_ns: _builtins.int
+    sessions: _builtins.int
+    """Sessions at a time, of a model that generates text."""
+    response_lower_ns: _builtins.int
+    """Mean response time of sessions, between two bounds (Theorem 3.7); 0: not computed."""
+    response_upper_ns: _builtins.int
+    binds: _builtins.str
+    """In words; empty: nothing known to bind."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        throughput_per_s: _builtins.float = ...,
+        latency_ns: _builtins.int = ...,
+        slo_ns: _builtins.int = ...,
+        sessions: _builtins.int = ...,
+        response_lower_ns: _builtins.int = ...,
+        response_upper_ns: _builtins.int = ...,
+        binds: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binds", b"binds", "latency_ns", b"latency_ns", "model", b"model", "response_lower_ns", b"response_lower_ns", "response_upper_ns", b"response_upper_ns", "sessions", b"sessions", "slo_ns", b"slo_ns", "throughput_per_s", b"throughput_per_s", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanPromise: _TypeAlias = PlanPromise  # noqa: Y015
 
 @_typing.final
 class PlanSwitch(_message.Message):
@@ -1083,3 +1245,196 @@ class TraceSpan(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TraceSpan: _TypeAlias = TraceSpan  # noqa: Y015
+
+@_typing.final
+class GetTimelinesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACK_NS_FIELD_NUMBER: _builtins.int
+    AHEAD_NS_FIELD_NUMBER: _builtins.int
+    back_ns: _builtins.int
+    """How far back, and how far ahead, of now; 0: 2 s and 1 s. At most 30 s back."""
+    ahead_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        back_ns: _builtins.int = ...,
+        ahead_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead_ns", b"ahead_ns", "back_ns", b"back_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTimelinesRequest: _TypeAlias = GetTimelinesRequest  # noqa: Y015
+
+@_typing.final
+class GetTimelinesResponse(_message.Message):
+    """Times are offsets from `now`, negative in the past, so that clocks of two machines never mix."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    truncated: _builtins.bool
+    """True if some of the past was left out to bound this answer."""
+    @_builtins.property
+    def resources(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResourceTimeline]: ...
+    def __init__(
+        self,
+        *,
+        resources: _abc.Iterable[Global___ResourceTimeline] | None = ...,
+        truncated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resources", b"resources", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTimelinesResponse: _TypeAlias = GetTimelinesResponse  # noqa: Y015
+
+@_typing.final
+class ResourceTimeline(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    BOOKINGS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"gpu", "uplink" or "downlink"."""
+    owner: _builtins.str
+    """The agent of a gpu, the server of a link."""
+    group: _builtins.int
+    @_builtins.property
+    def bookings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Booking]: ...
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        bookings: _abc.Iterable[Global___Booking] | None = ...,
+        group: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookings", b"bookings", "group", b"group", "kind", b"kind", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResourceTimeline: _TypeAlias = ResourceTimeline  # noqa: Y015
+
+@_typing.final
+class Booking(_message.Message):
+    """One use of a resource by one batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BOOKED_START_NS_FIELD_NUMBER: _builtins.int
+    BOOKED_END_NS_FIELD_NUMBER: _builtins.int
+    REAL_START_NS_FIELD_NUMBER: _builtins.int
+    REAL_END_NS_FIELD_NUMBER: _builtins.int
+    batch_id: _builtins.int
+    model: _builtins.str
+    rows: _builtins.int
+    booked_start_ns: _builtins.int
+    """As booked when the batch was dispatched."""
+    booked_end_ns: _builtins.int
+    real_start_ns: _builtins.int
+    """As agents reported; both 0 while they have not."""
+    real_end_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        batch_id: _builtins.int = ...,
+        model: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        booked_start_ns: _builtins.int = ...,
+        booked_end_ns: _builtins.int = ...,
+        real_start_ns: _builtins.int = ...,
+        real_end_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "booked_end_ns", b"booked_end_ns", "booked_start_ns", b"booked_start_ns", "model", b"model", "real_end_ns", b"real_end_ns", "real_start_ns", b"real_start_ns", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Booking: _TypeAlias = Booking  # noqa: Y015
+
+@_typing.final
+class ListRequestsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """0: 50. At most 500."""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsRequest: _TypeAlias = ListRequestsRequest  # noqa: Y015
+
+@_typing.final
+class ListRequestsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecentRequest]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___RecentRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsResponse: _TypeAlias = ListRequestsResponse  # noqa: Y015
+
+@_typing.final
+class RecentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    TOTAL_NS_FIELD_NUMBER: _builtins.int
+    ENDED_AGO_NS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    model: _builtins.str
+    outcome: _builtins.str
+    """"OK" or the reason it failed."""
+    total_ns: _builtins.int
+    ended_ago_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        total_ns: _builtins.int = ...,
+        ended_ago_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_ago_ns", b"ended_ago_ns", "model", b"model", "outcome", b"outcome", "request_id", b"request_id", "total_ns", b"total_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecentRequest: _TypeAlias = RecentRequest  # noqa: Y015

@@ -84,6 +84,16 @@ class AdminStub:
                 request_serializer=catenary_dot_v1_dot_admin__pb2.WatchScalingRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_admin__pb2.ScalingAdvice.FromString,
                 _registered_method=True)
+        self.GetTimelines = channel.unary_unary(
+                '/catenary.v1.Admin/GetTimelines',
+                request_serializer=catenary_dot_v1_dot_admin__pb2.GetTimelinesRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_admin__pb2.GetTimelinesResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/catenary.v1.Admin/ListRequests',
+                request_serializer=catenary_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -155,6 +165,21 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTimelines(self, request, context):
+        """The book as it is and was a moment ago: for what each device and link is reserved, and how it was
+        really used.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """The recent requests of one gateway, newest first; answered by that gateway.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -207,6 +232,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.WatchScaling,
                     request_deserializer=catenary_dot_v1_dot_admin__pb2.WatchScalingRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_admin__pb2.ScalingAdvice.SerializeToString,
+            ),
+            'GetTimelines': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTimelines,
+                    request_deserializer=catenary_dot_v1_dot_admin__pb2.GetTimelinesRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_admin__pb2.GetTimelinesResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=catenary_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -479,6 +514,60 @@ class Admin:
             '/catenary.v1.Admin/WatchScaling',
             catenary_dot_v1_dot_admin__pb2.WatchScalingRequest.SerializeToString,
             catenary_dot_v1_dot_admin__pb2.ScalingAdvice.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTimelines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.Admin/GetTimelines',
+            catenary_dot_v1_dot_admin__pb2.GetTimelinesRequest.SerializeToString,
+            catenary_dot_v1_dot_admin__pb2.GetTimelinesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.Admin/ListRequests',
+            catenary_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            catenary_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

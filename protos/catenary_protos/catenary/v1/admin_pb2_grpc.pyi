@@ -47,6 +47,12 @@ class AdminStub:
     """Where the time of one recent request went; answered by the gateway that served it."""
     WatchScaling: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchScalingRequest, _admin_pb2.ScalingAdvice]
     """How many agents the cluster should have; at once, and whenever that changes."""
+    GetTimelines: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetTimelinesRequest, _admin_pb2.GetTimelinesResponse]
+    """The book as it is and was a moment ago: for what each device and link is reserved, and how it was
+    really used.
+    """
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]
+    """The recent requests of one gateway, newest first; answered by that gateway."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -67,6 +73,12 @@ class AdminAsyncStub(AdminStub):
     """Where the time of one recent request went; answered by the gateway that served it."""
     WatchScaling: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchScalingRequest, _admin_pb2.ScalingAdvice]  # type: ignore[assignment]
     """How many agents the cluster should have; at once, and whenever that changes."""
+    GetTimelines: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetTimelinesRequest, _admin_pb2.GetTimelinesResponse]  # type: ignore[assignment]
+    """The book as it is and was a moment ago: for what each device and link is reserved, and how it was
+    really used.
+    """
+    ListRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """The recent requests of one gateway, newest first; answered by that gateway."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -144,5 +156,23 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.ScalingAdvice], _abc.AsyncIterator[_admin_pb2.ScalingAdvice]]:
         """How many agents the cluster should have; at once, and whenever that changes."""
+
+    @_abc_1.abstractmethod
+    def GetTimelines(
+        self,
+        request: _admin_pb2.GetTimelinesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetTimelinesResponse, _abc.Awaitable[_admin_pb2.GetTimelinesResponse]]:
+        """The book as it is and was a moment ago: for what each device and link is reserved, and how it was
+        really used.
+        """
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _admin_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListRequestsResponse, _abc.Awaitable[_admin_pb2.ListRequestsResponse]]:
+        """The recent requests of one gateway, newest first; answered by that gateway."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
