@@ -15,6 +15,7 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.convenience import extract
 
+from gpu_agent.partitioning.onnx_file import read_onnx
 from services.errors import InvalidInput
 
 GRAPH_FILE = "model.onnx"
@@ -99,7 +100,7 @@ def part_bytes(folder: Path) -> tuple[list[int], int]:
 
 def _load(folder: Path) -> ir.Model:
     try:
-        return ir.load(folder / GRAPH_FILE)
+        return read_onnx(folder / GRAPH_FILE)
     except FileNotFoundError:
         raise InvalidInput(folder.name, f"has no {GRAPH_FILE}: import the model again") from None
 

@@ -15,6 +15,7 @@ from torch.export.passes import move_to_device_pass
 from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
 from gpu_agent.executors.device import Device
 from gpu_agent.partitioning.parts import CACHE_FOLDER, part_digest, part_folder
+from gpu_agent.partitioning.torch_archive import load_program
 from gpu_agent.partitioning.torch_graph import TorchModel, extract_part, load_torch
 from services.domain.ids import PartitionKey
 from services.domain.tensors import DTYPE_OF, TensorSpec
@@ -45,7 +46,7 @@ class TorchPart:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             if device.virtual_level > 1:
                 torch.cuda.set_per_process_memory_fraction(memory_fraction(device), self._device)
-        program = torch.export.load(path)
+        program = load_program(path)
         if self._device.type != "cpu":
             program = move_to_device_pass(program, self._device)
         self._model: Any = program.module()

@@ -15,8 +15,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from gpu_agent.partitioning.graph import CutGraph, Node
+from gpu_agent.partitioning.onnx_file import read_onnx
 from services.domain.tensors import ANY, DTYPE_OF, TensorSpec
-from services.errors import InvalidInput
 
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _NORMS = frozenset({"BatchNormalization", "InstanceNormalization"})
@@ -76,12 +76,10 @@ def load_onnx(path: Path) -> OnnxModel:
     """Returns the model at `path`, normalised.
 
     Raises:
-        InvalidInput: If it is not an ONNX model.
+        FileNotFoundError: There is no such file.
+        InvalidInput: If it is not an ONNX model, or wants weights from outside its folder.
     """
-    try:
-        model = ir.load(path)
-    except Exception as error:  # onnx_ir raises whatever its protobuf parser raises
-        raise InvalidInput(path.name, f"is not an ONNX model: {error}") from error
+    model = read_onnx(path)
     steps = (
         passes.InlinePass(),
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),

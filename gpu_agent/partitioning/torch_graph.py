@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from gpu_agent.partitioning.graph import CutGraph, Node
+from gpu_agent.partitioning.torch_archive import load_program
 from services.domain.tensors import ANY, TensorSpec
 from services.errors import InvalidInput, NotSupported
 
@@ -97,13 +98,10 @@ def load_torch(path: Path) -> TorchModel:
     """Returns the exported program at `path` (torch.export.save).
 
     Raises:
-        InvalidInput: If it is not one.
+        InvalidInput: If it is not one, or holds more than tensors and operators.
         NotSupported: If it takes or returns anything but plain tensors.
     """
-    try:
-        program = torch.export.load(path)
-    except Exception as error:  # torch raises what its archive and schema readers raise
-        raise InvalidInput(path.name, f"is not an exported program: {error}") from error
+    program = load_program(path)
     if any(_mutates(node) for node in program.graph.nodes):
         # An in-place operation is a dependency that the graph does not show: rewrite without.
         program = program.run_decompositions({})
