@@ -11,10 +11,13 @@ from typing import Any, TypeVar
 
 import click
 
+from catenaryd.certificates import certs
 from catenaryd.importing import import_model
+from catenaryd.keys import create_key, list_keys, revoke_key
 from catenaryd.planning import plan_group
 from catenaryd.process_options import given, settings_options
 from catenaryd.profiling import profile
+from catenaryd.redis_acl import redis_acl
 from catenaryd.replay import replay_group
 from catenaryd.simulating import simulate_group
 from catenaryd.supervisor import end_with_parent
@@ -103,7 +106,9 @@ def agent(config: Path | None, /, **flags: Any) -> None:
 
 
 @cli.command()
-@click.option("--agents", default=3, show_default=True, help="How many agents to start.")
+@click.option(
+    "--agents", type=int, help="How many agents to start.  [default: 3, or one per --device]"
+)
 @click.option(
     "--max-agents", default=0, show_default=True,
     help="Start up to so many as load grows, and stop those not needed; 0: always --agents.",
@@ -113,7 +118,10 @@ def agent(config: Path | None, /, **flags: Any) -> None:
     help="What running sessions of models that do not say are moved for: onto few chains, evenly, "
     "or not at all. Usual: pack with --max-agents, else off.",
 )  # fmt: skip
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or emulated:CLASS.")
+@click.option(
+    "--device", "devices", multiple=True, default=("cpu",), show_default=True,
+    help="cpu, cuda or emulated:CLASS; given several times: one agent for each.",
+)  # fmt: skip
 @click.option(
     "--virtual-gpus", default=1, show_default=True,
     help="So many agents share a device: --agents 4 --virtual-gpus 2 is two devices.",
@@ -133,13 +141,21 @@ def agent(config: Path | None, /, **flags: Any) -> None:
 @click.option("--grpc-port", default=8001, show_default=True, help="0 takes a free one.")
 @click.option("--http-port", default=8000, show_default=True, help="0 takes a free one.")
 @click.option(
+    "--admin-port", type=int,
+    help="0 takes a free one.  [default: 8003, or a free one if --grpc-port is 0]",
+)  # fmt: skip
+@click.option(
     "--data-dir", type=click.Path(path_type=Path), default=Path(".catenary"), show_default=True,
     help="Models, logs and Redis data.",
 )  # fmt: skip
 @click.option("--redis-url", help="Use this Redis instead of starting one.")
+@click.option(
+    "--tls", is_flag=True,
+    help="Mutual TLS between the processes, with certificates made in the data directory.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON line.")
 @click.pass_obj
-def up(config: Path | None, /, as_json: bool, models: tuple[str, ...], **flags: Any) -> None:
+def up(config: Path | None, /, as_json: bool, **flags: Any) -> None:
     """Runs a whole cluster on this machine until Ctrl-C, restarting whatever dies.
 
     Prints one line once everything is ready. With --max-agents the cluster has as many agents as
@@ -147,10 +163,9 @@ def up(config: Path | None, /, as_json: bool, models: tuple[str, ...], **flags: 
 
     Example: catenaryd up --agents 3 --model efficientnet-lite0 --json
     """
-    from catenaryd.local_cluster import ClusterOptions
-    from catenaryd.up import run_up
+    from catenaryd.up import options_of, run_up
 
-    options = ClusterOptions(models=models, config_file=config, **flags)
+    options = options_of(config, **flags)
     configure_logging("up", "local", "warning", False)
     sys.exit(asyncio.run(run_up(options, as_json=as_json)))
 
@@ -197,26 +212,26 @@ def demo(data_dir: Path) -> None:
     sys.exit(asyncio.run(run_demo(data_dir)))
 
 
-@cli.command("create-key")
-@click.argument("name")
-@click.option("--keys-file", type=click.Path(path_type=Path), required=True, help="File to add to.")
-@click.option(
-    "--scope", "scopes", multiple=True, default=("infer",), show_default=True,
-    help='"infer", "infer:<model>" or "admin"; may be repeated.',
-)  # fmt: skip
-def create_key(name: str, keys_file: Path, scopes: tuple[str, ...]) -> None:
-    """Creates an API key called NAME, prints it once and stores only its hash.
+@cli.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def health(arguments: tuple[str, ...]) -> None:
+    """Asks a process of this machine whether it is live, ready or leader; for probes.
 
-    Example: catenaryd create-key alice --keys-file keys.json
+    Example: catenaryd health ready --address 127.0.0.1:8005
     """
-    from services.security.keys import add_key
+    from catenaryd.health import main as ask
 
-    click.echo(add_key(keys_file, name, scopes))
+    sys.exit(ask(arguments))
 
 
+cli.add_command(certs)
+cli.add_command(create_key)
+cli.add_command(list_keys)
+cli.add_command(revoke_key)
 cli.add_command(import_model)
 cli.add_command(plan_group)
 cli.add_command(profile)
+cli.add_command(redis_acl)
 cli.add_command(replay_group)
 cli.add_command(simulate_group)
 

@@ -19,13 +19,16 @@ import aiohttp
 
 from catenaryd.agent_scaling import AgentScaling, ended
 from catenaryd.group_readiness import what_groups_wait_for
+from catenaryd.local_certificates import LocalCertificates
 from catenaryd.process_options import command_line_of
 from catenaryd.supervisor import Child
 from catenaryd.virtual_gpus import devices_for, share_settings
+from scheduler.settings import SchedulerSettings
 from services.domain.packing import PackingGoal
 from services.embedded_redis import EmbeddedRedis
 from services.errors import CatenaryError, InvalidInput, Unavailable
 from services.log import get_logger
+from services.settings import load_settings
 
 log = get_logger(__name__)
 
@@ -57,8 +60,12 @@ class ClusterOptions:
     plan_file: Path | None = None
     grpc_port: int = 8001
     http_port: int = 8000
+    admin_port: int = 0
+    """0: any free one."""
     data_dir: Path = Path(".catenary")
     redis_url: str | None = None
+    tls: bool = False
+    """Mutual TLS between the processes, with certificates of our own; the doors stay plain."""
     config_file: Path | None = None
     ready_timeout_s: float = 180.0
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -111,12 +118,14 @@ class LocalCluster:
             raise InvalidInput("plan", "names agents, which several scheduler groups plan for")
         self.scheduler_ports = [free_port() for _ in range(options.schedulers)]
         self.metrics_port = free_port()
-        self.admin_port = free_port()
+        self.admin_port = options.admin_port or free_port()
         self.grpc_port = options.grpc_port or free_port()
         self.http_port = options.http_port or free_port()
         self.redis: EmbeddedRedis | None = None
         self.redis_url = options.redis_url or ""
         self.children: dict[str, Child] = {}
+        self.certificates = LocalCertificates(options.data_dir / "certs") if options.tls else None
+        self._renewing: asyncio.Task[None] | None = None
         self._redis_task: asyncio.Task[None] | None = None
         self._scaling_task: asyncio.Task[None] | None = None
         self._leaving: dict[str, asyncio.Task[None]] = {}
@@ -149,12 +158,14 @@ class LocalCluster:
         """Returns name -> (kind, settings) of every child, in the order of starting."""
         options = self.options
         # Everything listens on loopback only: that is what makes `insecure` acceptable here.
-        common: dict[str, Any] = {"insecure": True}
+        common: dict[str, Any] = {}
         if options.groups > 1:
             common["scheduler_groups"] = options.groups
+        keys = self._operator_keys()
         children: dict[str, tuple[str, dict[str, Any]]] = {
             "scheduler" if index == 0 else f"scheduler-{index}": ("scheduler", {
-                **common, "scheduler_id": f"scheduler-{index}", "port": port,
+                **common, **self._security("scheduler", f"scheduler-{index}"), **keys,
+                "scheduler_id": f"scheduler-{index}", "port": port,
                 "model_repository": self.model_repository,
                 "models": list(options.models), "plan_file": options.plan_file,
                 "expected_agents": self._expected_agents(), **self._scaling_settings(),
@@ -163,7 +174,8 @@ class LocalCluster:
         }  # fmt: skip
         children |= {
             "gateway": ("gateway", {
-                **common, "gateway_id": "gateway-0", "grpc_port": self.grpc_port,
+                **common, **self._security("gateway", "gateway-0"),
+                "gateway_id": "gateway-0", "grpc_port": self.grpc_port,
                 "http_port": self.http_port, "admin_port": self.admin_port,
                 "metrics_port": self.metrics_port,
                 **self._meeting_place(),
@@ -182,7 +194,7 @@ class LocalCluster:
         most = max(options.agents, options.max_agents)
         own = options.each_agent[index] if index < len(options.each_agent) else {}
         return {
-            "insecure": True, "agent_id": self._agent_id(index),
+            **self._security("agent", self._agent_id(index)), "agent_id": self._agent_id(index),
             "device": device_of(options.device, index // options.virtual_gpus),
             **self._meeting_place(),
             **share_settings(index, most, options.virtual_gpus, options.device),
@@ -190,6 +202,22 @@ class LocalCluster:
             **options.extra.get("agent", {}),
             **own,
         }  # fmt: skip
+
+    def _security(self, kind: str, name: str) -> dict[str, Any]:
+        """Returns how a process is protected. Without TLS by listening on loopback only."""
+        if self.certificates is None:
+            return {"insecure": True}
+        return self.certificates.settings(kind, name)
+
+    def _operator_keys(self) -> dict[str, Any]:
+        """Returns the scheduler's file of operators' keys, unless another one is configured."""
+        if self.certificates is None:
+            return {}
+        file = self.options.config_file
+        configured = load_settings(SchedulerSettings, file=file, section="scheduler", flags={})
+        if configured.api_keys_file is not None:
+            return {}
+        return {"api_keys_file": self.certificates.operator_keys_file()}
 
     def _meeting_place(self) -> dict[str, Any]:
         """Returns how gateways and agents find the schedulers, the models and each other."""
@@ -236,6 +264,8 @@ class LocalCluster:
             self._redis_task = asyncio.create_task(self._keep_redis(), name="keep-redis")
         for name, (kind, settings) in self._settings().items():
             await self._start_child(name, kind, settings)
+        if self.certificates is not None:
+            self._renewing = asyncio.create_task(self.certificates.renew(), name="renew")
         await self._wait_until_ready(progress)
         facts = self.facts()
         if self.options.max_agents:
@@ -319,7 +349,9 @@ class LocalCluster:
 
     def facts(self) -> dict[str, Any]:
         """Returns what `catenaryd up --json` prints."""
+        tls = {} if self.certificates is None else {"tls": self.certificates.facts()}
         return {
+            **tls,
             "grpc": f"127.0.0.1:{self.grpc_port}",
             "http": f"http://127.0.0.1:{self.http_port}",
             "metrics": f"http://127.0.0.1:{self.metrics_port}/metrics",
@@ -332,6 +364,7 @@ class LocalCluster:
     async def stop(self) -> None:
         """Drains the gateway, then agents and scheduler, then ends Redis."""
         await ended(self._scaling_task)
+        await ended(self._renewing)
         if "gateway" in self.children:
             await self.children["gateway"].stop(DRAIN_S)
         others = [child for name, child in self.children.items() if name != "gateway"]

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from catenaryd.planning_chains import chains_document, print_chains
 from catenaryd.planning_chains_input import read_chains_input
+from catenaryd.planning_dataset import dataset as dataset_command
 from catenaryd.planning_groups import groups
 from scheduler.planning.chains.problem import StopRule
 from scheduler.planning.pooled import (
@@ -38,6 +39,7 @@ def plan_group() -> None:
     """
 
 
+plan_group.add_command(dataset_command)
 plan_group.add_command(groups)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from catenaryd.models import ensure_model
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND
 from services.domain.profile import DeviceProfile, ModelProfile, profile_document
 from services.errors import InvalidInput
@@ -91,6 +90,8 @@ def profile(model: str, model_repository: Path, as_json: bool, **options: Any) -
         raise InvalidInput("blocks", f"is {options['blocks']}, not at least 1")
     if order.device is not None:
         _warn_if_busy()
+    from catenaryd.models import ensure_model
+
     key = ensure_model(model_repository, model, options["blocks"])
     repository = ModelRepository(model_repository)
     target: Path = options["output"] or repository.folder(key) / PROFILE_FILE

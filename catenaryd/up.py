@@ -6,12 +6,42 @@ import asyncio
 import json
 import signal
 import sys
+from pathlib import Path
+from typing import Any
 
 import click
 
-from catenaryd.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local_cluster import ClusterOptions, LocalCluster, device_of
 from catenaryd.models import ensure_model
-from services.errors import CatenaryError
+from services.errors import CatenaryError, InvalidInput
+
+ADMIN_PORT = 8003
+"""Where the `catenary` command looks for the Admin service unless it is told."""
+
+
+def options_of(config_file: Path | None, **flags: Any) -> ClusterOptions:
+    """Returns what the command line asks for.
+
+    Raises:
+        InvalidInput: If the devices that are named do not go with the number of agents.
+    """
+    devices: tuple[str, ...] = flags.pop("devices")
+    agents: int | None = flags.pop("agents")
+    admin_port: int | None = flags.pop("admin_port")
+    if admin_port is None:
+        admin_port = ADMIN_PORT if flags["grpc_port"] else 0
+    each: tuple[dict[str, Any], ...] = ()
+    if len(devices) > 1:
+        if agents not in (None, len(devices)) or flags["virtual_gpus"] > 1 or flags["max_agents"]:
+            raise InvalidInput(
+                "device", "given several times means one agent for each, and no more"
+            )
+        agents = len(devices)
+        each = tuple({"device": device_of(device, i)} for i, device in enumerate(devices))
+    return ClusterOptions(
+        config_file=config_file, device=devices[0], agents=3 if agents is None else agents,
+        admin_port=admin_port, each_agent=each, **flags,
+    )  # fmt: skip
 
 
 async def run_up(options: ClusterOptions, *, as_json: bool) -> int:

@@ -23,7 +23,7 @@ from grpc_tools import protoc
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = "catenary_protos"
-ROOTS = ("catenary", "inference")
+ROOTS = ("catenary", "externalscaler", "inference")
 GENERATED_SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 

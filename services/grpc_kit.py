@@ -15,10 +15,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from services.errors import Unavailable
+from services.security.identity import Role, server_name_of
+from services.security.roles import Guard, RoleInterceptor
 from services.security.tls import ClientSecurity, ServerSecurity
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Default limit of one message; gRPC's own is 4 MiB, less than an image batch."""
+
+MAX_METADATA_BYTES = 16 * 1024
+"""Of one call."""
+MAX_CONNECTIONS = 8_192
+"""To one port."""
 
 _STATUS = health_pb2.HealthCheckResponse
 
@@ -44,31 +51,63 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Lets clients ping every 5 s; below that they are told "too_many_pings" and dropped.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.max_concurrent_streams", 4_096),
+    # Names, keys and trace contexts take a tenth of this.
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    # Who says nothing while connecting is dropped; so is who has no call for a while.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),
     # Otherwise two processes started on one port would both succeed and split its connections.
     ("grpc.so_reuseport", 0),
 )
 
 
 def open_channel(
-    target: str, security: ClientSecurity, *, max_message_bytes: int = MAX_MESSAGE_BYTES
+    target: str,
+    security: ClientSecurity,
+    *,
+    role: Role | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Channel:
-    """Returns a channel to `target` ("host:port"); it connects when first used."""
-    options = [*_CHANNEL_OPTIONS, *_limits(max_message_bytes)]
+    """Returns a channel to `target` ("host:port"); it connects when first used.
+
+    Args:
+        target: Where the server listens.
+        security: What is shown to it and demanded of it.
+        role: With TLS, the server must have the certificate of this role; None: that of `target`.
+        max_message_bytes: Limit of one message.
+    """
+    options: list[tuple[str, int | str]] = [*_CHANNEL_OPTIONS, *_limits(max_message_bytes)]
     credentials = security.channel_credentials()
+    if credentials is not None and role is not None:
+        name = server_name_of(role, security.cluster)
+        options.append(("grpc.ssl_target_name_override", name))
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, credentials, options=options)
 
 
 def create_server(
-    security: ServerSecurity, *, max_message_bytes: int = MAX_MESSAGE_BYTES
+    security: ServerSecurity,
+    *,
+    guard: Guard | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Server:
     """Returns a server without ports; give it one with `bind`.
 
     The certificate files are read now, so that a wrong path stops the start at once.
+
+    Args:
+        security: What is shown to clients and demanded of them.
+        guard: Holds callers to `services.security.roles`; None for a door, which checks API keys.
+        max_message_bytes: Limit of one message.
     """
     security.server_credentials()
-    return grpc.aio.server(options=[*_SERVER_OPTIONS, *_limits(max_message_bytes)])
+    return grpc.aio.server(
+        options=[*_SERVER_OPTIONS, *_limits(max_message_bytes)],
+        interceptors=[RoleInterceptor(guard)] if guard is not None else None,
+    )
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, security: ServerSecurity) -> int:

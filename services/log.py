@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
@@ -54,10 +56,10 @@ def configure_logging(process: str, instance: str, level: str, as_json: bool) ->
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(minimum),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Patient(sys.stderr))),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(cast(TextIO, _Patient(sys.stderr)))
     remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -69,6 +71,24 @@ def configure_logging(process: str, instance: str, level: str, as_json: bool) ->
     logging.root.setLevel(minimum)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(max(minimum, logging.WARNING))
+
+
+class _Patient:
+    """A stream that loses lines rather than raise: a full disk must not end what it logs about."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes what can be written."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Passes on what can be."""
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def get_logger(name: str) -> FilteringBoundLogger:

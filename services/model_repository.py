@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 
+from services.bounded_files import LARGEST_JSON_BYTES, read_bounded, read_yaml_text
 from services.domain.decoder import DecoderTable
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, Nanoseconds
 from services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
@@ -105,10 +106,10 @@ class ModelRepository:
         """
         path = self.folder(key) / MANIFEST_FILE
         try:
-            document = yaml.safe_load(path.read_text("utf-8"))
+            document = yaml.safe_load(read_yaml_text(path, f"{key}/{MANIFEST_FILE}"))
         except FileNotFoundError:
             raise ModelNotFound(f"model {key} is not in the repository") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidInput(f"{key}/{MANIFEST_FILE}", f"is not YAML: {error}") from None
         return _manifest_of(key, document)
 
@@ -161,10 +162,10 @@ class ModelRepository:
         """
         where = f"{key}/{DECODER_FILE}"
         try:
-            document = json.loads((self.folder(key) / DECODER_FILE).read_bytes())
+            document = json.loads(self._json_bytes(key, DECODER_FILE))
         except FileNotFoundError:
             raise ModelNotFound(f"model {key} has no {DECODER_FILE}: import it first") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInput(where, f"is not JSON: {error}") from None
         version = field(document, "version", int, where)
         if version != DECODER_VERSION:
@@ -221,10 +222,10 @@ class ModelRepository:
         """
         where = f"{key}/{PROFILE_FILE}"
         try:
-            document = json.loads((self.folder(key) / PROFILE_FILE).read_bytes())
+            document = json.loads(self._json_bytes(key, PROFILE_FILE))
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInput(where, f"is not JSON: {error}") from None
         profile = parse_profile(document, where)
         table = self.block_table(key)
@@ -279,11 +280,14 @@ class ModelRepository:
 
     def _blocks_document(self, key: ModelKey) -> Any:
         try:
-            return json.loads((self.folder(key) / BLOCKS_FILE).read_bytes())
+            return json.loads(self._json_bytes(key, BLOCKS_FILE))
         except FileNotFoundError:
             raise ModelNotFound(f"model {key} has no {BLOCKS_FILE}: prepare it first") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInput(f"{key}/{BLOCKS_FILE}", f"is not JSON: {error}") from None
+
+    def _json_bytes(self, key: ModelKey, name: str) -> bytes:
+        return read_bounded(self.folder(key) / name, LARGEST_JSON_BYTES, f"{key}/{name}")
 
     def _inside(self, key: ModelKey, file: str) -> Path:
         folder = self.folder(key)

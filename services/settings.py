@@ -24,6 +24,7 @@ from services.errors import InvalidInput
 KNOWN_SECTIONS = frozenset({"agent", "gateway", "scheduler", "up"})
 """Sections of `catenary.yaml`; a misspelt one must not be ignored in silence."""
 
+DEFAULT_CLUSTER = "main"
 _MASK = "***"
 _CREDENTIALS_IN_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/@\s]*@", re.IGNORECASE)
 _SECRET_NAME = re.compile(r"(^|_)(password|secret|token|api_key)$")
@@ -37,6 +38,8 @@ class ProcessSettings(BaseSettings):
         extra="forbid",
         # Lists come as "a,b" or JSON from the environment; `_split_lists` reads both.
         enable_decoding=False,
+        # `NAME=` in an environment file means what a missing line means: the default.
+        env_ignore_empty=True,
         # A wrong value is reported by its field; the value itself may be a secret.
         hide_input_in_errors=True,
     )
@@ -50,6 +53,10 @@ class ProcessSettings(BaseSettings):
     insecure: bool = Field(
         default=False, description="Run without TLS; refused unless this says so explicitly."
     )
+    cluster: str = Field(
+        default=DEFAULT_CLUSTER, description="Cluster this process belongs to; with TLS, peers "
+        "whose certificates name another one are refused.",
+    )  # fmt: skip
     tls_cert_file: Path | None = Field(
         default=None, description="PEM certificate chain this process shows to others."
     )
@@ -68,6 +75,13 @@ class ProcessSettings(BaseSettings):
         le=65535,
         description="Port of the Prometheus page; unset: none, 0: any free port.",
     )
+    health_host: str = Field(
+        default="127.0.0.1", description="Address the port for probes listens on."
+    )
+    health_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Port of a plain gRPC health service for probes, "
+        'which speak no TLS: it answers for "live" and "ready"; unset: none, 0: any free port.',
+    )  # fmt: skip
     otlp_endpoint: str | None = Field(
         default=None, description="OTLP/gRPC collector for traces, e.g. http://localhost:4317."
     )

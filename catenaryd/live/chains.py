@@ -18,7 +18,7 @@ import numpy as np
 
 from catenaryd.live.chains_emulation import KEY, Emulation, plan_document
 from catenaryd.live.chains_load import Asked, ChainsOrder, ChainsOutcome, run_load
-from catenaryd.live.cluster import LiveCluster
+from catenaryd.live.cluster import AS_SIMULATED, LiveCluster
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from scheduler.planning.chains import Composition
 from services.domain.ids import NANOSECONDS_PER_SECOND
@@ -124,7 +124,7 @@ async def _running(run: ChainsRun, folder: Path, progress: Progress) -> AsyncIte
             grpc_port=0,
             http_port=0,
             data_dir=folder,
-            extra={"agent": dict(_PATIENT), "scheduler": scheduler},
+            extra={"gateway": dict(AS_SIMULATED), "agent": dict(_PATIENT), "scheduler": scheduler},
             each_agent=emulation.write_agents(folder / "profiles"),
         )
     )

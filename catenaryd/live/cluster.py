@@ -19,6 +19,8 @@ from scheduler.planning.pooled.problem import PoolingProblem
 from services.domain.plan import Agent, Plan
 from services.model_repository import ModelRepository
 
+AS_SIMULATED = {"fair_share": False}
+"""Simulations have no gateway in front that refuses what might be late."""
 _PATIENT = {"heartbeat_s": 2.0, "silence_s": 20.0}
 """Nineteen processes on two cores must not take each other for dead."""
 
@@ -92,7 +94,11 @@ async def running(
             grpc_port=0,
             http_port=0,
             data_dir=folder,
-            extra={"agent": dict(_PATIENT), "scheduler": {**_PATIENT, **scheduler}},
+            extra={
+                "gateway": dict(AS_SIMULATED),
+                "agent": dict(_PATIENT),
+                "scheduler": {**_PATIENT, **scheduler},
+            },
             each_agent=agent_settings(agents, profiles),
         )
     )

@@ -19,6 +19,7 @@ from pathlib import Path
 import aiohttp
 
 import catenary
+from catenaryd.live.cluster import AS_SIMULATED
 from catenaryd.live.packing_figures import (
     Answer,
     Drained,
@@ -215,7 +216,11 @@ async def _running(
         grpc_port=0,
         http_port=0,
         data_dir=folder,
-        extra={"agent": {**_PATIENT, "threads": 1}, "scheduler": scheduler},
+        extra={
+            "gateway": dict(AS_SIMULATED),
+            "agent": {**_PATIENT, "threads": 1},
+            "scheduler": scheduler,
+        },
         each_agent=tuple({"metrics_port": port} for port in ports),
     )
     cluster = _Cluster(options, ports)

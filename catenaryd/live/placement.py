@@ -22,6 +22,7 @@ from typing import Any
 import grpc.aio
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
+from catenaryd.live.cluster import AS_SIMULATED
 from catenaryd.live.placement_load import Asked, StepsOrder, run_load
 from catenaryd.live.placement_steps import (
     AgentsAt,
@@ -114,7 +115,7 @@ async def _running(run: StepsRun, folder: Path, progress: Progress) -> AsyncIter
             grpc_port=0,
             http_port=0,
             data_dir=folder,
-            extra={"agent": dict(_PATIENT), "scheduler": scheduler},
+            extra={"gateway": dict(AS_SIMULATED), "agent": dict(_PATIENT), "scheduler": scheduler},
         )
     )
     try:

@@ -1,7 +1,8 @@
 """TLS credentials of servers and clients, from PEM files.
 
-Between our processes TLS is mutual: each side shows a certificate signed by `tls_ca_file`. A door
-for the public (`mutual=False`) shows its certificate and asks for none; API keys say who calls.
+Between our processes TLS is mutual: each side shows a certificate signed by `tls_ca_file`, which
+names its cluster, role and name. A door for the public (`mutual=False`) shows its certificate and
+asks for none; API keys say who calls. Files that change are taken up by every new connection.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import grpc
 
 from services.errors import InvalidInput
 from services.log import get_logger
-from services.settings import ProcessSettings
+from services.security.rotation import WatchedFiles, watched_files
+from services.settings import DEFAULT_CLUSTER, ProcessSettings
 
 _log = get_logger("services.security")
 
@@ -31,6 +33,8 @@ class ServerSecurity:
     """PEM key of `cert_file`."""
     ca_file: Path | None = None
     """If set, a client must show a certificate signed by one of these."""
+    cluster: str = DEFAULT_CLUSTER
+    """Cluster that clients must belong to."""
 
     @classmethod
     def from_settings(cls, settings: ProcessSettings, *, mutual: bool = True) -> ServerSecurity:
@@ -48,31 +52,37 @@ class ServerSecurity:
         cert, key = _own_pair(settings)
         if mutual and settings.tls_ca_file is None:
             raise InvalidInput("tls_ca_file", "needed to check the certificates of peers")
-        return cls(cert_file=cert, key_file=key, ca_file=settings.tls_ca_file if mutual else None)
+        ca_file = settings.tls_ca_file if mutual else None
+        return cls(cert_file=cert, key_file=key, ca_file=ca_file, cluster=settings.cluster)
+
+    @property
+    def files(self) -> WatchedFiles:
+        """The files, as of now."""
+        return watched_files(self.cert_file, self.key_file, self.ca_file)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Returns gRPC credentials, or None when insecure."""
+        """Returns gRPC credentials, or None when insecure.
+
+        Raises:
+            InvalidInput: the files are not good: gRPC would find out at the first handshake, and
+                tell only its own log.
+        """
         if self.insecure:
             return None
-        # gRPC would find out at the first handshake, and tell only its own log.
-        self.ssl_context()
-        return grpc.ssl_server_credentials(
-            [(_read("tls_key_file", self.key_file), _read("tls_cert_file", self.cert_file))],
-            root_certificates=_read("tls_ca_file", self.ca_file) if self.ca_file else None,
-            require_client_auth=self.ca_file is not None,
+        newest = _Newest(self.files)
+        return grpc.dynamic_ssl_server_credentials(
+            newest.configuration(),
+            newest.changed,  # type: ignore[arg-type]  # the stubs forget that None is allowed
+            require_client_authentication=self.ca_file is not None,
         )
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Returns a context for listening sockets (HTTP, frames), or None when insecure."""
-        if self.insecure:
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        _load_pair(context, self.cert_file, self.key_file)
-        if self.ca_file is not None:
-            _load_authority(context, self.ca_file)
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
+        """Returns a context for listening sockets (HTTP, frames), or None when insecure.
+
+        Raises:
+            InvalidInput: the files are not good.
+        """
+        return None if self.insecure else self.files.listening_context()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,8 @@ class ClientSecurity:
     """PEM chain shown to servers that ask (mutual TLS)."""
     key_file: Path | None = None
     """PEM key of `cert_file`."""
+    cluster: str = DEFAULT_CLUSTER
+    """Cluster that servers must belong to."""
 
     @classmethod
     def from_settings(cls, settings: ProcessSettings) -> ClientSecurity:
@@ -100,33 +112,49 @@ class ClientSecurity:
         cert, key = _own_pair(settings)
         if settings.tls_ca_file is None:
             raise InvalidInput("tls_ca_file", "needed to check the certificates of peers")
-        return cls(ca_file=settings.tls_ca_file, cert_file=cert, key_file=key)
+        return cls(
+            ca_file=settings.tls_ca_file, cert_file=cert, key_file=key, cluster=settings.cluster
+        )
+
+    @property
+    def files(self) -> WatchedFiles:
+        """The files, as of now."""
+        return watched_files(self.cert_file, self.key_file, self.ca_file)
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Returns gRPC credentials, or None when insecure."""
+        """Returns gRPC credentials, or None when insecure.
+
+        A channel keeps them: whoever connects anew opens a new channel.
+
+        Raises:
+            InvalidInput: the files are not good.
+        """
         if self.insecure:
             return None
-        # As in `ServerSecurity`: files that do not fit are reported here and not by gRPC.
-        self.ssl_context()
+        material = self.files.current()
         return grpc.ssl_channel_credentials(
-            root_certificates=_read("tls_ca_file", self.ca_file) if self.ca_file else None,
-            private_key=_read("tls_key_file", self.key_file) if self.key_file else None,
-            certificate_chain=_read("tls_cert_file", self.cert_file) if self.cert_file else None,
+            root_certificates=material.authorities,
+            private_key=material.key,
+            certificate_chain=material.chain,
         )
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Returns a context for connecting sockets, or None when insecure."""
-        if self.insecure:
-            return None
-        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
-        if self.ca_file is not None:
-            # Peers are signed by our authority and by no public one.
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            _load_authority(context, self.ca_file)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if self.cert_file is not None:
-            _load_pair(context, self.cert_file, self.key_file)
-        return context
+        """Returns a context for the next connection, or None when insecure.
+
+        Raises:
+            InvalidInput: the files are not good.
+        """
+        return None if self.insecure else self.files.context(server=False)
+
+    def peer_context(self) -> ssl.SSLContext | None:
+        """Returns a context for a connection whose other side is known by its identity.
+
+        The chain is checked, the host name is not: look at the certificate after the handshake.
+
+        Raises:
+            InvalidInput: the files are not good.
+        """
+        return None if self.insecure else self.files.context(server=False, checks_name=False)
 
 
 def _is_insecure(settings: ProcessSettings) -> bool:
@@ -150,27 +178,25 @@ def _own_pair(settings: ProcessSettings) -> tuple[Path, Path]:
     return cert, key
 
 
-def _read(field: str, file: Path | None) -> bytes:
-    if file is None:
-        raise InvalidInput(field, "not set")
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise InvalidInput(field, f"cannot be read: {error}") from error
+class _Newest:
+    """What gRPC asks at every handshake of one server."""
 
+    def __init__(self, files: WatchedFiles) -> None:
+        self._files = files
+        self._number = 0
 
-def _load_pair(context: ssl.SSLContext, cert: Path | None, key: Path | None) -> None:
-    _read("tls_cert_file", cert)
-    _read("tls_key_file", key)
-    try:
-        context.load_cert_chain(str(cert), str(key))
-    except ssl.SSLError as error:
-        raise InvalidInput("tls_cert_file", f"does not fit tls_key_file: {error}") from error
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        """Returns what is in force."""
+        material = self._files.current()
+        assert material.key is not None
+        assert material.chain is not None
+        self._number = material.number
+        return grpc.ssl_server_certificate_configuration(
+            [(material.key, material.chain)], root_certificates=material.authorities
+        )
 
-
-def _load_authority(context: ssl.SSLContext, file: Path) -> None:
-    _read("tls_ca_file", file)
-    try:
-        context.load_verify_locations(str(file))
-    except ssl.SSLError as error:
-        raise InvalidInput("tls_ca_file", f"holds no certificate: {error}") from error
+    def changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Returns what is in force if that is not what was returned before."""
+        if self._files.current().number == self._number:
+            return None
+        return self.configuration()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence, Set
 
@@ -66,6 +67,9 @@ class Metrics:
         self._define_gateway()
         self._define_scheduler()
         self._define_agent()
+        self.frames_refused = self._counter(names.FRAMES_REFUSED)
+        self.certificate_expiry = self._gauge(names.CERTIFICATE_EXPIRY)
+        self.certificate_expiry.set(math.nan)  # 0 would look like one that has ended
 
     def _define_gateway(self) -> None:
         self.requests = self._counter(names.REQUESTS)
@@ -74,6 +78,9 @@ class Metrics:
         self.in_flight_bytes = self._gauge(names.IN_FLIGHT_BYTES)
         self.slo_attainment = self._gauge(names.SLO_ATTAINMENT)
         self.slo_requests = self._counter(names.SLO_REQUESTS)
+        self.key_requests = self._counter(names.KEY_REQUESTS)
+        self.quota_rejections = self._counter(names.QUOTA_REJECTIONS)
+        self.unanswered_limit = self._gauge(names.UNANSWERED_LIMIT)
         self.redispatches = self._counter(names.REDISPATCHES)
         self.reroutes = self._counter(names.REROUTES)
         self._define_generation()
@@ -106,6 +113,10 @@ class Metrics:
         self.batch_rows = self._histogram(names.BATCH_ROWS, _ROW_BUCKETS)
         self.dispatch_seconds = self._histogram(names.DISPATCH_SECONDS, _MICRO_BUCKETS)
         self.live_reservations = self._gauge(names.LIVE_RESERVATIONS)
+        self.book_audits = self._counter(names.BOOK_AUDITS)
+        self.book_leaks = self._counter(names.BOOK_LEAKS)
+        self.book_leaks_mended = self._counter(names.BOOK_LEAKS_MENDED)
+        self.agent_slowdown = self._gauge(names.AGENT_SLOWDOWN)
         self.reservation_drift = self._counter(names.RESERVATION_DRIFT)
         self.reservation_corrections = self._counter(names.RESERVATION_CORRECTIONS)
         self.reservation_conflicts = self._counter(names.RESERVATION_CONFLICTS)
@@ -142,6 +153,8 @@ class Metrics:
         self.plan_downtime = self._counter(names.PLAN_DOWNTIME)
         self.redis_connected = self._gauge(names.REDIS_CONNECTED)
         self.redis_pending = self._gauge(names.REDIS_PENDING)
+        self.stragglers = self._gauge(names.STRAGGLERS)
+        self.redis_failures = self._counter(names.REDIS_FAILURES)
 
     def _define_agent(self) -> None:
         self.batches = self._counter(names.BATCHES)

@@ -36,6 +36,17 @@ SLO_ATTAINMENT = MetricName(
 SLO_REQUESTS = MetricName(
     "slo_requests", "Requests with a deadline, by whether they met it.", ("model", "met")
 )
+KEY_REQUESTS = MetricName(
+    "key_requests", "Requests by the name of their API key and what became of them.",
+    ("key", "outcome"),
+)  # fmt: skip
+QUOTA_REJECTIONS = MetricName(
+    "quota_rejections", "Requests refused because their API key used up its quota.", ("key",)
+)
+UNANSWERED_LIMIT = MetricName(
+    "unanswered_limit", "Rows, or generations without a first token, that may be unanswered at a "
+    "time; +Inf while there is no overload.", ("model",),
+)  # fmt: skip
 REDISPATCHES = MetricName(
     "redispatches", "Batches sent again after a loss, by its reason.", ("reason",)
 )
@@ -108,6 +119,18 @@ CHAIN_IN_FLIGHT = MetricName(
 BATCH_ROWS = MetricName("batch_rows", "Rows of dispatched batches.", ("model",))
 DISPATCH_SECONDS = MetricName(
     "dispatch_decision_seconds", "Time the dispatcher took to handle one event."
+)
+BOOK_AUDITS = MetricName(
+    "book_audits", "Comparisons of the book with what agents hold and gateways wait for."
+)
+BOOK_LEAKS = MetricName(
+    "book_leaks", "Reserved and held by nobody, or held and not reserved, by kind.", ("kind",)
+)
+BOOK_LEAKS_MENDED = MetricName(
+    "book_leaks_mended", "Leaks that the audit after their mending did not find again.", ("kind",)
+)
+AGENT_SLOWDOWN = MetricName(
+    "agent_slowdown_ratio", "Mean of real by booked compute time of late; 1 as booked.", ("agent",)
 )
 LIVE_RESERVATIONS = MetricName("live_reservations", "Reservations in the book.")
 RESERVATION_DRIFT = MetricName(
@@ -210,6 +233,21 @@ PLAN_DOWNTIME = MetricName(
 )
 REDIS_CONNECTED = MetricName("redis_connected", "1 while writes reach Redis.")
 REDIS_PENDING = MetricName("redis_pending_changes", "Changes not yet written to Redis.")
+STRAGGLERS = MetricName("stragglers", "Agents that get no new batches as they are far too slow.")
+REDIS_FAILURES = MetricName(
+    "redis_failures", "Attempts to write to Redis that failed, by what was wrong.", ("reason",)
+)
+
+# Gateway and agent.
+FRAMES_REFUSED = MetricName(
+    "frames_refused", "Frames of peers that were not to send them, by why.", ("reason",)
+)
+
+# Every process with TLS.
+CERTIFICATE_EXPIRY = MetricName(
+    "certificate_expiry_seconds",
+    "Time until the certificate of this process is no longer good; NaN without one.",
+)
 
 # Agent.
 BATCHES = MetricName(

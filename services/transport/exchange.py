@@ -6,10 +6,32 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.errors import DeadlineExceeded, InvalidInput, PartitionLost
+from services.errors import (
+    CatenaryError,
+    DeadlineExceeded,
+    InvalidInput,
+    PartitionLost,
+    Unauthenticated,
+)
 from services.log import get_logger
+from services.security.identity import (
+    PEER_ROLES,
+    Identity,
+    require_name,
+    require_role,
+    socket_identity,
+)
+from services.security.tls import ClientSecurity, ServerSecurity
 from services.transport.frames import ALIGNMENT, MAX_HEADER_BYTES
-from services.transport.interface import Capabilities, FrameHandler, Link, ReceivedFrame, Slot
+from services.transport.interface import (
+    NOBODY,
+    Capabilities,
+    FrameHandler,
+    Link,
+    ReceivedFrame,
+    Sender,
+    Slot,
+)
 from services.transport.memory import Block, Share
 
 EMPTY = memoryview(b"")
@@ -84,7 +106,7 @@ def pushable(link: Link, slot: Slot, header: bytes) -> MemorySlot:
 class Received:
     """A frame that arrived, and what to call when it is released."""
 
-    __slots__ = ("_on_release", "capabilities", "header", "payload")
+    __slots__ = ("_on_release", "capabilities", "header", "payload", "sender")
 
     def __init__(
         self,
@@ -92,11 +114,13 @@ class Received:
         payload: memoryview,
         capabilities: Capabilities,
         on_release: Callable[[], None] | None,
+        sender: Sender = NOBODY,
     ) -> None:
         self.header = header
         self.payload = payload
         self.capabilities = capabilities
         self._on_release = on_release
+        self.sender = sender
 
     def release(self) -> None:
         """Gives the memory back to its owner. Idempotent."""
@@ -115,7 +139,58 @@ def deliver(handler: FrameHandler, frame: ReceivedFrame) -> None:
         frame.release()
 
 
-def refused(transport: str, error: InvalidInput) -> None:
+def sender_of(
+    header: bytes | memoryview, security: ServerSecurity, identity: Callable[[], Identity]
+) -> Sender:
+    """Returns who says hello.
+
+    Args:
+        header: Of the HELLO: the peer id.
+        security: Ours.
+        identity: Looks at the certificate; asked only where there must be one.
+
+    Raises:
+        InvalidInput: no peer id.
+        Unauthenticated: no certificate of ours.
+        PermissionDenied: one of another cluster, role or peer.
+    """
+    name = str(header, "utf-8", "replace")
+    if not name:
+        raise InvalidInput("peer_id", "must not be empty")
+    if security.insecure:
+        return Sender(name)
+    return Sender(name, _checked(identity(), security.cluster, name).role)
+
+
+def check_receiver(security: ClientSecurity, connection: object, name: str) -> None:
+    """Returns if who answered a TLS connection is the gateway or agent of that name.
+
+    Raises:
+        Unauthenticated: no certificate of ours.
+        PermissionDenied: one of another cluster, role or peer.
+    """
+    if not security.insecure:
+        _checked(identity_of_socket(connection), security.cluster, name)
+
+
+def identity_of_socket(connection: object) -> Identity:
+    """Returns who is at the other end, by the `ssl_object` of a connection.
+
+    Raises:
+        Unauthenticated: without a certificate, or with one that names nobody of ours.
+    """
+    if not hasattr(connection, "getpeercert"):
+        raise Unauthenticated("the connection has no certificate")
+    return socket_identity(connection)
+
+
+def _checked(identity: Identity, cluster: str, name: str) -> Identity:
+    require_role(identity, cluster, PEER_ROLES, "exchange frames")
+    require_name(identity, name)
+    return identity
+
+
+def refused(transport: str, error: CatenaryError) -> None:
     """Notes that a peer sent what no peer of ours sends."""
     _log.warning("malformed_frame", transport=transport, error=error.message)
 

@@ -10,6 +10,8 @@ import grpc
 import grpc.aio
 
 from services.errors import InvalidInput, PartitionLost, PayloadTooLarge
+from services.security.identity import peer_name_of
+from services.security.tls import ClientSecurity
 from services.transport.exchange import MemorySlot, lost, push_timed_out, pushable
 from services.transport.frames import PREFIX_BYTES, Kind, Prefix, decode_prefix, encode_prefix
 from services.transport.interface import Capabilities, Slot
@@ -37,19 +39,16 @@ class GrpcLink:
 
     def __init__(
         self,
-        target: str,
+        target: tuple[str, str | None],
         pool: MemoryPool,
         settings: TransportSettings,
         on_closed: Callable[[GrpcLink], None],
     ) -> None:
+        """Connects to an address; with TLS the server's certificate must name the peer id."""
         self._settings = settings
         self._on_closed = on_closed
         self._share = Share(pool)
-        credentials = settings.security.client.channel_credentials()
-        if credentials is None:
-            self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
-        else:
-            self._channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+        self._channel = _open_channel(*target, settings.security.client)
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] = self._channel.stream_stream(
             f"/{SERVICE}/{METHOD}"
         )()
@@ -191,6 +190,17 @@ class GrpcLink:
             if task is not None and task is not asyncio.current_task():
                 with contextlib.suppress(Exception):
                     await asyncio.wait((task,), timeout=2.0)
+
+
+def _open_channel(address: str, peer_id: str | None, security: ClientSecurity) -> grpc.aio.Channel:
+    credentials = security.channel_credentials()
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    options: list[tuple[str, int | str]] = [*_OPTIONS]
+    if peer_id is not None:
+        name = peer_name_of(peer_id, security.cluster)
+        options.append(("grpc.ssl_target_name_override", name))
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def _why(error: Exception) -> str:

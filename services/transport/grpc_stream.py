@@ -15,7 +15,16 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from services.errors import InvalidInput, OverloadError, PartitionLost, PayloadTooLarge
+from services.errors import (
+    InvalidInput,
+    OverloadError,
+    PartitionLost,
+    PayloadTooLarge,
+    PermissionDenied,
+    Unauthenticated,
+)
+from services.security.identity import peer_identity
+from services.security.roles import Guard, RoleInterceptor
 from services.transport.exchange import (
     EMPTY,
     HANDSHAKE_S,
@@ -24,10 +33,11 @@ from services.transport.exchange import (
     deliver,
     lost,
     refused,
+    sender_of,
 )
 from services.transport.frames import PREFIX_BYTES, Kind, Prefix, decode_prefix, encode_prefix
 from services.transport.grpc_link import CAPABILITIES, CHUNK_BYTES, METHOD, SERVICE, GrpcLink
-from services.transport.interface import Address, FrameHandler, Link
+from services.transport.interface import NOBODY, Address, FrameHandler, Link
 from services.transport.memory import MemoryPool, Share, private_segment
 from services.transport.settings import TransportSettings, host_id
 
@@ -67,7 +77,9 @@ class GrpcEndpoint:
     async def start(self, handler: FrameHandler) -> None:
         """Begins to receive."""
         self._handler = handler
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        security = self._settings.security.server
+        guard = Guard(security.cluster, insecure=security.insecure)
+        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[RoleInterceptor(guard)])
         frames: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             self._serve
         )
@@ -96,6 +108,9 @@ class GrpcEndpoint:
         except InvalidInput as error:
             refused("grpc", error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        except (PermissionDenied, Unauthenticated) as error:
+            refused("grpc", error)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, error.message)
         except OverloadError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
         except TimeoutError:
@@ -104,13 +119,14 @@ class GrpcEndpoint:
             self._receivers -= 1
             receiver.close()
 
-    async def connect(self, address: Address, timeout_s: float) -> Link:
+    async def connect(self, address: Address, timeout_s: float, peer_id: str | None = None) -> Link:
         """Opens a link to the endpoint at `address`.
 
         Raises:
-            PartitionLost: nobody answers there, or not within `timeout_s`.
+            PartitionLost: nobody answers there, or not within `timeout_s`, or somebody else.
         """
-        link = GrpcLink(address.address, self._send_pool, self._settings, self._links.discard)
+        target = (address.address, peer_id)
+        link = GrpcLink(target, self._send_pool, self._settings, self._links.discard)
         self._links.add(link)
         try:
             async with asyncio.timeout(timeout_s):
@@ -147,6 +163,7 @@ class GrpcReceiver:
         self._handler = handler
         self._context = context
         self._share = share
+        self._sender = NOBODY
         self._unreleased = 0
         self._room = asyncio.Event()
         self._room.set()
@@ -162,6 +179,11 @@ class GrpcReceiver:
         prefix = decode_prefix(hello, 0)
         if prefix.kind is not Kind.HELLO:
             raise InvalidInput("prefix.kind", f"{prefix.kind.name} before HELLO")
+        self._sender = sender_of(
+            hello[PREFIX_BYTES:],
+            self._settings.security.server,
+            lambda: peer_identity(self._context),
+        )
         name = self._peer_id.encode()
         await self._context.write(encode_prefix(Prefix(Kind.WELCOME, len(name))) + name)
         while (message := await self._read()) is not None:
@@ -181,6 +203,8 @@ class GrpcReceiver:
         begin = PREFIX_BYTES + prefix.header_bytes
         if prefix.kind is not Kind.FRAME:
             raise InvalidInput("prefix.kind", f"unexpected {prefix.kind.name}")
+        if self._sender.is_refused:
+            raise PermissionDenied(f"{self._sender.name} is in no directory")
         if len(message) < begin or len(message) - begin > prefix.payload_bytes:
             raise InvalidInput("prefix", "does not describe its message")
         header = message[PREFIX_BYTES:begin]
@@ -229,7 +253,8 @@ class GrpcReceiver:
         self._unreleased += 1
         if self._unreleased >= self._settings.max_unreleased_frames:
             self._room.clear()
-        frame = Received(header, payload, CAPABILITIES, partial(self._released, release))
+        done = partial(self._released, release)
+        frame = Received(header, payload, CAPABILITIES, done, self._sender)
         deliver(self._handler, frame)
 
     def _released(self, release: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ from services.errors import InvalidInput, PartitionLost
 from services.log import get_logger
 from services.transport.grpc_stream import GrpcEndpoint
 from services.transport.interface import Address, Endpoint, FrameHandler, Link
+from services.transport.known_senders import KnownSenders
 from services.transport.settings import TransportSecurity, TransportSettings, host_id
 from services.transport.shm import ShmEndpoint
 from services.transport.tcp import TcpEndpoint
@@ -39,13 +40,22 @@ class _Peer:
 class TransportHub:
     """Receives frames over every transport and keeps one link per peer for sending."""
 
-    def __init__(self, peer_id: str, settings: TransportSettings) -> None:
+    def __init__(
+        self,
+        peer_id: str,
+        settings: TransportSettings,
+        on_refused: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        """Opens nothing yet; `on_refused` is told why a frame was not let through."""
         for name in settings.enabled:
             if name not in _ENDPOINTS:
                 raise InvalidInput("transports", f"{name!r}; there are {', '.join(_ENDPOINTS)}")
         if not settings.enabled:
             raise InvalidInput("transports", "none is enabled")
         self._peer_id = peer_id
+        self._on_refused = on_refused
+        self._senders: KnownSenders | None = None
+        self._knows_senders = not settings.security.server.insecure
         self._endpoints: dict[str, Endpoint] = {
             name: _ENDPOINTS[name](peer_id, settings) for name in settings.enabled
         }
@@ -62,7 +72,13 @@ class TransportHub:
         return tuple(endpoint.address for endpoint in self._endpoints.values())
 
     async def start(self, handler: FrameHandler) -> None:
-        """Begins to receive; `handler` gets the frames of every transport."""
+        """Begins to receive; `handler` gets the frames of every transport.
+
+        With TLS only those of peers in the directory.
+        """
+        if self._knows_senders:
+            self._senders = KnownSenders(handler, self._on_refused)
+            handler = self._senders.take
         try:
             for endpoint in self._endpoints.values():
                 await endpoint.start(handler)
@@ -84,6 +100,8 @@ class TransportHub:
             )
             known[peer.peer_id] = _Peer(peer.incarnation, addresses)
         self._peers = known
+        if self._senders is not None:
+            self._senders.listed(known)
         for peer_id, (incarnation, link) in tuple(self._links.items()):
             listed = known.get(peer_id)
             if link.closed or (listed is not None and listed.incarnation != incarnation):
@@ -129,7 +147,7 @@ class TransportHub:
             # What is left for this attempt; a later one must have its chance, too.
             share_s = timeout_s if index == len(ways) - 1 else timeout_s / 3
             try:
-                link = await endpoint.connect(address, share_s)
+                link = await endpoint.connect(address, share_s, peer_id)
             except PartitionLost as error:
                 reasons.append(error.message)
                 continue
@@ -162,6 +180,8 @@ class TransportHub:
     async def close(self) -> None:
         """Stops receiving and closes every link."""
         self._closed = True
+        if self._senders is not None:
+            self._senders.close()
         for peer_id, (_, link) in tuple(self._links.items()):
             self._drop(peer_id, link)
         while self._closing:

@@ -13,8 +13,10 @@ may do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from services.security.identity import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,27 @@ class Capabilities:
     """True if the receiver reads the very memory the producer wrote."""
     device_memory: bool = False
     """True if slots may live in accelerator memory (none of the built-in transports)."""
+
+
+@dataclass(slots=True)
+class Sender:
+    """Who is at the other end of a connection that frames come over; one for each connection."""
+
+    name: str
+    """The peer id it gave; with TLS the one of its certificate."""
+    role: Role | None = None
+    """Of its certificate; None where there is none: without TLS, and over shared memory, where
+    the kernel says that it is a process of our own user."""
+    is_refused: bool = field(default=False, compare=False)
+    """It has no business here: the connection is closed at its next frame."""
+
+    def may_be(self, name: str) -> bool:
+        """Returns whether this is `name`, as far as is known: frames made in-process have none."""
+        return self.name in (name, "")
+
+
+NOBODY = Sender("")
+"""The sender of frames that came over no connection."""
 
 
 class Slot(Protocol):
@@ -67,6 +90,11 @@ class ReceivedFrame(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """Of the link it came over."""
+        ...
+
+    @property
+    def sender(self) -> Sender:
+        """Who sent it."""
         ...
 
     def release(self) -> None:
@@ -129,8 +157,13 @@ class Endpoint(Protocol):
         """Begins to receive."""
         ...
 
-    async def connect(self, address: Address, timeout_s: float) -> Link:
+    async def connect(self, address: Address, timeout_s: float, peer_id: str | None = None) -> Link:
         """Opens a link to a peer's endpoint of the same transport.
+
+        Args:
+            address: Where it listens.
+            timeout_s: Longest time to wait.
+            peer_id: With TLS, its certificate must name this peer; None: any peer.
 
         Raises:
             PartitionLost: nobody answers there, or not within `timeout_s`.

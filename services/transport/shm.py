@@ -14,6 +14,7 @@ import contextlib
 import os
 import socket
 import stat
+import struct
 from pathlib import Path
 
 from services.errors import PartitionLost
@@ -25,6 +26,8 @@ from services.transport.shm_link import ShmLink
 from services.transport.shm_receiver import ShmReceiver
 
 _BACKLOG = 128
+_PEER_CREDENTIALS = struct.Struct("3i")
+"""Process, user, group."""
 _MAX_CONNECTIONS = 1024
 CAPABILITIES = Capabilities(transport="shm", same_host=True, zero_copy=True)
 
@@ -74,7 +77,7 @@ class ShmEndpoint:
             sock, _ = self._listener.accept()
         except OSError:
             return
-        if len(self._receivers) >= _MAX_CONNECTIONS:
+        if len(self._receivers) >= _MAX_CONNECTIONS or not is_own_user(sock):
             sock.close()
             return
         sock.setblocking(False)
@@ -83,11 +86,11 @@ class ShmEndpoint:
         )
         self._receivers.add(receiver)
 
-    async def connect(self, address: Address, timeout_s: float) -> Link:
-        """Opens a link to the endpoint at `address`.
+    async def connect(self, address: Address, timeout_s: float, peer_id: str | None = None) -> Link:
+        """Opens a link to the endpoint at `address`; the kernel says that it is our own user's.
 
         Raises:
-            PartitionLost: nobody answers there, or not within `timeout_s`.
+            PartitionLost: nobody answers there, or not within `timeout_s`, or another user.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
@@ -99,6 +102,9 @@ class ShmEndpoint:
             if isinstance(error, OSError | TimeoutError):
                 raise lost("shm", f"{address.address}: {error}") from error
             raise
+        if not is_own_user(sock):
+            sock.close()
+            raise lost("shm", f"{address.address} belongs to another user")
         link = ShmLink(sock, self._pool, self._settings, self._links.discard)
         self._links.add(link)
         try:
@@ -125,3 +131,14 @@ class ShmEndpoint:
         with contextlib.suppress(OSError):
             if os.stat(Path(self._path)).st_ino == self._inode:
                 self._path.unlink()
+
+
+def is_own_user(sock: socket.socket) -> bool:
+    """Returns whether the process at the other end runs as our user, or as root.
+
+    Every process of this user could read our memory anyway; nobody else may send or receive here,
+    whatever the mode of the folder.
+    """
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, user, _ = _PEER_CREDENTIALS.unpack(raw)
+    return user in (os.geteuid(), 0)

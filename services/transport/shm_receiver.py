@@ -13,7 +13,7 @@ from functools import partial
 from services.errors import InvalidInput, PartitionLost
 from services.transport.exchange import EMPTY, HANDSHAKE_S, Received, aligned, deliver, lost
 from services.transport.frames import Kind, Prefix, encode_prefix
-from services.transport.interface import Capabilities, FrameHandler
+from services.transport.interface import NOBODY, Capabilities, FrameHandler, Sender
 from services.transport.settings import TransportSettings
 from services.transport.unix_stream import UnixStream
 
@@ -41,6 +41,7 @@ class ShmReceiver:
         self._held: set[int] = set()
         self._unreleased = 0
         self._greeted = False
+        self._sender = NOBODY
         self._stream = UnixStream(sock, self._on_message, self.close, settings.max_frame_bytes)
         self._handshake = asyncio.get_running_loop().call_later(
             HANDSHAKE_S, self.close, lost("shm", "the peer did not say who it is")
@@ -48,6 +49,9 @@ class ShmReceiver:
 
     def _on_message(self, prefix: Prefix, body: memoryview) -> None:
         if prefix.kind is Kind.HELLO and not self._greeted:
+            if not len(body):
+                raise InvalidInput("peer_id", "must not be empty")
+            self._sender = Sender(str(body, "utf-8", "replace"))
             self._greeted = True
             self._handshake.cancel()
             name = self._peer_id.encode()
@@ -107,10 +111,12 @@ class ShmReceiver:
     def _hand_over(
         self, header: bytes, payload: memoryview, on_release: Callable[[], None]
     ) -> None:
+        if self._sender.is_refused:
+            raise InvalidInput("peer_id", f"{self._sender.name} is in no directory")
         self._unreleased += 1
         if self._unreleased >= self._settings.max_unreleased_frames:
             self._stream.pause()
-        deliver(self._handler, Received(header, payload, _CAPABILITIES, on_release))
+        deliver(self._handler, Received(header, payload, _CAPABILITIES, on_release, self._sender))
 
     def _released(self) -> None:
         self._unreleased -= 1

@@ -10,19 +10,22 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from services.errors import InvalidInput, PartitionLost, PayloadTooLarge
+from services.errors import CatenaryError, InvalidInput, PartitionLost, PayloadTooLarge
 from services.transport.exchange import (
     HANDSHAKE_S,
     MemorySlot,
     Received,
+    check_receiver,
     deliver,
+    identity_of_socket,
     lost,
     push_timed_out,
     pushable,
     refused,
+    sender_of,
 )
 from services.transport.frames import Kind, Prefix, encode_prefix
-from services.transport.interface import Address, Capabilities, FrameHandler, Link, Slot
+from services.transport.interface import Address, Capabilities, FrameHandler, Link, Sender, Slot
 from services.transport.memory import MemoryPool, Share, private_segment
 from services.transport.settings import TransportSettings, host_id
 from services.transport.tcp_stream import TcpStream
@@ -44,7 +47,7 @@ class TcpEndpoint:
         self._server: asyncio.Server | None = None
         self._port = 0
         self._server_context = settings.security.server.ssl_context()
-        self._client_context = settings.security.client.ssl_context()
+        settings.security.client.ssl_context()  # files that are not good are reported now
         self._links: set[TcpLink] = set()
         self._receivers: set[TcpReceiver] = set()
 
@@ -71,11 +74,11 @@ class TcpEndpoint:
         )
         self._port = self._server.sockets[0].getsockname()[1]
 
-    async def connect(self, address: Address, timeout_s: float) -> Link:
+    async def connect(self, address: Address, timeout_s: float, peer_id: str | None = None) -> Link:
         """Opens a link to the endpoint at `address`.
 
         Raises:
-            PartitionLost: nobody answers there, or not within `timeout_s`.
+            PartitionLost: nobody answers there, or not within `timeout_s`, or somebody else.
         """
         host, _, port = address.address.rpartition(":")
         link = TcpLink(self._send_pool, self._settings, self._links.discard)
@@ -86,12 +89,16 @@ class TcpEndpoint:
                     lambda: link.stream,
                     host.strip("[]"),
                     int(port),
-                    ssl=self._client_context,
-                    server_hostname=host.strip("[]") if self._client_context else None,
+                    ssl=self._settings.security.client.peer_context(),
+                    # Whoever answers is known by the identity in their certificate.
+                    server_hostname=None if self._settings.security.client.insecure else "",
                 )
                 await link.introduce(self._peer_id, timeout_s)
+                link.check_peer(peer_id)
         except BaseException as error:
             await link.close()
+            if isinstance(error, CatenaryError) and not isinstance(error, PartitionLost):
+                raise lost("tcp", f"{address.address}: {error.message}") from error
             if isinstance(error, OSError | TimeoutError | ValueError):
                 raise lost("tcp", f"{address.address}: {error}") from error
             raise
@@ -123,8 +130,10 @@ class TcpReceiver:
         self._peer_id = peer_id
         self._limit = settings.max_unreleased_frames
         self._handler = handler
+        self._security = settings.security.server
         self._unreleased = 0
-        self._greeted = False
+        self._sender: Sender | None = None
+        """Who is at the other end, once they have said so."""
         self.on_closed: Callable[[TcpReceiver], None] = lambda _: None
         self.stream = TcpStream(
             settings.max_frame_bytes,
@@ -140,22 +149,38 @@ class TcpReceiver:
     def _on_frame(
         self, prefix: Prefix, header: bytes, payload: memoryview, release: Callable[[], None]
     ) -> None:
-        if prefix.kind is Kind.FRAME and self._greeted:
+        sender = self._sender
+        if sender is not None and sender.is_refused:
+            release()
+            self.close(lost("tcp", f"{sender.name} is in no directory"))
+        elif prefix.kind is Kind.FRAME and sender is not None:
             self._unreleased += 1
             if self._unreleased >= self._limit:
                 self.stream.hold_up()
-            frame = Received(header, payload, _CAPABILITIES, partial(self._released, release))
+            frame = Received(
+                header, payload, _CAPABILITIES, partial(self._released, release), sender
+            )
             deliver(self._handler, frame)
-        elif prefix.kind is Kind.HELLO and not self._greeted:
-            self._greeted = True
-            self._handshake.cancel()
-            name = self._peer_id.encode()
-            self.stream.write(encode_prefix(Prefix(Kind.WELCOME, len(name))) + name)
+        elif prefix.kind is Kind.HELLO and sender is None:
+            self._greet(header)
         else:
             release()
             error = InvalidInput("prefix.kind", f"unexpected {prefix.kind.name}")
             refused("tcp", error)
             self.close(lost("tcp", error.message))
+
+    def _greet(self, header: bytes) -> None:
+        self._handshake.cancel()
+        try:
+            self._sender = sender_of(
+                header, self._security, lambda: identity_of_socket(self.stream.ssl_object)
+            )
+        except CatenaryError as error:
+            refused("tcp", error)
+            self.close(lost("tcp", error.message))
+            return
+        name = self._peer_id.encode()
+        self.stream.write(encode_prefix(Prefix(Kind.WELCOME, len(name))) + name)
 
     def _released(self, release: Callable[[], None]) -> None:
         release()
@@ -215,6 +240,16 @@ class TcpLink:
         self.stream.write(encode_prefix(Prefix(Kind.HELLO, len(name))) + name)
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(self._welcome)
+
+    def check_peer(self, peer_id: str | None) -> None:
+        """Returns if the certificate of who answered names `peer_id`, or whoever they say they are.
+
+        Raises:
+            Unauthenticated: it names nobody of ours.
+            PermissionDenied: it is somebody else's.
+        """
+        security = self._settings.security.client
+        check_receiver(security, self.stream.ssl_object, peer_id or self.peer_id)
 
     def _on_frame(
         self, prefix: Prefix, header: bytes, payload: memoryview, release: Callable[[], None]

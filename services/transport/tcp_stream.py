@@ -110,6 +110,11 @@ class TcpStream(asyncio.BufferedProtocol):
         self._run_after_drain()
         self._on_lost(error)
 
+    @property
+    def ssl_object(self) -> object:
+        """What knows the certificate of the other side; None without TLS."""
+        return self._transport.get_extra_info("ssl_object") if self._transport else None
+
     # ---- writing ----
 
     def write(self, data: bytes) -> None:

@@ -53,6 +53,8 @@ class GetStatusResponse(_message.Message):
     MOVES_FAILED_FIELD_NUMBER: _builtins.int
     AUDITS_FIELD_NUMBER: _builtins.int
     LEAKS_MENDED_FIELD_NUMBER: _builtins.int
+    REDIS_PROBLEM_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     epoch: _builtins.int
     plan_id: _builtins.str
@@ -72,6 +74,8 @@ class GetStatusResponse(_message.Message):
     reserved without a holder, or held without a reservation, and mended.
     """
     leaks_mended: _builtins.int
+    redis_problem: _builtins.str
+    """Why redis_connected is false, in one line."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentStatus]: ...
     @_builtins.property
@@ -83,6 +87,10 @@ class GetStatusResponse(_message.Message):
         """Of a cluster with several scheduler groups, at a gateway: each of them. The fields above are
         then sums, and names in a row.
         """
+
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessVersion]:
+        """What software runs: the scheduler that leads, its gateways and agents."""
 
     def __init__(
         self,
@@ -103,14 +111,45 @@ class GetStatusResponse(_message.Message):
         moves_failed: _builtins.int = ...,
         audits: _builtins.int = ...,
         leaks_mended: _builtins.int = ...,
+        redis_problem: _builtins.str = ...,
+        versions: _abc.Iterable[Global___ProcessVersion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "audits", b"audits", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "leaks_mended", b"leaks_mended", "live_reservations", b"live_reservations", "models", b"models", "moves_done", b"moves_done", "moves_failed", b"moves_failed", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "scheduler_id", b"scheduler_id", "sessions_in_flight", b"sessions_in_flight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "audits", b"audits", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "leaks_mended", b"leaks_mended", "live_reservations", b"live_reservations", "models", b"models", "moves_done", b"moves_done", "moves_failed", b"moves_failed", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "redis_problem", b"redis_problem", "scheduler_id", b"scheduler_id", "sessions_in_flight", b"sessions_in_flight", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ProcessVersion(_message.Message):
+    """Differs between processes while a cluster is upgraded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """"scheduler", "gateway" or "agent"."""
+    name: _builtins.str
+    version: _builtins.str
+    """Of the package; empty: a process older than this message."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "role", b"role", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessVersion: _TypeAlias = ProcessVersion  # noqa: Y015
 
 @_typing.final
 class GroupStatus(_message.Message):
@@ -1068,8 +1107,13 @@ class ScalingAdvice(_message.Message):
     AGENTS_NOW_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     RETIRING_FIELD_NUMBER: _builtins.int
+    DRAINS_AGENTS_FIELD_NUMBER: _builtins.int
     agents_wanted: _builtins.int
     agents_now: _builtins.int
+    drains_agents: _builtins.bool
+    """The scheduler drains agents that are too many by itself (it has a limit, max_agents); else
+    whoever scales chooses who goes.
+    """
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelScaling]: ...
     @_builtins.property
@@ -1083,10 +1127,11 @@ class ScalingAdvice(_message.Message):
         agents_now: _builtins.int = ...,
         models: _abc.Iterable[Global___ModelScaling] | None = ...,
         retiring: _abc.Iterable[Global___RetiringAgent] | None = ...,
+        drains_agents: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents_now", b"agents_now", "agents_wanted", b"agents_wanted", "models", b"models", "retiring", b"retiring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents_now", b"agents_now", "agents_wanted", b"agents_wanted", "drains_agents", b"drains_agents", "models", b"models", "retiring", b"retiring"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -100,19 +100,22 @@ class AdminServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Scheduler, agents, models, and what waits and runs, at this moment.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetPlan(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The plan in force, why it is what it is, what it promises, and the last change of plan.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ApplyPlan(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Puts a plan in force, which stays until Replan.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -125,7 +128,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeployModel(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Serves a model of the repository, or one that is served already in another way.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -32,11 +32,15 @@ class AdminStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
+    """Scheduler, agents, models, and what waits and runs, at this moment."""
     GetPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPlanRequest, _admin_pb2.GetPlanResponse]
+    """The plan in force, why it is what it is, what it promises, and the last change of plan."""
     ApplyPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApplyPlanRequest, _admin_pb2.ApplyPlanResponse]
+    """Puts a plan in force, which stays until Replan."""
     Replan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReplanRequest, _admin_pb2.ReplanResponse]
     """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
     DeployModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeployModelRequest, _admin_pb2.DeployModelResponse]
+    """Serves a model of the repository, or one that is served already in another way."""
     DrainAgent: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]
     """Nothing begins on the agent any more, and its running sessions move to other chains."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]
@@ -58,11 +62,15 @@ class AdminStub:
 class AdminAsyncStub(AdminStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
+    """Scheduler, agents, models, and what waits and runs, at this moment."""
     GetPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPlanRequest, _admin_pb2.GetPlanResponse]  # type: ignore[assignment]
+    """The plan in force, why it is what it is, what it promises, and the last change of plan."""
     ApplyPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApplyPlanRequest, _admin_pb2.ApplyPlanResponse]  # type: ignore[assignment]
+    """Puts a plan in force, which stays until Replan."""
     Replan: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReplanRequest, _admin_pb2.ReplanResponse]  # type: ignore[assignment]
     """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
     DeployModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeployModelRequest, _admin_pb2.DeployModelResponse]  # type: ignore[assignment]
+    """Serves a model of the repository, or one that is served already in another way."""
     DrainAgent: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]  # type: ignore[assignment]
     """Nothing begins on the agent any more, and its running sessions move to other chains."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]  # type: ignore[assignment]
@@ -86,21 +94,24 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.GetStatusRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.GetStatusResponse, _abc.Awaitable[_admin_pb2.GetStatusResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.GetStatusResponse, _abc.Awaitable[_admin_pb2.GetStatusResponse]]:
+        """Scheduler, agents, models, and what waits and runs, at this moment."""
 
     @_abc_1.abstractmethod
     def GetPlan(
         self,
         request: _admin_pb2.GetPlanRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.GetPlanResponse, _abc.Awaitable[_admin_pb2.GetPlanResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.GetPlanResponse, _abc.Awaitable[_admin_pb2.GetPlanResponse]]:
+        """The plan in force, why it is what it is, what it promises, and the last change of plan."""
 
     @_abc_1.abstractmethod
     def ApplyPlan(
         self,
         request: _admin_pb2.ApplyPlanRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.ApplyPlanResponse, _abc.Awaitable[_admin_pb2.ApplyPlanResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.ApplyPlanResponse, _abc.Awaitable[_admin_pb2.ApplyPlanResponse]]:
+        """Puts a plan in force, which stays until Replan."""
 
     @_abc_1.abstractmethod
     def Replan(
@@ -115,7 +126,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.DeployModelRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.DeployModelResponse, _abc.Awaitable[_admin_pb2.DeployModelResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.DeployModelResponse, _abc.Awaitable[_admin_pb2.DeployModelResponse]]:
+        """Serves a model of the repository, or one that is served already in another way."""
 
     @_abc_1.abstractmethod
     def DrainAgent(

@@ -412,6 +412,7 @@ class SessionMove(_message.Message):
     OPENING_FIELD_NUMBER: _builtins.int
     AGENT_ID_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    FROM_AGENT_IDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     """The session it becomes, on the new ring."""
     moved_session_id: _builtins.int
@@ -432,6 +433,10 @@ class SessionMove(_message.Message):
     def failure(self) -> _common_pb2.Failure:
         """STEP_GIVE_UP: why."""
 
+    @_builtins.property
+    def from_agent_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """STEP_ROUND with the opening: the agents of the old ring, which will send caches."""
+
     def __init__(
         self,
         *,
@@ -444,10 +449,11 @@ class SessionMove(_message.Message):
         opening: Global___SessionOpening | None = ...,
         agent_id: _builtins.str = ...,
         failure: _common_pb2.Failure | None = ...,
+        from_agent_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "opening", b"opening"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "by_tokens", b"by_tokens", "failure", b"failure", "moved_session_id", b"moved_session_id", "opening", b"opening", "session_id", b"session_id", "step", b"step", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "by_tokens", b"by_tokens", "failure", b"failure", "from_agent_ids", b"from_agent_ids", "moved_session_id", b"moved_session_id", "opening", b"opening", "session_id", b"session_id", "step", b"step", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

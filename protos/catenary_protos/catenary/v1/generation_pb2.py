@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from catenary_protos.catenary.v1 import common_pb2 as catenary_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63\x61tenary/v1/generation.proto\x12\x0b\x63\x61tenary.v1\x1a\x18\x63\x61tenary/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xfe\x01\n\x12SamplingParameters\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x18\n\x10presence_penalty\x18\n \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x02\x42\x07\n\x05_seed\"\x9e\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12*\n\x08messages\x18\x05 \x03(\x0b\x32\x18.catenary.v1.ChatMessage\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.catenary.v1.SamplingParameters\x12\"\n\x1atime_to_first_token_slo_ns\x18\x07 \x01(\x04\x12$\n\x1ctime_per_output_token_slo_ns\x18\x08 \x01(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_ns\x18\t \x01(\x04\x12\x0f\n\x07timings\x18\n \x01(\x08\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"`\n\x0bTokenTiming\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x19\n\x11since_previous_ns\x18\x02 \x01(\x04\x12$\n\x04hops\x18\x03 \x03(\x0b\x32\x16.catenary.v1.HopTiming\"\x81\x02\n\x10ObjectivesReport\x12\"\n\x1atime_to_first_token_slo_ns\x18\x01 \x01(\x04\x12$\n\x1ctime_per_output_token_slo_ns\x18\x02 \x01(\x04\x12\x1e\n\x16time_to_first_token_ns\x18\x03 \x01(\x04\x12 \n\x18time_per_output_token_ns\x18\x04 \x01(\x04\x12(\n predicted_time_to_first_token_ns\x18\x05 \x01(\x04\x12*\n\"predicted_time_per_output_token_ns\x18\x06 \x01(\x04\x12\x0b\n\x03met\x18\x07 \x01(\x08\"\x80\x01\n\x0b\x43hainChange\x12\x0b\n\x03how\x18\x01 \x01(\t\x12\x18\n\x10generated_tokens\x18\x02 \x01(\r\x12\x10\n\x08\x61\x66ter_ns\x18\x03 \x01(\x04\x12\x10\n\x08stall_ns\x18\x04 \x01(\x04\x12\x13\n\x0b\x66rom_agents\x18\x05 \x03(\t\x12\x11\n\tto_agents\x18\x06 \x03(\t\"\x88\x02\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.catenary.v1.Usage\x12)\n\x07timings\x18\x06 \x03(\x0b\x32\x18.catenary.v1.TokenTiming\x12\x31\n\nobjectives\x18\x07 \x01(\x0b\x32\x1d.catenary.v1.ObjectivesReport\x12/\n\rchain_changes\x18\x08 \x03(\x0b\x32\x18.catenary.v1.ChainChange2Y\n\nGeneration\x12K\n\x08Generate\x12\x1c.catenary.v1.GenerateRequest\x1a\x1d.catenary.v1.GenerateResponse\"\x00\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63\x61tenary/v1/generation.proto\x12\x0b\x63\x61tenary.v1\x1a\x18\x63\x61tenary/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xfe\x01\n\x12SamplingParameters\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x18\n\x10presence_penalty\x18\n \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x02\x42\x07\n\x05_seed\"\xcd\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12*\n\x08messages\x18\x05 \x03(\x0b\x32\x18.catenary.v1.ChatMessage\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.catenary.v1.SamplingParameters\x12\"\n\x1atime_to_first_token_slo_ns\x18\x07 \x01(\x04\x12$\n\x1ctime_per_output_token_slo_ns\x18\x08 \x01(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_ns\x18\t \x01(\x04\x12\x0f\n\x07timings\x18\n \x01(\x08\x12\x1b\n\x13generated_token_ids\x18\x0b \x03(\r\x12\x10\n\x08priority\x18\x0c \x01(\x05\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"`\n\x0bTokenTiming\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x19\n\x11since_previous_ns\x18\x02 \x01(\x04\x12$\n\x04hops\x18\x03 \x03(\x0b\x32\x16.catenary.v1.HopTiming\"\x81\x02\n\x10ObjectivesReport\x12\"\n\x1atime_to_first_token_slo_ns\x18\x01 \x01(\x04\x12$\n\x1ctime_per_output_token_slo_ns\x18\x02 \x01(\x04\x12\x1e\n\x16time_to_first_token_ns\x18\x03 \x01(\x04\x12 \n\x18time_per_output_token_ns\x18\x04 \x01(\x04\x12(\n predicted_time_to_first_token_ns\x18\x05 \x01(\x04\x12*\n\"predicted_time_per_output_token_ns\x18\x06 \x01(\x04\x12\x0b\n\x03met\x18\x07 \x01(\x08\"\x80\x01\n\x0b\x43hainChange\x12\x0b\n\x03how\x18\x01 \x01(\t\x12\x18\n\x10generated_tokens\x18\x02 \x01(\r\x12\x10\n\x08\x61\x66ter_ns\x18\x03 \x01(\x04\x12\x10\n\x08stall_ns\x18\x04 \x01(\x04\x12\x13\n\x0b\x66rom_agents\x18\x05 \x03(\t\x12\x11\n\tto_agents\x18\x06 \x03(\t\"\xa2\x02\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.catenary.v1.Usage\x12)\n\x07timings\x18\x06 \x03(\x0b\x32\x18.catenary.v1.TokenTiming\x12\x31\n\nobjectives\x18\x07 \x01(\x0b\x32\x1d.catenary.v1.ObjectivesReport\x12/\n\rchain_changes\x18\x08 \x03(\x0b\x32\x18.catenary.v1.ChainChange\x12\x18\n\x10generated_before\x18\t \x01(\r2Y\n\nGeneration\x12K\n\x08Generate\x12\x1c.catenary.v1.GenerateRequest\x1a\x1d.catenary.v1.GenerateResponse\"\x00\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,17 +37,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMETERS']._serialized_start=118
   _globals['_SAMPLINGPARAMETERS']._serialized_end=372
   _globals['_GENERATEREQUEST']._serialized_start=375
-  _globals['_GENERATEREQUEST']._serialized_end=661
-  _globals['_USAGE']._serialized_start=663
-  _globals['_USAGE']._serialized_end=720
-  _globals['_TOKENTIMING']._serialized_start=722
-  _globals['_TOKENTIMING']._serialized_end=818
-  _globals['_OBJECTIVESREPORT']._serialized_start=821
-  _globals['_OBJECTIVESREPORT']._serialized_end=1078
-  _globals['_CHAINCHANGE']._serialized_start=1081
-  _globals['_CHAINCHANGE']._serialized_end=1209
-  _globals['_GENERATERESPONSE']._serialized_start=1212
-  _globals['_GENERATERESPONSE']._serialized_end=1476
-  _globals['_GENERATION']._serialized_start=1478
-  _globals['_GENERATION']._serialized_end=1567
+  _globals['_GENERATEREQUEST']._serialized_end=708
+  _globals['_USAGE']._serialized_start=710
+  _globals['_USAGE']._serialized_end=767
+  _globals['_TOKENTIMING']._serialized_start=769
+  _globals['_TOKENTIMING']._serialized_end=865
+  _globals['_OBJECTIVESREPORT']._serialized_start=868
+  _globals['_OBJECTIVESREPORT']._serialized_end=1125
+  _globals['_CHAINCHANGE']._serialized_start=1128
+  _globals['_CHAINCHANGE']._serialized_end=1256
+  _globals['_GENERATERESPONSE']._serialized_start=1259
+  _globals['_GENERATERESPONSE']._serialized_end=1549
+  _globals['_GENERATION']._serialized_start=1551
+  _globals['_GENERATION']._serialized_end=1640
 # @@protoc_insertion_point(module_scope)

@@ -115,6 +115,8 @@ class GenerateRequest(_message.Message):
     TIME_PER_OUTPUT_TOKEN_SLO_NS_FIELD_NUMBER: _builtins.int
     DEADLINE_NS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """"name" or "name:version"."""
     id: _builtins.str
@@ -127,12 +129,20 @@ class GenerateRequest(_message.Message):
     """The whole answer must be there by then; the gRPC deadline counts, too. 0: the model's default."""
     timings: _builtins.bool
     """Every response says where the time of its tokens went."""
+    priority: _builtins.int
+    """Higher is more urgent; at most what the API key allows."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
     def sampling(self) -> Global___SamplingParameters: ...
+    @_builtins.property
+    def generated_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens of the answer that the client has already, from a gateway that went away: the answer goes
+        on behind them, and they are not sent again. With the same seed it is the same answer.
+        """
+
     def __init__(
         self,
         *,
@@ -146,10 +156,12 @@ class GenerateRequest(_message.Message):
         time_per_output_token_slo_ns: _builtins.int = ...,
         deadline_ns: _builtins.int = ...,
         timings: _builtins.bool = ...,
+        generated_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ns", b"deadline_ns", "id", b"id", "messages", b"messages", "model", b"model", "prompt", b"prompt", "sampling", b"sampling", "time_per_output_token_slo_ns", b"time_per_output_token_slo_ns", "time_to_first_token_slo_ns", b"time_to_first_token_slo_ns", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ns", b"deadline_ns", "generated_token_ids", b"generated_token_ids", "id", b"id", "messages", b"messages", "model", b"model", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "time_per_output_token_slo_ns", b"time_per_output_token_slo_ns", "time_to_first_token_slo_ns", b"time_to_first_token_slo_ns", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -307,10 +319,15 @@ class GenerateResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     CHAIN_CHANGES_FIELD_NUMBER: _builtins.int
+    GENERATED_BEFORE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     text: _builtins.str
     finish_reason: _builtins.str
     """"stop", "length" or "cancelled"; empty until the last response."""
+    generated_before: _builtins.int
+    """Tokens of the answer before those of this response. A gateway that does not know
+    `generated_token_ids` leaves it out, so that a client can tell that it began anew.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -340,10 +357,11 @@ class GenerateResponse(_message.Message):
         timings: _abc.Iterable[Global___TokenTiming] | None = ...,
         objectives: Global___ObjectivesReport | None = ...,
         chain_changes: _abc.Iterable[Global___ChainChange] | None = ...,
+        generated_before: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain_changes", b"chain_changes", "finish_reason", b"finish_reason", "id", b"id", "objectives", b"objectives", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain_changes", b"chain_changes", "finish_reason", b"finish_reason", "generated_before", b"generated_before", "id", b"id", "objectives", b"objectives", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -79,6 +79,7 @@ class GatewayMessage(_message.Message):
     SUBMIT_SESSION_FIELD_NUMBER: _builtins.int
     SESSION_FAILED_FIELD_NUMBER: _builtins.int
     SESSIONS_PROGRESSED_FIELD_NUMBER: _builtins.int
+    UNANSWERED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___GatewayHello: ...
     @_builtins.property
@@ -97,6 +98,8 @@ class GatewayMessage(_message.Message):
     def session_failed(self) -> Global___SessionFailed: ...
     @_builtins.property
     def sessions_progressed(self) -> Global___SessionsProgressed: ...
+    @_builtins.property
+    def unanswered(self) -> Global___Unanswered: ...
     def __init__(
         self,
         *,
@@ -109,12 +112,13 @@ class GatewayMessage(_message.Message):
         submit_session: Global___SubmitSession | None = ...,
         session_failed: Global___SessionFailed | None = ...,
         sessions_progressed: Global___SessionsProgressed | None = ...,
+        unanswered: Global___Unanswered | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "sessions_progressed", b"sessions_progressed", "submit", b"submit", "submit_session", b"submit_session"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "sessions_progressed", b"sessions_progressed", "submit", b"submit", "submit_session", b"submit_session", "unanswered", b"unanswered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "sessions_progressed", b"sessions_progressed", "submit", b"submit", "submit_session", b"submit_session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "sessions_progressed", b"sessions_progressed", "submit", b"submit", "submit_session", b"submit_session", "unanswered", b"unanswered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "finished", "delivery_failed", "heartbeat", "submit_session", "session_failed", "sessions_progressed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "finished", "delivery_failed", "heartbeat", "submit_session", "session_failed", "sessions_progressed", "unanswered"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -127,8 +131,11 @@ class GatewayHello(_message.Message):
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     incarnation: _builtins.int
+    software_version: _builtins.str
+    """Of the software it runs."""
     @_builtins.property
     def peer(self) -> _common_pb2.Peer: ...
     def __init__(
@@ -137,10 +144,11 @@ class GatewayHello(_message.Message):
         gateway_id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         peer: _common_pb2.Peer | None = ...,
+        software_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "incarnation", b"incarnation", "peer", b"peer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "incarnation", b"incarnation", "peer", b"peer", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -423,6 +431,79 @@ class RequestFinished(_message.Message):
 Global___RequestFinished: _TypeAlias = RequestFinished  # noqa: Y015
 
 @_typing.final
+class Unanswered(_message.Message):
+    """Answers ReportUnanswered: every request of this gateway that waits for this scheduler, as of now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnansweredRequest]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        requests: _abc.Iterable[Global___UnansweredRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unanswered: _TypeAlias = Unanswered  # noqa: Y015
+
+@_typing.final
+class UnansweredRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___BelievedSession]:
+        """Of a request that generates text: the starts whose tokens the gateway takes."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        sessions: _abc.Iterable[Global___BelievedSession] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnansweredRequest: _TypeAlias = UnansweredRequest  # noqa: Y015
+
+@_typing.final
+class BelievedSession(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    SENT_AGO_NS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    sent_ago_ns: _builtins.int
+    """How long ago its opening, or the order to move to it, had left the gateway; 0: it has not yet."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        sent_ago_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sent_ago_ns", b"sent_ago_ns", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BelievedSession: _TypeAlias = BelievedSession  # noqa: Y015
+
+@_typing.final
 class DeliveryFailed(_message.Message):
     """The gateway could not deliver its rows of a batch to the first agent."""
 
@@ -495,6 +576,7 @@ class SchedulerToGatewayMessage(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     START_SESSION_FIELD_NUMBER: _builtins.int
+    REPORT_UNANSWERED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -509,6 +591,8 @@ class SchedulerToGatewayMessage(_message.Message):
     def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
     def start_session(self) -> Global___StartSession: ...
+    @_builtins.property
+    def report_unanswered(self) -> Global___ReportUnanswered: ...
     def __init__(
         self,
         *,
@@ -519,16 +603,39 @@ class SchedulerToGatewayMessage(_message.Message):
         models: Global___ModelTable | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         start_session: Global___StartSession | None = ...,
+        report_unanswered: Global___ReportUnanswered | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "dispatch", b"dispatch", "heartbeat", b"heartbeat", "kind", b"kind", "models", b"models", "reject", b"reject", "start_session", b"start_session", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "dispatch", b"dispatch", "heartbeat", b"heartbeat", "kind", b"kind", "models", b"models", "reject", b"reject", "report_unanswered", b"report_unanswered", "start_session", b"start_session", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "dispatch", b"dispatch", "heartbeat", b"heartbeat", "kind", b"kind", "models", b"models", "reject", b"reject", "start_session", b"start_session", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "dispatch", b"dispatch", "heartbeat", b"heartbeat", "kind", b"kind", "models", b"models", "reject", b"reject", "report_unanswered", b"report_unanswered", "start_session", b"start_session", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "dispatch", "reject", "directory", "models", "heartbeat", "start_session"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "dispatch", "reject", "directory", "models", "heartbeat", "start_session", "report_unanswered"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___SchedulerToGatewayMessage: _TypeAlias = SchedulerToGatewayMessage  # noqa: Y015
+
+@_typing.final
+class ReportUnanswered(_message.Message):
+    """Audit of the book: say what you wait for. Older gateways do not answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Echoed in the answer."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportUnanswered: _TypeAlias = ReportUnanswered  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):
@@ -536,18 +643,24 @@ class Welcome(_message.Message):
 
     SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     epoch: _builtins.int
     """Fencing epoch; orders of a lower one are refused."""
+    leader: _builtins.str
+    """Unique to this start of the scheduler. Of two that lead the same epoch, because Redis forgot one
+    of them, an agent obeys the one it met first.
+    """
     def __init__(
         self,
         *,
         scheduler_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        leader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "scheduler_id", b"scheduler_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leader", b"leader", "scheduler_id", b"scheduler_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -703,16 +816,20 @@ class Directory(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PEERS_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
+    gateways: _builtins.int
+    """How many of them are gateways: each gives API keys its part of their rates. 0: not said."""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Peer]: ...
     def __init__(
         self,
         *,
         peers: _abc.Iterable[_common_pb2.Peer] | None = ...,
+        gateways: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["peers", b"peers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "peers", b"peers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -850,6 +967,7 @@ class AgentMessage(_message.Message):
     GENERATION_REPORT_FIELD_NUMBER: _builtins.int
     SESSION_MOVED_FIELD_NUMBER: _builtins.int
     CACHES_SENT_FIELD_NUMBER: _builtins.int
+    HOLDINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___AgentHello: ...
     @_builtins.property
@@ -876,6 +994,8 @@ class AgentMessage(_message.Message):
     def session_moved(self) -> Global___SessionMoved: ...
     @_builtins.property
     def caches_sent(self) -> Global___CachesSent: ...
+    @_builtins.property
+    def holdings(self) -> Global___Holdings: ...
     def __init__(
         self,
         *,
@@ -892,12 +1012,13 @@ class AgentMessage(_message.Message):
         generation_report: Global___GenerationReport | None = ...,
         session_moved: Global___SessionMoved | None = ...,
         caches_sent: Global___CachesSent | None = ...,
+        holdings: Global___Holdings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report", "session_moved", "caches_sent"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report", "session_moved", "caches_sent", "holdings"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -950,6 +1071,9 @@ class AgentHello(_message.Message):
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     COMMITS_CACHES_ON_USE_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     incarnation: _builtins.int
     device: _builtins.str
@@ -971,6 +1095,12 @@ class AgentHello(_message.Message):
     session, so that more block slots can be kept than would fit if every session were as long as
     it may be.
     """
+    leader: _builtins.str
+    """`Welcome.leader` of the scheduler that has the epoch above; empty: none was met."""
+    draining: _builtins.bool
+    """It is about to stop, and said Drained before."""
+    software_version: _builtins.str
+    """Of the software it runs."""
     @_builtins.property
     def peer(self) -> _common_pb2.Peer: ...
     @_builtins.property
@@ -1001,10 +1131,13 @@ class AgentHello(_message.Message):
         device_id: _builtins.str = ...,
         sessions: _abc.Iterable[Global___SessionInAgent] | None = ...,
         commits_caches_on_use: _builtins.bool = ...,
+        leader: _builtins.str = ...,
+        draining: _builtins.bool = ...,
+        software_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "commits_caches_on_use", b"commits_caches_on_use", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "epoch", b"epoch", "incarnation", b"incarnation", "link_bytes_per_second", b"link_bytes_per_second", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "peer", b"peer", "server_id", b"server_id", "sessions", b"sessions", "virtual_level", b"virtual_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "commits_caches_on_use", b"commits_caches_on_use", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "draining", b"draining", "epoch", b"epoch", "incarnation", b"incarnation", "leader", b"leader", "link_bytes_per_second", b"link_bytes_per_second", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "peer", b"peer", "server_id", b"server_id", "sessions", b"sessions", "software_version", b"software_version", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1018,11 +1151,19 @@ class SessionInAgent(_message.Message):
     ROUTE_FIELD_NUMBER: _builtins.int
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    PASSED_ON_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     gateway_id: _builtins.str
     request_id: _builtins.int
+    passed_on: _builtins.bool
+    """Only in Holdings: rows of it have been handed to the next agent of its ring, which has it then."""
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]: ...
+    @_builtins.property
+    def partition(self) -> Global___PartitionKey:
+        """Only in Holdings, whose route is just the hop of this agent: what it runs through here."""
+
     def __init__(
         self,
         *,
@@ -1030,14 +1171,88 @@ class SessionInAgent(_message.Message):
         route: _abc.Iterable[_common_pb2.Hop] | None = ...,
         gateway_id: _builtins.str = ...,
         request_id: _builtins.int = ...,
+        partition: Global___PartitionKey | None = ...,
+        passed_on: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "request_id", b"request_id", "route", b"route", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "partition", b"partition", "passed_on", b"passed_on", "request_id", b"request_id", "route", b"route", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionInAgent: _TypeAlias = SessionInAgent  # noqa: Y015
+
+@_typing.final
+class Holdings(_message.Message):
+    """Answers ReportHoldings: all this agent holds, after every order that came before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    LEADS_MOVES_TO_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchInAgent]: ...
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionInAgent]: ...
+    @_builtins.property
+    def leads_moves_to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What sessions are to become whose moves are led here."""
+
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionInAgent]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        batches: _abc.Iterable[Global___BatchInAgent] | None = ...,
+        sessions: _abc.Iterable[Global___SessionInAgent] | None = ...,
+        leads_moves_to: _abc.Iterable[_builtins.int] | None = ...,
+        partitions: _abc.Iterable[Global___PartitionInAgent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "leads_moves_to", b"leads_moves_to", "number", b"number", "partitions", b"partitions", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Holdings: _TypeAlias = Holdings  # noqa: Y015
+
+@_typing.final
+class PartitionInAgent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    BLOCK_SLOTS_FIELD_NUMBER: _builtins.int
+    USED_BLOCK_SLOTS_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    memory_bytes: _builtins.int
+    block_slots: _builtins.int
+    """Of a range of decoder blocks, as in GenerationReport."""
+    used_block_slots: _builtins.int
+    cached_block_tokens: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___PartitionKey: ...
+    def __init__(
+        self,
+        *,
+        key: Global___PartitionKey | None = ...,
+        memory_bytes: _builtins.int = ...,
+        block_slots: _builtins.int = ...,
+        used_block_slots: _builtins.int = ...,
+        cached_block_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_slots", b"block_slots", "cached_block_tokens", b"cached_block_tokens", "key", b"key", "memory_bytes", b"memory_bytes", "used_block_slots", b"used_block_slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionInAgent: _TypeAlias = PartitionInAgent  # noqa: Y015
 
 @_typing.final
 class SessionsClosed(_message.Message):
@@ -1516,6 +1731,7 @@ class SchedulerToAgentMessage(_message.Message):
     CANCEL_BATCH_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     CLOSE_SESSIONS_FIELD_NUMBER: _builtins.int
+    REPORT_HOLDINGS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Fencing epoch of the sender; an agent refuses orders below the highest it has seen."""
     @_builtins.property
@@ -1534,6 +1750,8 @@ class SchedulerToAgentMessage(_message.Message):
     def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
     def close_sessions(self) -> Global___CloseSessions: ...
+    @_builtins.property
+    def report_holdings(self) -> Global___ReportHoldings: ...
     def __init__(
         self,
         *,
@@ -1546,16 +1764,39 @@ class SchedulerToAgentMessage(_message.Message):
         cancel_batch: Global___CancelBatch | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         close_sessions: Global___CloseSessions | None = ...,
+        report_holdings: Global___ReportHoldings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "report_holdings", b"report_holdings", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "epoch", b"epoch", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "epoch", b"epoch", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "report_holdings", b"report_holdings", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "load_partition", "unload_partition", "directory", "drain", "cancel_batch", "heartbeat", "close_sessions"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "load_partition", "unload_partition", "directory", "drain", "cancel_batch", "heartbeat", "close_sessions", "report_holdings"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___SchedulerToAgentMessage: _TypeAlias = SchedulerToAgentMessage  # noqa: Y015
+
+@_typing.final
+class ReportHoldings(_message.Message):
+    """Audit of the book: say what you hold. Older agents do not answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Echoed in the answer."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportHoldings: _TypeAlias = ReportHoldings  # noqa: Y015
 
 @_typing.final
 class LoadPartition(_message.Message):

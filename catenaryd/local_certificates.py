@@ -1,0 +1,81 @@
+"""Certificates for every process of `catenaryd up --tls`, renewed while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from services.errors import CatenaryError
+from services.log import get_logger
+from services.security.authority import AUTHORITY_FILE, Authority, Request
+from services.security.identity import Identity, Role
+from services.security.keys import SCOPE_ADMIN, add_key
+
+log = get_logger(__name__)
+
+RENEW_EVERY_S = 3_600.0
+_NAMES = ("localhost", "127.0.0.1", "::1")
+_OPERATOR = "local"
+
+
+class LocalCertificates:
+    """The authority of a local cluster, in a folder, and the key of its operator."""
+
+    def __init__(self, folder: Path, cluster: str = "main") -> None:
+        """Makes the authority unless there is one.
+
+        Raises:
+            InvalidInput: what is in the folder is no usable authority of this cluster.
+        """
+        self._folder = folder
+        self._cluster = cluster
+        self._authority = Authority(folder, cluster)
+        self._authority.ensure()
+        self._operator = self._issue(Role.OPERATOR, _OPERATOR)
+
+    def settings(self, kind: str, name: str) -> dict[str, Any]:
+        """Returns the settings by which a process of a kind has its certificate."""
+        files = self._issue(Role(kind), name)
+        own: dict[str, Any] = {"insecure": False, "cluster": self._cluster, **files}
+        if kind == "gateway":
+            own["doors_insecure"] = True  # they listen on loopback only
+        return own
+
+    def operator_keys_file(self) -> Path:
+        """Returns a file with the hash of the operator's API key, made if it is not there.
+
+        The scheduler asks for the key of whoever changes the cluster through a gateway.
+        """
+        keys, secret = self._folder / "operator-keys.json", self._folder / "operator-api-key"
+        if not keys.exists() or not secret.exists():
+            keys.unlink(missing_ok=True)
+            secret.unlink(missing_ok=True)
+            secret.touch(mode=0o600)
+            secret.write_text(add_key(keys, "operator", [SCOPE_ADMIN]) + "\n", encoding="utf-8")
+        return keys
+
+    def facts(self) -> dict[str, str]:
+        """Returns what `catenaryd up --json` says of it."""
+        facts = {name.removeprefix("tls_"): str(file) for name, file in self._operator.items()}
+        secret = self._folder / "operator-api-key"
+        return {**facts, "api_key_file": str(secret)} if secret.exists() else facts
+
+    async def renew(self) -> None:
+        """Renews what ends soon, again and again, until cancelled; processes take it up."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            try:
+                for wanted in self._authority.requests():
+                    self._authority.issue(wanted, renew=True)
+            except (CatenaryError, OSError) as error:
+                log.error("certificates_not_renewed", error=str(error))
+
+    def _issue(self, role: Role, name: str) -> dict[str, Path]:
+        wanted = Request(Identity.of(self._cluster, role, name), _NAMES)
+        issued = self._authority.issue(wanted, renew=True)
+        return {
+            "tls_cert_file": issued.cert_file,
+            "tls_key_file": issued.key_file,
+            "tls_ca_file": self._folder / AUTHORITY_FILE,
+        }

@@ -1,0 +1,232 @@
+"""Who may call what: one table, and the interceptor that holds every server inside to it.
+
+A method that is missing from the table is refused. Without TLS nobody can be told from anybody, so
+only what needs an operator's key is checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from services.error_tables import abort
+from services.errors import CatenaryError, PermissionDenied, Unauthenticated
+from services.log import get_logger
+from services.security.identity import (
+    Identity,
+    Role,
+    peer_identity,
+    require_name,
+    require_role,
+)
+from services.security.keys import SCOPE_ADMIN, ApiKeys
+
+_log = get_logger("services.security")
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may call a method."""
+
+    roles: frozenset[Role]
+    """These may, by their certificate alone."""
+    with_key: frozenset[Role] = frozenset()
+    """These may on behalf of an operator, whose API key (scope `admin`) comes with the call."""
+    is_door: bool = False
+    """For the public: certificates say nothing, API keys are checked by the service itself."""
+
+
+ANYBODY: Final = Rule(frozenset(Role))
+GATEWAYS: Final = Rule(frozenset({Role.GATEWAY}))
+AGENTS: Final = Rule(frozenset({Role.AGENT}))
+PEERS: Final = Rule(frozenset({Role.GATEWAY, Role.AGENT}))
+LOOK: Final = Rule(frozenset({Role.GATEWAY, Role.OPERATOR}))
+CHANGE: Final = Rule(frozenset({Role.OPERATOR}), with_key=frozenset({Role.GATEWAY}))
+DOOR: Final = Rule(frozenset(), is_door=True)
+
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        # Scheduler: sessions
+        "/catenary.v1.Scheduler/GatewaySession": GATEWAYS,
+        "/catenary.v1.Scheduler/AgentSession": AGENTS,
+        # Scheduler, and the gateway's own port for operators: looking
+        "/catenary.v1.Admin/GetStatus": LOOK,
+        "/catenary.v1.Admin/GetPlan": LOOK,
+        "/catenary.v1.Admin/ListSessions": LOOK,
+        "/catenary.v1.Admin/GetTrace": LOOK,
+        "/catenary.v1.Admin/GetTimelines": LOOK,
+        "/catenary.v1.Admin/ListRequests": LOOK,
+        "/catenary.v1.Admin/WatchScaling": LOOK,
+        # ... and changing: a gateway cannot drain
+        "/catenary.v1.Admin/ApplyPlan": CHANGE,
+        "/catenary.v1.Admin/Replan": CHANGE,
+        "/catenary.v1.Admin/DeployModel": CHANGE,
+        "/catenary.v1.Admin/DrainAgent": CHANGE,
+        "/catenary.v1.Admin/MoveSession": CHANGE,
+        # The gateway's port for operators: KEDA
+        "/externalscaler.ExternalScaler/IsActive": LOOK,
+        "/externalscaler.ExternalScaler/StreamIsActive": LOOK,
+        "/externalscaler.ExternalScaler/GetMetricSpec": LOOK,
+        "/externalscaler.ExternalScaler/GetMetrics": LOOK,
+        # Gateways and agents: frames
+        "/catenary.v1.PeerTransport/Frames": PEERS,
+        # Everywhere
+        "/grpc.health.v1.Health/Check": ANYBODY,
+        "/grpc.health.v1.Health/Watch": ANYBODY,
+        "/grpc.health.v1.Health/List": ANYBODY,
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": ANYBODY,
+        # Doors of the gateway
+        "/inference.GRPCInferenceService/ServerLive": DOOR,
+        "/inference.GRPCInferenceService/ServerReady": DOOR,
+        "/inference.GRPCInferenceService/ServerMetadata": DOOR,
+        "/inference.GRPCInferenceService/ModelReady": DOOR,
+        "/inference.GRPCInferenceService/ModelMetadata": DOOR,
+        "/inference.GRPCInferenceService/ModelInfer": DOOR,
+        "/inference.GRPCInferenceService/ModelStreamInfer": DOOR,
+        "/inference.GRPCInferenceService/RepositoryIndex": DOOR,
+        "/inference.GRPCInferenceService/RepositoryModelLoad": DOOR,
+        "/inference.GRPCInferenceService/RepositoryModelUnload": DOOR,
+        "/catenary.v1.Generation/Generate": DOOR,
+    }
+)
+
+
+class Guard:
+    """Knows who is at the other end of a call, and what they may do."""
+
+    def __init__(self, cluster: str, keys: ApiKeys | None = None, *, insecure: bool) -> None:
+        """Lets in who belongs to `cluster`.
+
+        Args:
+            cluster: Ours.
+            keys: Those of operators; None: nobody has one.
+            insecure: True if connections have no certificates.
+        """
+        self._cluster = cluster
+        self._keys = keys or ApiKeys()
+        self._insecure = insecure
+
+    def identity(self, context: Context) -> Identity | None:
+        """Returns who calls; None without TLS, where nobody can know.
+
+        Raises:
+            Unauthenticated: with TLS, but without an identity of ours.
+        """
+        return None if self._insecure else peer_identity(context)
+
+    def check_name(self, context: Context, claimed: str) -> None:
+        """Returns if whoever calls is who they say they are.
+
+        Raises:
+            PermissionDenied: their certificate is another's.
+        """
+        identity = self.identity(context)
+        if identity is not None:
+            require_name(identity, claimed)
+
+    def check(self, method: str, context: Context) -> None:
+        """Returns if whoever calls may call this method.
+
+        Raises:
+            PermissionDenied: they may not, or nobody may.
+            Unauthenticated: they show no certificate of ours.
+        """
+        rule = RULES.get(method)
+        if rule is None:
+            raise PermissionDenied(f"nobody may call {method}")
+        if rule.is_door:
+            return
+        doing = f"call {method.rpartition('/')[2]}"
+        identity = self.identity(context)
+        if identity is not None:
+            require_role(identity, self._cluster, rule.roles | rule.with_key, doing)
+            if identity.role in rule.roles:
+                return
+        if rule.with_key and (identity is not None or self._keys.enabled):
+            self._check_key(context, doing)
+
+    def _check_key(self, context: Context, doing: str) -> None:
+        if not self._keys.enabled:
+            raise PermissionDenied(f"only an operator may {doing}")
+        metadata = context.invocation_metadata() or ()
+        presented = next((str(value) for key, value in metadata if key == "authorization"), None)
+        try:
+            self._keys.check(presented).require(SCOPE_ADMIN)
+        except Unauthenticated as error:
+            # Who calls is known; what is missing is the right to.
+            raise PermissionDenied(
+                f"to {doing} takes an operator's key with the scope '{SCOPE_ADMIN}'"
+            ) from error
+
+
+class RoleInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls that the table does not allow, before the service hears of them."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Returns the method's handler behind the check."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None  # gRPC says that there is no such method
+        return self._guarded(str(handler_call_details.method), handler)
+
+    def _guarded(self, method: str, handler: Handler) -> Handler:
+        kinds = {
+            (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+            (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+            (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+            (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+        }
+        name, make = kinds[bool(handler.request_streaming), bool(handler.response_streaming)]
+        behaviour = getattr(handler, name)
+        guarded: Callable[..., Any]
+        if inspect.isasyncgenfunction(behaviour):
+            guarded = self._generating(method, behaviour)
+        elif inspect.iscoroutinefunction(behaviour):
+            guarded = self._answering(method, behaviour)
+        else:
+            raise TypeError(f"{method} is neither a coroutine nor an asynchronous generator")
+        return make(guarded, handler.request_deserializer, handler.response_serializer)
+
+    def _answering(
+        self, method: str, behaviour: Callable[[Any, Context], Awaitable[Any]]
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def answer(request: Any, context: Context) -> Any:
+            await self._check(method, context)
+            return await behaviour(request, context)
+
+        return answer
+
+    def _generating(
+        self, method: str, behaviour: Callable[[Any, Context], AsyncIterator[Any]]
+    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+            await self._check(method, context)
+            responses: Any = behaviour(request, context)
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    yield response
+
+        return generate
+
+    async def _check(self, method: str, context: Context) -> None:
+        try:
+            self._guard.check(method, context)
+        except CatenaryError as error:
+            _log.warning("call_refused", method=method, reason=error.message, peer=context.peer())
+            await abort(context, error)
