@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 
+from benchmarks import auditing
 from benchmarks.figures import Figure, at_least, at_most, table
 from scheduler.book import COMPILED
 from scheduler.dispatch import PooledConfig, PooledDispatcher
@@ -167,7 +168,7 @@ def run(quick: bool) -> list[Figure]:
             at_most(f"handle per decision p50, {label}", statistics.median(trial.handle_us), "us"),
             at_most(f"stage report p50, {label}", statistics.median(trial.report_us), "us"),
         ]
-    return results
+    return results + auditing.figures(quick)
 
 
 def main() -> None:

@@ -14,10 +14,12 @@ from scheduler import operations
 from scheduler.deployments import Wish
 from scheduler.explain import explain
 from scheduler.planning import placement_document
+from scheduler.promises import promises_of
 from scheduler.session_admin import move_session, session_list, sessions_of
 from scheduler.status import status_of
 from scheduler.switch_report import SwitchReport
 from scheduler.term import Term
+from scheduler.timeline_report import timelines_of
 from services.domain.groups import GROUP_METADATA
 from services.domain.ids import AgentId
 from services.domain.packing import packing_goal
@@ -99,6 +101,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 plan_id=active.plan.plan_id,
                 planner=notes.planner if notes is not None else "",
                 last_switch=report.as_message() if report is not None else None,
+                promises=promises_of(term),
             )
 
         return await self._answer(context, answer)
@@ -169,6 +172,19 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.GetTraceRequest, context: Context
     ) -> NoReturn:
         await abort(context, NotSupported("traces are kept by the gateways; ask one of them"))
+
+    async def GetTimelines(  # noqa: N802, D102
+        self, request: admin_pb2.GetTimelinesRequest, context: Context
+    ) -> admin_pb2.GetTimelinesResponse:
+        async def answer(term: Term) -> admin_pb2.GetTimelinesResponse:
+            return await timelines_of(term, request)
+
+        return await self._answer(context, answer)
+
+    async def ListRequests(  # noqa: N802, D102
+        self, request: admin_pb2.ListRequestsRequest, context: Context
+    ) -> NoReturn:
+        await abort(context, NotSupported("requests are known to their gateways; ask one of them"))
 
     async def WatchScaling(  # noqa: N802, D102
         self, request: admin_pb2.WatchScalingRequest, context: Context

@@ -12,7 +12,14 @@ from scheduler.clock import now_ns
 from scheduler.cluster import Cluster
 from scheduler.dispatch.events import Event, SessionsClosed
 from scheduler.roster import AgentRecord, AgentSession, Loaded
-from scheduler.sessions import Session, Stream, first_pack, read_packs
+from scheduler.sessions import (
+    Session,
+    Speaks,
+    Stream,
+    check_speaker,
+    first_pack,
+    read_packs,
+)
 from scheduler.targets import CacheNeed
 from services.domain.ids import AgentId, Epoch, Nanoseconds, SessionId
 from services.errors import InvalidInput, StaleEpoch, Unavailable
@@ -39,6 +46,11 @@ class Leader(Protocol):
         ...
 
     @property
+    def audits(self) -> Audited:
+        """What is done about what agents say they hold."""
+        ...
+
+    @property
     def sessions(self) -> Generating:
         """What is done about sessions that generate text."""
         ...
@@ -57,8 +69,12 @@ class Leader(Protocol):
         """An agent is to go: nothing begins there any more."""
         ...
 
-    def epoch_seen(self, epoch: int) -> None:
-        """An agent obeys a higher epoch than ours."""
+    def epoch_seen(self, epoch: int, leader: str = "") -> None:
+        """An agent obeys a higher epoch than ours, or `leader` of the very same one."""
+        ...
+
+    def is_another(self, epoch: int, leader: str) -> bool:
+        """True if somebody else, not we, leads or led an epoch."""
         ...
 
     def was_busy(self, agent: AgentId, duration_ns: Nanoseconds) -> None:
@@ -75,6 +91,18 @@ class Generating(Protocol):
 
     def reported(self, record: AgentRecord, report: scheduler_pb2.GenerationReport) -> None:
         """An agent says what generating cost it lately."""
+        ...
+
+
+class Audited(Protocol):
+    """What is done about what agents say they hold."""
+
+    def agent_says(self, record: AgentRecord, message: scheduler_pb2.Holdings) -> None:
+        """An agent answers an audit."""
+        ...
+
+    def gone(self, who: AgentId) -> None:
+        """An agent came anew: what it said is over."""
         ...
 
 
@@ -105,8 +133,8 @@ class AgentSessions:
         self._leader = leader
         self._cluster = cluster
 
-    async def serve(self, stream: Stream[object, object]) -> None:
-        """Serves one stream until it ends.
+    async def serve(self, stream: Stream[object, object], speaks: Speaks) -> None:
+        """Serves one stream until it ends, of an agent that `speaks` knows.
 
         Raises:
             CatenaryError: why this side ended it.
@@ -115,12 +143,14 @@ class AgentSessions:
         assert isinstance(pack, scheduler_pb2.AgentMessages)
         if not pack.messages or not pack.messages[0].HasField("hello"):
             raise InvalidInput("hello", "must be the first message of an agent")
+        hello = pack.messages[0].hello
+        check_speaker(speaks, hello.agent_id, hello.peer.peer_id)
 
         async def send(messages: list[Message]) -> None:
             await stream.write(scheduler_pb2.SchedulerToAgentMessages(messages=messages))
 
         session: AgentSession = Session(send)
-        record = self._joined(pack.messages[0].hello, session)
+        record = self._joined(hello, session)
 
         def handle(packed: scheduler_pb2.AgentMessages) -> None:
             self._handle(record, packed.messages)
@@ -154,8 +184,8 @@ class AgentSessions:
 
     def _joined(self, hello: scheduler_pb2.AgentHello, session: AgentSession) -> AgentRecord:
         agent = converters.agent_of(hello)
-        if hello.epoch > self._leader.epoch:
-            self._leader.epoch_seen(hello.epoch)
+        if self._leader.is_another(hello.epoch, hello.leader):
+            self._leader.epoch_seen(hello.epoch, hello.leader)
             raise StaleEpoch(f"{agent.agent_id} obeys epoch {hello.epoch}, not yet ours")
         known = self._cluster.roster.get(agent.agent_id)
         if known is not None and known.session is not None:
@@ -167,9 +197,10 @@ class AgentSessions:
         }
         record = AgentRecord(
             agent, hello.incarnation, hello.peer, hello.device, time.monotonic(), session,
-            loaded=loaded,
+            loaded=loaded, software_version=hello.software_version,
         )  # fmt: skip
         _log.info("agent_joined", agent=agent.agent_id, device=hello.device, hosts=len(loaded))
+        self._leader.audits.gone(agent.agent_id)
         self._leader.greet_agent(record, hello)
         self._cluster.agent_arrives(record)
         self._leader.sessions.held(record, hello)
@@ -227,6 +258,8 @@ class AgentSessions:
                 agent_id, converters.partition_of(failed.key), failed.failure.message,
                 out_of_memory=failed.out_of_memory, now_s=now_s,
             )  # fmt: skip
+        elif kind == "holdings":
+            self._leader.audits.agent_says(record, message.holdings)
         elif kind == "order_refused":
             self._leader.epoch_seen(message.order_refused.agent_epoch)
         elif kind == "drained":

@@ -23,6 +23,7 @@ from scheduler.scaling import (
     ModelScaling,
     ScalingPolicy,
     agents_wanted,
+    last_of_each,
     next_to_go,
 )
 from scheduler.scaling_facts import ScalingFacts, crew_of, workers_of
@@ -101,10 +102,17 @@ class Autoscaler:
             self._advice = self._make_advice()
         return self._advice
 
+    def attainment(self, model: ModelKey, now: Nanoseconds) -> float:
+        """Returns the share of a model's last sessions that met their objectives; -1 of none."""
+        scaling = self.models.get(model)
+        return scaling.attainment_of_any(now) if scaling is not None else -1.0
+
     def _make_advice(self) -> admin_pb2.ScalingAdvice:
         now = self._tick_ns
         advice = admin_pb2.ScalingAdvice(
-            agents_wanted=self._wanted or self._agents_now, agents_now=self._agents_now
+            agents_wanted=self._wanted or self._agents_now,
+            agents_now=self._agents_now,
+            drains_agents=bool(self._limit),
         )
         for plan in self._facts.plans():
             scaling = self._scaling_of(plan.model)
@@ -215,7 +223,10 @@ class Autoscaler:
             return
         crews = {plan.model: crew_of(plan, self._scaling_of(plan.model).wanted) for plan in plans}
         pinned = self._facts.others(crews.values())
-        able = {record.agent.agent_id for record in present(roster)} - pinned
+        able = {record.agent.agent_id for record in present(roster)}
+        if term.settings.retire_by_ordinal:
+            able &= last_of_each(able)
+        able -= pinned
         going = next_to_go(crews, term.dispatcher.chained.tokens_by_agent(), able)
         if going is not None:
             self._drains[going] = 0

@@ -14,9 +14,10 @@ now_ns = time.monotonic_ns
 def translation_ns(theirs: ClockAnchor, ours: ClockAnchor) -> Nanoseconds:
     """Returns what to add to a moment on a predecessor's clock to get it on ours.
 
-    Both clocks were read against Redis' TIME. Steps of Redis' wall clock between the two readings
-    shift the result; restored reservations are late or early by as much and soon corrected by the
-    agents' reports.
+    Both clocks were read against Redis' TIME. If that was set forward between the two readings,
+    restored reservations look older by as much and expire; agents report what they still hold. If
+    it was set back, no time seems to have passed, and they end too late by as long as there was no
+    leader.
     """
-    elapsed_ns = (ours.redis_us - theirs.redis_us) * 1_000
+    elapsed_ns = max(0, ours.redis_us - theirs.redis_us) * 1_000
     return ours.scheduler_ns - (theirs.scheduler_ns + elapsed_ns)

@@ -209,6 +209,11 @@ class Cluster:
         self._orders.failed(agent_id, key, problem, now_s, out_of_memory=out_of_memory)
         self.reconcile(now_s)
 
+    def partition_lost(self, agent_id: AgentId, key: PartitionKey) -> None:
+        """An agent does not host a partition that it was thought to host; it is loaded again."""
+        self._fleet.lost(agent_id, key)
+        self.reconcile(self._now_s)
+
     def reconcile(self, now_s: float) -> None:
         """Does what is missing between what should be and what is."""
         self._now_s = now_s

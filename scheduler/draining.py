@@ -29,6 +29,7 @@ def take_back(term: Term, agent_id: AgentId) -> None:
     """Has an agent that was to go be used again; sessions that have left do not come back."""
     record = term.cluster.roster[agent_id]
     record.draining = False
+    term.drains.taken_back(agent_id)
     if record.joined:
         term.feed(AgentJoined(record.agent), now_ns())
     term.reconcile()

@@ -123,6 +123,16 @@ class Fleet:
         else:
             self._orders.loaded(agent_id, key)
 
+    def lost(self, agent_id: AgentId, key: PartitionKey) -> None:
+        """An agent does not host a partition any more; it is not used until it does again."""
+        record = self.roster[agent_id]
+        record.loaded.pop(key, None)
+        record.layouts.pop(key, None)
+        self._orders.forget(agent_id)
+        if record.joined:
+            record.joined = False
+            self._yard.agent_lost(agent_id)
+
     # ---- what is known ----
 
     def draining(self) -> set[AgentId]:

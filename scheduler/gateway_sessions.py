@@ -16,7 +16,14 @@ from scheduler.dispatch.events import (
     SessionRequested,
 )
 from scheduler.gateways import Gateway, GatewaySession, Leader, Sampled
-from scheduler.sessions import Session, Stream, first_pack, read_packs
+from scheduler.sessions import (
+    Session,
+    Speaks,
+    Stream,
+    check_speaker,
+    first_pack,
+    read_packs,
+)
 from scheduler.waiting_room import Arrival, WaitingRoom
 from services.domain.ids import GatewayId, ModelKey, Nanoseconds, RequestId
 from services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavailable
@@ -36,8 +43,8 @@ class GatewaySessions:
         self.gateways: dict[GatewayId, Gateway] = {}
         self.sampled: dict[RequestId, Sampled] = {}
 
-    async def serve(self, stream: Stream[object, object]) -> None:
-        """Serves one stream until it ends.
+    async def serve(self, stream: Stream[object, object], speaks: Speaks) -> None:
+        """Serves one stream until it ends, of a gateway that `speaks` knows.
 
         Raises:
             CatenaryError: why this side ended it.
@@ -46,12 +53,14 @@ class GatewaySessions:
         assert isinstance(pack, scheduler_pb2.GatewayMessages)
         if not pack.messages or not pack.messages[0].HasField("hello"):
             raise InvalidInput("hello", "must be the first message of a gateway")
+        hello = pack.messages[0].hello
+        check_speaker(speaks, hello.gateway_id, hello.peer.peer_id)
 
         async def send(messages: list[Message]) -> None:
             await stream.write(scheduler_pb2.SchedulerToGatewayMessages(messages=messages))
 
         session: GatewaySession = Session(send)
-        gateway = self._joined(pack.messages[0].hello, session)
+        gateway = self._joined(hello, session)
 
         def handle(packed: scheduler_pb2.GatewayMessages) -> None:
             self._handle(gateway, packed.messages)
@@ -84,6 +93,13 @@ class GatewaySessions:
             if gateway.session is not None:
                 gateway.session.send(converters.reject_message(command, now))
 
+    def forget(self, request: RequestId) -> None:
+        """A request is not open at its gateway any more, whatever is said of it later."""
+        gateway = self.gateways.get(request.gateway)
+        if gateway is not None:
+            gateway.open.discard(request.number)
+        self.sampled.pop(request, None)
+
     def sweep(self, now_s: float, silence_s: float) -> None:
         """Ends silent sessions; gives up the requests of gateways that stayed away."""
         for gateway in list(self.gateways.values()):
@@ -110,9 +126,11 @@ class GatewaySessions:
                 known = None
         gateway = known or Gateway(gateway_id, hello.incarnation, hello.peer)
         gateway.peer = hello.peer
+        gateway.software_version = hello.software_version
         gateway.session = session
         self.gateways[gateway_id] = gateway
         _log.info("gateway_joined", gateway=gateway_id, incarnation=hello.incarnation)
+        self._leader.audits.gone(gateway_id)
         self._leader.greet_gateway(session)
         self._leader.gateways_changed()
         return gateway
@@ -153,6 +171,8 @@ class GatewaySessions:
                 failed = message.delivery_failed
                 event = converters.batch_failed(failed.batch_id, failed.failure)
                 self._leader.feed(event, now)
+            elif kind == "unanswered":
+                self._leader.audits.gateway_says(gateway.gateway_id, message.unanswered)
             elif kind == "session_failed":
                 lost = message.session_failed
                 self._leader.feed(

@@ -34,6 +34,8 @@ class Gateway:
     """When its session ended, on `time.monotonic`; meaningless while it has one."""
     open: set[int] = field(default_factory=set)
     """Requests neither finished nor refused."""
+    software_version: str = ""
+    """Empty: it did not say."""
 
 
 class Leader(Protocol):
@@ -65,8 +67,25 @@ class Leader(Protocol):
         ...
 
     @property
+    def audits(self) -> Audited:
+        """What is done about what gateways say they wait for."""
+        ...
+
+    @property
     def sessions(self) -> Sessions:
         """What is known of sessions that generate text."""
+        ...
+
+
+class Audited(Protocol):
+    """What is done about what gateways say they wait for."""
+
+    def gateway_says(self, gateway: GatewayId, message: scheduler_pb2.Unanswered) -> None:
+        """A gateway answers an audit."""
+        ...
+
+    def gone(self, who: GatewayId) -> None:
+        """A gateway is another one now, or came back: what it said is over."""
         ...
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.clock import now_ns
+from scheduler.draining import begin_draining, tell_drained
 from scheduler.fleet import agents_by_state
 from services.domain.ids import NANOSECONDS_PER_SECOND
 from services.telemetry.metrics import Metrics
@@ -44,7 +45,9 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
     while True:
         now_s = time.monotonic()
         term.expire_waiting()
+        term.set_stragglers_aside()
         term.autoscaler.tick(now_ns())
+        term.audits.tick(now_ns())
         if now_s >= heartbeat_s:
             heartbeat_s = now_s + settings.heartbeat_s
             _beat(term, now_s)
@@ -57,6 +60,10 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
             reconcile_s = now_s + _RECONCILE_S
             term.peers.sweep(now_s)
             term.cluster.reconcile(now_s)
+            for agent in term.drains.due():
+                begin_draining(term, agent)
+            for agent in term.drains.done():
+                tell_drained(term, agent)
         await asyncio.sleep(_TURN_S)
 
 
@@ -87,6 +94,9 @@ def _show(term: Term, metrics: Metrics) -> None:
     term.sessions.latency.show(metrics)
     term.boundaries.show(metrics, term.cluster.roster)
     term.autoscaler.show(metrics)
+    for agent, record in term.cluster.roster.items():
+        ratio = term.slowdowns.ratio(agent, now_ns()) if record.session is not None else 0.0
+        metrics.agent_slowdown.labels(agent).set(ratio)
 
 
 def _show_chains(term: Term, metrics: Metrics) -> None:

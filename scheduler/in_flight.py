@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._batches)
 
+    def __contains__(self, batch: BatchId) -> bool:
+        return batch in self._batches
+
     def dispatched(self, command: DispatchBatch) -> None:
         """Notes a new batch."""
         self._batches[command.batch] = _Entry(command)
@@ -59,6 +63,18 @@ class InFlight:
         ]
         for batch in late:
             self.over(batch)
+
+    def batches(self) -> list[BatchId]:
+        """Returns every batch under way."""
+        return list(self._batches)
+
+    def by_agent(self) -> Counter[AgentId]:
+        """Returns how many batches have yet to be computed by each agent."""
+        return Counter(
+            agent
+            for entry in self._batches.values()
+            for agent in {hop.agent for hop in entry.command.path[entry.done :]}
+        )
 
     def uses_agent(self, agent: AgentId) -> bool:
         """True if a batch has yet to be computed by `agent`."""

@@ -97,6 +97,10 @@ class LiveSessions:
             )
         ]
 
+    def split(self) -> list[SessionId]:
+        """Returns those whose prompts are run on another chain than the rest."""
+        return [session for session, entry in self._sessions.items() if entry.prompt_hops]
+
     def by_chain(self) -> Counter[str]:
         """Returns how many there are of each chain."""
         found: Counter[str] = Counter()

@@ -10,6 +10,7 @@ from scheduler.autoscaler import Autoscaler
 from scheduler.cluster import Cluster
 from scheduler.deployments import Deployments
 from scheduler.dispatch import CombinedDispatcher
+from scheduler.drain_marks import DrainMarks
 from scheduler.in_flight import InFlight
 from scheduler.length_records import LengthRecords
 from scheduler.live_sessions import LiveSessions
@@ -44,6 +45,7 @@ class Sources:
     planner: Planner
     autoscaler: Autoscaler
     lengths: LengthRecords
+    drains: DrainMarks
 
 
 class Persistence:
@@ -102,6 +104,7 @@ class Persistence:
                 agent: record.as_record() for agent, record in sources.cluster.roster.items()
             },
             Table.PEERS: sources.peers.records(),
+            Table.DRAINING: sources.drains.records(),
         }
 
 

@@ -196,6 +196,12 @@ class PlanMaker:
             throughput_rps={
                 by_name[model.name]: model.throughput_rps for model in solution.plan.models
             },
+            latency_ns={
+                by_name[model.name]: max(line.latency_us for line in model.pipelines) * 1e3
+                for model in solution.plan.models
+                if model.pipelines
+            },
+            binding=solution.plan.binding,
         )
         return Made(placement, notes)
 

@@ -29,6 +29,10 @@ class PlanNotes:
     """That it promises."""
     chain_lines: tuple[str, ...] = ()
     """The chain planner's words, where models generate text."""
+    latency_ns: dict[ModelKey, float] = field(default_factory=dict)
+    """Of a batch of the slowest pipeline, as the pooled planner computed it."""
+    binding: tuple[str, ...] = ()
+    """What keeps the pooled planner from promising more."""
 
     def in_words(self) -> list[str]:
         """Returns one sentence a line."""
@@ -62,6 +66,8 @@ class PlanNotes:
                 "shares": [[*model, share] for model, share in self.shares.items()],
                 "throughput_rps": [[*model, rps] for model, rps in self.throughput_rps.items()],
                 "chain_lines": self.chain_lines,
+                "latency_ns": [[*model, each] for model, each in self.latency_ns.items()],
+                "binding": self.binding,
             }
         )
 
@@ -83,6 +89,8 @@ class PlanNotes:
                 shares=_by_model(record["shares"]),
                 throughput_rps=_by_model(record["throughput_rps"]),
                 chain_lines=tuple(map(str, record.get("chain_lines", ()))),
+                latency_ns=_by_model(record.get("latency_ns", ())),
+                binding=tuple(map(str, record.get("binding", ()))),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the notes of a plan: {error!r}") from error

@@ -90,6 +90,10 @@ class Planner:
         load = self._demand.load(model, now_ns())
         return SessionShape(load.prompt_tokens, load.output_tokens)
 
+    def planned_rate(self, model: ModelKey) -> float:
+        """Returns the sessions per second that chains of a model were composed for, or will be."""
+        return self._demand.planned_rate(model)
+
     def ask(self, cause: str) -> None:
         """Makes a plan anew at the next `follow`, whatever the one at hand is worth."""
         self._asked = cause

@@ -25,7 +25,12 @@ from services.domain.groups import chosen_group, share_of
 from services.errors import CatenaryError, InvalidInput, Unavailable
 from services.grpc_kit import HealthSwitch, bind, create_server, enable_health_and_reflection
 from services.log import get_logger
+from services.probes import LEADER, Probes
 from services.redis_client import connect
+from services.security.identity import Role
+from services.security.keys import ApiKeys
+from services.security.own_certificate import OwnCertificate
+from services.security.roles import Guard
 from services.security.tls import ServerSecurity
 from services.telemetry.grouped import grouped
 from services.telemetry.metrics import Metrics, start_metrics_server
@@ -60,14 +65,20 @@ class SchedulerProcess:
             sample_ratio=settings.trace_sample_ratio,
         )
         self._security = ServerSecurity.from_settings(settings)
-        self._redis = connect(settings.redis_url, timeout_s=_REDIS_TIMEOUT_S, retries=1)
+        self._certificate = OwnCertificate(settings, Role.SCHEDULER, settings.scheduler_id)
+        self._keys = ApiKeys.load(settings.api_keys_file)
+        self._guard = Guard(settings.cluster, self._keys, insecure=settings.insecure)
+        self._key_watch: asyncio.Task[None] | None = None
+        self._redis = connect(settings.redis_address(), timeout_s=_REDIS_TIMEOUT_S, retries=1)
         self._shards = self._make_shards()
         self._server: grpc.aio.Server | None = None
         self._health: HealthSwitch | None = None
         self._stop_metrics: Callable[[], None] | None = None
         self._draining = False
+        self._probes = Probes(LEADER)
         self.port = 0
         self.metrics_port = 0
+        self.health_port: int | None = None
 
     @property
     def name(self) -> str:
@@ -109,17 +120,23 @@ class SchedulerProcess:
             InvalidInput: the plan file is wrong.
         """
         settings = self._settings
-        server = self._server = create_server(self._security)
-        scheduler_pb2_grpc.add_SchedulerServicer_to_server(SchedulerService(self), server)
+        server = self._server = create_server(self._security, guard=self._guard)
+        service = SchedulerService(self, self._guard)
+        scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server)
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self), server)
         self._health = enable_health_and_reflection(server, _SERVICES)
         self.port = bind(server, settings.host, settings.port, self._security)
         await server.start()
+        self._certificate.start(self._group_metrics[0])
+        self._key_watch = asyncio.create_task(self._keys.watch(), name="watch-keys")
+        if settings.health_port is not None:
+            self.health_port = await self._probes.start(settings.health_host, settings.health_port)
         if settings.metrics_port is not None:
             self.metrics_port, self._stop_metrics = start_metrics_server(
                 settings.metrics_host, settings.metrics_port, self._registry
             )
         await self._begin_to_campaign()
+        self._probes.set_ready(True)  # also to stand by: pods are replaced one by one by this
 
     async def _begin_to_campaign(self) -> None:
         """Returns once every group is led here, or known to be led elsewhere or to be free."""
@@ -153,12 +170,14 @@ class SchedulerProcess:
     async def drain(self, timeout_s: float) -> None:
         """Gives the leases back with everything written, so that a standby goes on at once."""
         self._draining = True
+        self._probes.set_ready(False)
         self._switch_health()
         await asyncio.gather(*(self._resign(shard, timeout_s) for shard in self._shards))
 
     async def stop(self) -> None:
         """Frees everything. Idempotent."""
         await asyncio.gather(*(shard.end() for shard in self._shards))
+        await self._probes.stop()
         if self._health is not None:
             await self._health.shutdown()
         if self._server is not None:
@@ -167,6 +186,10 @@ class SchedulerProcess:
         if self._stop_metrics is not None:
             await asyncio.to_thread(self._stop_metrics)
             self._stop_metrics = None
+        if self._key_watch is not None:
+            self._key_watch.cancel()
+            await asyncio.wait({self._key_watch})
+        await self._certificate.close()
         await asyncio.to_thread(self._tracer.shutdown)
         await self._redis.aclose()
 
@@ -199,6 +222,7 @@ class SchedulerProcess:
     def _switch_health(self) -> None:
         if self._health is not None:
             self._health.set_serving(self.leads and not self._draining)
+        self._probes.set(LEADER, self.leads and not self._draining)
 
     async def _resign(self, shard: Shard, timeout_s: float) -> None:
         try:

@@ -48,6 +48,7 @@ async def take_over(term: Term, stored: StoredState) -> None:
     term.measured.restore(tables[Table.MEASURED])
     term.live.remember(tables[Table.SESSIONS])
     term.peers.restore(tables[Table.PEERS], time.monotonic())
+    term.drains.restore(tables[Table.DRAINING])
     await term.deployments.restore(tables[Table.DEPLOYMENTS])
     await term.deployments.want(term.settings.models)
     term.lengths.restore(tables[Table.LENGTHS], term.deployments.ready)

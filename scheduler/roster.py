@@ -49,6 +49,8 @@ class AgentRecord:
     loaded: dict[PartitionKey, Loaded] = field(default_factory=dict)
     layouts: dict[PartitionKey, CacheNeed] = field(default_factory=dict)
     """What was ordered last of the caches of decoder blocks."""
+    software_version: str = ""
+    """Empty: it did not say."""
 
     @property
     def state(self) -> str:

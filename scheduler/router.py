@@ -21,6 +21,7 @@ from scheduler.dispatch.events import (
 from scheduler.gateway_sessions import GatewaySessions
 from scheduler.in_flight import InFlight
 from scheduler.live_sessions import LiveSessions
+from scheduler.timelines import Timelines
 from services.domain.ids import Epoch, ModelKey, Nanoseconds, RequestId
 from services.telemetry import names
 from services.telemetry.metrics import Metrics
@@ -42,13 +43,13 @@ class Router:
         self,
         gateways: GatewaySessions,
         agents: AgentSessions,
-        in_flight: tuple[InFlight, LiveSessions],
+        in_flight: tuple[InFlight, LiveSessions, Timelines],
         telemetry: tuple[Metrics, Tracer],
         stamp: Callable[[], Stamp],
     ) -> None:
         self._gateways = gateways
         self._agents = agents
-        self._in_flight, self._live = in_flight
+        self._in_flight, self._live, self._timelines = in_flight
         self._metrics, self._tracer = telemetry
         self._stamp = stamp
         self._batch_rows: dict[ModelKey, Histogram] = {}
@@ -104,6 +105,7 @@ class Router:
         for gateway, message in messages.items():
             self._gateways.send(gateway, message)
         self._in_flight.dispatched(command)
+        self._timelines.dispatched(command, now)
         self._observe(command)
         for request in traceparents:
             self._record_span(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import grpc.aio
 
 from catenary_protos.catenary.v1 import scheduler_pb2_grpc
 from scheduler.admin import Office, group_of
-from scheduler.sessions import Stream
+from scheduler.sessions import Speaks, Stream
 from scheduler.term import Term
 from services.error_tables import abort, error_of_exception
 from services.errors import CatenaryError
+from services.security.roles import Guard
 
 Context = grpc.aio.ServicerContext[object, object]
 
@@ -19,8 +21,9 @@ Context = grpc.aio.ServicerContext[object, object]
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     """Long-lived streams of gateways and agents."""
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: Office, guard: Guard) -> None:
         self._office = office
+        self._guard = guard
 
     async def GatewaySession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Requests up, dispatches down."""
@@ -33,10 +36,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def _serve(
         self,
         context: Context,
-        server_of: Callable[[Term], Callable[[Stream[object, object]], Awaitable[None]]],
+        server_of: Callable[[Term], Callable[[Stream[object, object], Speaks], Awaitable[None]]],
     ) -> None:
+        speaks = partial(self._guard.check_name, context)
         try:
-            await server_of(self._office.term(group_of(context) or 0))(context)
+            await server_of(self._office.term(group_of(context) or 0))(context, speaks)
             return
         except CatenaryError as known:
             error = known

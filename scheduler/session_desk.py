@@ -18,6 +18,7 @@ from scheduler.dispatch.events import (
 from scheduler.latency_desk import LatencyDesk
 from scheduler.live_sessions import LiveSessions
 from scheduler.planning import Placement
+from scheduler.planning.latency import expected_work_ns
 from scheduler.roster import AgentRecord
 from scheduler.session_converters import close_sessions_message, work_of
 from scheduler.session_routes import SessionRoutes
@@ -36,6 +37,7 @@ class SessionDesk:
         self._term = term
         self._live = live
         self._slots = slots
+        self._cached: dict[tuple[AgentId, PartitionKey], int] = {}
         self._routes = SessionRoutes(live, term.cluster.roster)
         self.latency = LatencyDesk(term.cluster, term.deployments, term.measured, slots)
 
@@ -71,17 +73,37 @@ class SessionDesk:
 
     def reported(self, record: AgentRecord, report: scheduler_pb2.GenerationReport) -> None:
         """An agent says what generating cost it lately."""
-        self._term.was_busy(record.agent.agent_id, report.decode_ns + report.prefill_ns)
+        self._took(record.agent.agent_id, report)
         if report.key.first_block == 0:  # every token passes the first block once
             model = ModelKey(report.key.model, report.key.model_version)
             self._term.planner.generated(model, report.decode_rows, now_ns())
         agent, partition = record.agent.agent_id, partition_of(report.key)
+        self.let_cached(agent, partition, report.cached_block_tokens)
         refitted = self.latency.reported(agent, partition, work_of(report), report.used_block_slots)
         if refitted is not None:
             self._term.feed(refitted, now_ns())
         if self._slots.cache(agent, partition).token_capacity:
             cached = CachesReported(agent, partition, report.cached_block_tokens)
             self._term.feed(cached, now_ns())
+
+    def cached_at(self, agent: AgentId, partition: PartitionKey) -> int:
+        """Returns the tokens an agent has cached for a partition, counted once per block."""
+        return self._cached.get((agent, partition), 0)
+
+    def let_cached(self, agent: AgentId, partition: PartitionKey, block_tokens: int) -> None:
+        """An agent says how many tokens it has cached for a partition."""
+        self._cached[agent, partition] = block_tokens
+
+    def _took(self, agent: AgentId, report: scheduler_pb2.GenerationReport) -> None:
+        """Notes how long an agent generated, and how long that was thought to take at load."""
+        term, now, partition = self._term, now_ns(), partition_of(report.key)
+        busy_ns = report.decode_ns + report.prefill_ns
+        term.was_busy(agent, busy_ns)
+        term.timelines.generated(agent, partition.model, busy_ns, now)
+        observed = term.measured.observed_at(agent, partition)
+        if observed is not None:
+            expected_ns = round(expected_work_ns(observed.measured, work_of(report)))
+            term.slowdowns.reported(agent, busy_ns, expected_ns, now)
 
     def move(self, agent: AgentId, partition: PartitionKey, *, must: bool, moving: bool) -> None:
         """Has the sessions on a partition go on elsewhere.

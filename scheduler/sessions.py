@@ -32,6 +32,22 @@ class Stream(Protocol[Packed_co, In_contra]):
         ...
 
 
+Speaks = Callable[[str], None]
+"""Raises PermissionDenied unless whoever opened a stream may speak for this gateway or agent."""
+
+
+def check_speaker(speaks: Speaks, claimed: str, peer_id: str) -> None:
+    """Returns if a peer is who its hello says, and frames are to go to it under that very name.
+
+    Raises:
+        PermissionDenied: its certificate is another's.
+        InvalidInput: it wants the frames of somebody else.
+    """
+    speaks(claimed)
+    if peer_id != claimed:
+        raise InvalidInput("peer.peer_id", f"{peer_id!r}, but this is {claimed!r}")
+
+
 class Session(Generic[Out]):
     """The scheduler's end of one stream.
 

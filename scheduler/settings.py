@@ -15,6 +15,7 @@ from services.domain.groups import AUTO, MOST_GROUPS, chosen_group
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 from services.domain.packing import PackingGoal
 from services.errors import InvalidInput
+from services.redis_client import RedisAddress
 from services.settings import ProcessSettings
 
 
@@ -42,8 +43,31 @@ class SchedulerSettings(ProcessSettings):
     )  # fmt: skip
     host: str = Field(default="127.0.0.1", description="Address gateways and agents connect to.")
     port: int = Field(default=8004, ge=0, le=65535, description="Port of it; 0: any free one.")
+    api_keys_file: Path | None = Field(
+        default=None, description="File of hashed API keys, the same as at gateways; to change the "
+        "cluster through a gateway takes an operator's key (scope admin) in it.",
+    )  # fmt: skip
     redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0", description="Redis that holds lease, plan and book."
+        default="redis://127.0.0.1:6379/0", description="Redis that holds lease, plan and book; "
+        "rediss:// with TLS.",
+    )  # fmt: skip
+    redis_password_file: Path | None = Field(
+        default=None, description="File with the password of the user in redis_url; it is read for "
+        "every new connection.",
+    )  # fmt: skip
+    redis_ca_file: Path | None = Field(
+        default=None, description="PEM certificates of the authority that signed the Redis server; "
+        "unset: tls_ca_file.",
+    )  # fmt: skip
+    redis_sentinels: list[str] = Field(
+        default_factory=list, description="host:port of every Redis Sentinel; they say which "
+        "server is the master, whatever host redis_url names.",
+    )  # fmt: skip
+    redis_sentinel_service: str = Field(
+        default="catenary", description="Name the Sentinels know the master by."
+    )
+    redis_sentinel_password_file: Path | None = Field(
+        default=None, description="File with the password of the Sentinels, if they have one."
     )
     model_repository: Path = Field(
         default=Path("models"), description="Folder of the model repository."
@@ -138,6 +162,11 @@ class SchedulerSettings(ProcessSettings):
         default=0, ge=0, description="Most agents to ask for as load grows; agents that are not "
         "needed are drained. 0: agents are asked for without a limit and none is drained.",
     )  # fmt: skip
+    retire_by_ordinal: bool = Field(
+        default=False, description="Of agents named NAME-0, NAME-1, .. the one of the highest "
+        "number goes first, as Kubernetes takes pods of a StatefulSet away; else whoever has least "
+        "to move.",
+    )  # fmt: skip
     scale_attainment: float = Field(
         default=0.95, gt=0.0, le=1.0, description="Share of the sessions that should meet their "
         "objectives; below it one more worker is asked for.",
@@ -200,6 +229,14 @@ class SchedulerSettings(ProcessSettings):
     silence_s: float = Field(
         default=3.0, gt=0.0, description="A gateway or agent silent for this long is lost."
     )
+    audit_interval_s: float = Field(
+        default=5.0, ge=0.0, description="Interval at which the book is compared with what agents "
+        "hold and gateways wait for; 0: never.",
+    )  # fmt: skip
+    audit_grace_s: float = Field(
+        default=3.0, gt=0.0, description="A frame is under way for less than this: what is "
+        "reserved and nobody holds for longer is given back.",
+    )  # fmt: skip
     max_waiting_requests: int = Field(
         default=10_000, ge=1, description="Requests that may wait for their model to be ready."
     )
@@ -213,6 +250,10 @@ class SchedulerSettings(ProcessSettings):
     safety_margin_ms: float = Field(
         default=1.0, ge=0.0, description="That last moment is this much earlier."
     )
+    straggler_factor: float = Field(
+        default=2.5, ge=0.0, description="An agent that takes so many times what others take of "
+        "what is booked gets no new batches for a while, if others of its pools can; 0: never.",
+    )  # fmt: skip
     overdue_grace_ms: float = Field(
         default=100.0, ge=0.0, description="A batch later than this, and later than twice its "
         "planned time, is given up and dispatched again.",
@@ -232,6 +273,19 @@ class SchedulerSettings(ProcessSettings):
         if self.scheduler_groups > 1 and self.plan_file is not None:
             raise ValueError("plan_file: a plan of several scheduler groups cannot be given")
         return self
+
+    def redis_address(self) -> RedisAddress:
+        """Returns which Redis holds lease, plan and book, and how to get in."""
+        return RedisAddress(
+            self.redis_url,
+            password_file=self.redis_password_file,
+            ca_file=self.redis_ca_file or self.tls_ca_file,
+            cert_file=self.tls_cert_file,
+            key_file=self.tls_key_file,
+            sentinels=tuple(self.redis_sentinels),
+            sentinel_service=self.redis_sentinel_service,
+            sentinel_password_file=self.redis_sentinel_password_file,
+        )
 
     def dispatching(self) -> PooledConfig:
         """Returns the limits and waiting times of the dispatcher."""

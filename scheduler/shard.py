@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from scheduler.campaign import Campaign
+from scheduler.deference import Deference, FrozenLease
 from scheduler.state.keys import Keys
 from scheduler.state.lease import Lease
 from scheduler.state.script import pass_cancellation
@@ -18,10 +19,14 @@ from scheduler.state.store import Store
 from scheduler.term import Surroundings, Term
 from services.errors import CatenaryError, StaleEpoch, Unavailable
 from services.log import get_logger
+from services.redis_client import problem_of
 
 _log = get_logger(__name__)
 _PAUSE_S = 0.2
 _AFTER_EXPIRY_S = 0.005
+_LEADER_RETURNS_S = 1.25
+"""A leader that lost Redis tries it again at least this often (`Rhythm.longest_backoff_s`, and a
+little more)."""
 REDIS_FAILURES = (RedisError, OSError, TimeoutError)
 
 
@@ -48,6 +53,9 @@ class Shard:
         self._lease_s = settings.lease_s
         self._lease = Lease(redis, keys, campaign.token, settings.lease_s)
         self._store = Store(redis, keys)
+        self._deference = Deference(_LEADER_RETURNS_S)
+        self._frozen = FrozenLease(settings.lease_s)
+        self._problem = ""
         self._term: Term | None = None
         self._leading: asyncio.Task[None] | None = None
 
@@ -93,12 +101,18 @@ class Shard:
         while True:
             try:
                 wait_s = await self._try()
+                if not self._deference.is_waiting:
+                    self._problem = ""
                 if wait_s > 0:
                     self.contacted.set()
                     await asyncio.sleep(wait_s)
             except REDIS_FAILURES as failure:
                 pass_cancellation()
-                _log.warning("redis_lost", error=repr(failure), group=self.group)
+                self._deference.redis_lost()
+                kind, text = problem_of(failure)
+                if kind != self._problem:  # once for each: an outage may last for hours
+                    _log.warning("redis_lost", reason=kind, error=text, group=self.group)
+                self._problem = kind
                 await asyncio.sleep(_PAUSE_S)
 
     async def _try(self) -> float:
@@ -109,20 +123,47 @@ class Shard:
             now_s = time.monotonic()
             self._campaign.saw(self.group, sight, now_s)
             if sight.holder:
+                await self._break_if_frozen(sight.left_s)
                 if self._campaign.wants(self.group):
                     await self._lease.want()
                 return min(turn_s, sight.left_s + _AFTER_EXPIRY_S)
             wait_s = self._campaign.wait_s(self.group, now_s)
             if wait_s > 0:
                 return min(turn_s, wait_s)
-        if not await self._lease.try_acquire():
-            return turn_s
+        if not await self._may_take():
+            # One who was killed does not renew: the moment it is over, not a turn later.
+            left_s = self._lease.left_s
+            return min(turn_s, left_s + _AFTER_EXPIRY_S) if left_s > 0 else turn_s
         self._campaign.took(self.group)
         try:
             await self._lead()
         finally:
             self._campaign.led.discard(self.group)
         return 0.0
+
+    async def _may_take(self) -> bool:
+        """Takes the lease if it is free and nobody has a better claim to it."""
+        deference, now_s = self._deference, time.monotonic()
+        if self.contacted.is_set() and deference.left_s(now_s) > 0:
+            sight = await self._lease.look()
+            if sight.holder:
+                deference.is_settled()
+            else:
+                deference.redis_back(now_s)
+            return False
+        taken = await self._lease.try_acquire(unless_forgotten=not deference.has_waited(now_s))
+        if self._lease.is_forgotten and not taken:
+            deference.redis_forgot(now_s)
+        else:
+            deference.is_settled()
+        if not taken:
+            await self._break_if_frozen(self._lease.left_s)
+        return taken
+
+    async def _break_if_frozen(self, left_s: float) -> None:
+        if self._frozen.saw(left_s, time.monotonic()):
+            _log.warning("frozen_lease_broken", left_s=left_s, group=self.group)
+            await self._lease.break_frozen()
 
     # ---- leading ----
 

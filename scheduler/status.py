@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from catenary_protos.catenary.v1 import admin_pb2
+from scheduler.agent_status import add_agents
+from scheduler.clock import now_ns
 from scheduler.session_admin import SessionFigures, hop_status
+from scheduler.software_versions import add_versions
 from scheduler.term import Term
-from services.domain.plan import Chain
+from services.domain.plan import Chain, Pipeline
 
 
 def status_of(term: Term) -> admin_pb2.GetStatusResponse:
@@ -24,23 +27,15 @@ def status_of(term: Term) -> admin_pb2.GetStatusResponse:
         batches_in_flight=len(term.in_flight),
         live_reservations=len(term.dispatcher.snapshot()),
         redis_connected=term.write_behind.connected,
+        redis_problem=term.write_behind.problem,
         sessions_in_flight=len(term.live),
         moves_done=dispatcher["kv_moves"] + dispatcher["tokens_moves"],
         moves_failed=dispatcher["failed_moves"],
+        audits=term.audits.audits,
+        leaks_mended=term.audits.leaks_mended,
     )
-    for agent_id, record in sorted(term.cluster.roster.items()):
-        status.agents.add(
-            agent_id=agent_id,
-            device=record.device,
-            device_class=record.agent.device_class,
-            state=record.state,
-            partitions=[str(key) for key in record.loaded],
-            memory_bytes=record.agent.memory_bytes,
-            utilisation_ratio=term.utilisation.ratio(agent_id),
-            virtual_level=record.agent.virtual_level,
-            device_id=record.agent.device_id,
-            group=term.group,
-        )
+    add_agents(status, term)
+    add_versions(status, term)
     _add_models(status, term)
     for reference, problem in term.deployments.problems.items():
         name, _, version = reference.partition(":")
@@ -70,7 +65,23 @@ def _add_models(status: admin_pb2.GetStatusResponse, term: Term) -> None:
             sessions=sessions[key],
             packing=plan.packing if plan is not None and plan.chains else "",
             sessions_moving=figures.moving[key],
+            attainment_ratio=term.autoscaler.attainment(key, now_ns()),
+            pipelines_served=[_pipeline(each) for each in (plan.pipelines if plan else ())],
         )
+
+
+def _pipeline(pipeline: Pipeline) -> admin_pb2.PipelineStatus:
+    return admin_pb2.PipelineStatus(
+        batch=pipeline.batch_size,
+        stages=[
+            admin_pb2.PoolStatus(
+                first_block=stage.partition.first_block,
+                last_block=stage.partition.last_block,
+                agent_ids=stage.agents,
+            )
+            for stage in pipeline.stages
+        ],
+    )
 
 
 def _chain(

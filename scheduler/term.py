@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.agent_sessions import AgentSessions
+from scheduler.audits import Audits
 from scheduler.autoscaler import Autoscaler
 from scheduler.book import Book
 from scheduler.boundary_desk import BoundaryDesk
@@ -30,6 +31,7 @@ from scheduler.dispatch.events import (
     SessionsClosed,
     StageReported,
 )
+from scheduler.drain_marks import DrainMarks
 from scheduler.engine import Engine
 from scheduler.gateway_sessions import GatewaySessions
 from scheduler.gateways import GatewaySession
@@ -48,12 +50,15 @@ from scheduler.router import Router, Stamp
 from scheduler.session_desk import SessionDesk
 from scheduler.session_moves import SessionMoves
 from scheduler.settings import SchedulerSettings
+from scheduler.slowdowns import Slowdowns
 from scheduler.state.journal import Journal
 from scheduler.state.lease import Lease
 from scheduler.state.store import Store
 from scheduler.state.write_behind import Rhythm, WriteBehind
 from scheduler.state.write_behind import Sources as WriteSources
+from scheduler.stragglers import Stragglers
 from scheduler.switch_report import SwitchReport, observe_switch
+from scheduler.timelines import Timelines
 from scheduler.utilisation import Utilisation
 from scheduler.waiting_room import WaitingRoom
 from services.domain.groups import first_id
@@ -103,7 +108,13 @@ class Term:
         self.file_mark = FileMark()
         self.in_flight = InFlight()
         self.utilisation = Utilisation()
+        self.timelines = Timelines()
+        self.slowdowns = Slowdowns()
+        self.stragglers = Stragglers(settings.straggler_factor)
+        self._dispatched: Plan | None = None
         book, first = Book(), first_id(lease.epoch)
+        self.book, self.slots = book, book.slots
+        self.first_id = first
         self.live = LiveSessions(book.slots)
         self.dispatcher = CombinedDispatcher(
             PooledDispatcher(settings.dispatching(), book=book, first_batch=first),
@@ -132,18 +143,20 @@ class Term:
             self.measured.links, self.deployments, self.feed, self._measured_links
         )
         telemetry = (around.metrics, around.tracer)
-        both = (self.in_flight, self.live)
-        router = Router(self.gateways, self.agents, both, telemetry, self._stamp)
+        under_way = (self.in_flight, self.live, self.timelines)
+        router = Router(self.gateways, self.agents, under_way, telemetry, self._stamp)
         self._engine = Engine(self.dispatcher, router.route, around.metrics)
         self._router = router
         self._journal = Journal()
         self.lengths = LengthRecords(self.dispatcher.chained)
         self.autoscaler = Autoscaler(self, settings.scaling_policy())
+        self.audits = Audits(self, around.metrics)
+        self.drains = DrainMarks(self)
         self._persistence = Persistence(
             Sources(
                 self.dispatcher, self.in_flight, self.live, self.cluster, self.deployments,
                 self.measured, self.peers, self.file_mark, self.planner,
-                self.autoscaler, self.lengths,
+                self.autoscaler, self.lengths, self.drains,
             ),
             self._journal,
         )  # fmt: skip
@@ -151,7 +164,12 @@ class Term:
             store,
             lease,
             self._journal,
-            WriteSources(self._persistence.collect, self._persistence.snapshot, self._epoch_raised),
+            WriteSources(
+                self._persistence.collect,
+                self._persistence.snapshot,
+                self._epoch_raised,
+                lambda kind: around.metrics.redis_failures.labels(kind).inc(),
+            ),
             Rhythm(renew_s=settings.lease_s / 4),
         )
         self._directory = b""
@@ -230,6 +248,7 @@ class Term:
             self.planner.arrived(event.model, event.rows, now)
         elif isinstance(event, StageReported):
             self.in_flight.stage_done(event.batch, event.position)
+            self._compare(event, now)
         elif isinstance(event, BatchFailed):
             self.in_flight.over(event.batch)
         elif isinstance(event, SessionRequested) and event.in_flight is None:
@@ -250,7 +269,7 @@ class Term:
         """Sends welcome, directory and model table."""
         message = scheduler_pb2.SchedulerToGatewayMessage
         session.send(message(welcome=self._welcome()))
-        session.send(message(directory=self.peers.directory()))
+        session.send(message(directory=self._everyone()))
         session.send(message(models=self.model_table()))
 
     def gateways_changed(self) -> None:
@@ -276,18 +295,27 @@ class Term:
         assert record.session is not None
         agent_id = record.agent.agent_id
         self.peers.joined(agent_id, record.peer)
+        self.drains.arrived(record, says_so=hello.draining)
         message = scheduler_pb2.SchedulerToAgentMessage
         record.session.send(message(epoch=self.epoch, welcome=self._welcome()))
-        record.session.send(message(epoch=self.epoch, directory=self.peers.directory()))
+        record.session.send(message(epoch=self.epoch, directory=self._everyone()))
         if hello.batches:
             known = {reservation.batch for reservation in self.dispatcher.snapshot()}
             queued = queued_reservations(agent_id, hello.batches, known, now_ns())
             self.dispatcher.restore(queued)
         self._journal_event("agent_joined", {"agent": agent_id, "device": record.device})
 
-    def epoch_seen(self, epoch: int) -> None:
-        """An agent obeys a higher epoch than ours: another leader, or Redis forgot one."""
-        self.write_behind.go_beyond(epoch)
+    def epoch_seen(self, epoch: int, leader: str = "") -> None:
+        """An agent obeys a higher epoch than ours: another leader, or Redis forgot one.
+
+        With `leader` it may be ours, if Redis granted it twice.
+        """
+        self.write_behind.go_beyond(epoch, shared=bool(leader))
+
+    def is_another(self, epoch: int, leader: str) -> bool:
+        """True if somebody else, not we, leads or led an epoch."""
+        same = epoch == self.epoch and leader not in ("", self._lease.token)
+        return same or epoch > self.epoch
 
     def was_busy(self, agent: AgentId, duration_ns: Nanoseconds) -> None:
         """An agent computed for so long."""
@@ -302,6 +330,8 @@ class Term:
     def agent_lost(self, agent: AgentId) -> None:
         """The dispatcher must not use it any more."""
         self.in_flight.lost(agent)
+        self.stragglers.forget(agent)
+        self.slowdowns.forget(agent)
         held = self.sessions.let_go(agent)
         self.feed(AgentLost(agent), now_ns())
         self.live.may_be_over(held)
@@ -309,7 +339,35 @@ class Term:
     def dispatch_by(self, plan: Plan) -> None:
         """Dispatch by this plan, or this part of one, from now on."""
         self.boundaries.planned(plan)
-        self.feed(PlanActivated(self.sessions.latency.refreshed(plan)), now_ns())
+        self._dispatched = plan
+        self._dispatch_without_stragglers(plan)
+
+    def set_stragglers_aside(self) -> None:
+        """Gives nothing new to agents that became slow, and tries those again that were."""
+        before = self.stragglers.slow
+        if not self.stragglers.look(now_ns(), self._quiet_agents()):
+            return
+        slow = self.stragglers.slow
+        for agent in sorted(slow ^ before):
+            kind = "straggler_set_aside" if agent in slow else "straggler_tried_again"
+            _log.warning(kind, agent=agent)
+            self.note(kind, {"agent": agent})
+        self._around.metrics.stragglers.set(len(slow))
+        if self._dispatched is not None:
+            self._dispatch_without_stragglers(self._dispatched)
+
+    def _quiet_agents(self) -> frozenset[AgentId]:
+        """Returns who has said nothing for half as long as it takes to be lost."""
+        since_s = time.monotonic() - self.settings.silence_s / 2
+        return frozenset(
+            agent
+            for agent, record in self.cluster.roster.items()
+            if record.session is not None and record.session.heard_s < since_s
+        )
+
+    def _dispatch_without_stragglers(self, plan: Plan) -> None:
+        left = self.stragglers.without(plan)
+        self.feed(PlanActivated(self.sessions.latency.refreshed(left)), now_ns())
 
     def plan_activated(self, plan: Plan) -> None:
         """This is the plan in force from now on."""
@@ -384,8 +442,23 @@ class Term:
 
     # ---- inside ----
 
+    def _compare(self, event: StageReported, now: Nanoseconds) -> None:
+        """Notes how a hop really ran beside what was booked for it."""
+        booked = self.timelines.reported(event)
+        if booked is not None:
+            real_ns = event.compute_end_ns - event.compute_start_ns
+            self.slowdowns.reported(booked.agent, real_ns, booked.duration_ns, now)
+            self.stragglers.reported(booked.agent, real_ns, booked.duration_ns, now)
+
     def _welcome(self) -> scheduler_pb2.Welcome:
-        return scheduler_pb2.Welcome(scheduler_id=self.settings.scheduler_id, epoch=self.epoch)
+        return scheduler_pb2.Welcome(
+            scheduler_id=self.settings.scheduler_id, epoch=self.epoch, leader=self._lease.token
+        )
+
+    def _everyone(self) -> scheduler_pb2.Directory:
+        directory = self.peers.directory()
+        directory.gateways = len(self.gateways.gateways)
+        return directory
 
     def _stamp(self) -> Stamp:
         return Stamp(self.epoch, self.cluster.plan_id)
@@ -401,7 +474,7 @@ class Term:
         self._journal.event(kind, {"epoch": str(self.epoch), **facts})
 
     def _publish(self) -> None:
-        directory, models = self.peers.directory(), self.model_table()
+        directory, models = self._everyone(), self.model_table()
         as_bytes = (
             directory.SerializeToString(deterministic=True),
             models.SerializeToString(deterministic=True),

@@ -33,6 +33,10 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def requests(self) -> list[RequestId]:
+        """Returns who waits."""
+        return list(self._waiting)
+
     def add(self, event: Arrival, now: Nanoseconds) -> None:
         """Lets a request wait.
 

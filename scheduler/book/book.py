@@ -206,6 +206,16 @@ class Book:
     def __len__(self) -> int:
         return len(self._bookings)
 
+    def batches(self) -> list[BatchId]:
+        """Returns the batches that have a booking."""
+        return list(self._bookings)
+
+    def ahead(self, batch: BatchId) -> list[ResourceId]:
+        """Returns the resources a batch has booked that it was not reported to have used."""
+        booking = self._bookings.get(batch)
+        uses = booking.uses if booking is not None else []
+        return [line.resource for use in uses if not use.done for line in use.timelines]
+
     def pending_on(self, resource: ResourceId) -> list[BatchId]:
         """Returns the batches with a use of `resource` that was not reported yet."""
         line = self._timelines.get(resource)

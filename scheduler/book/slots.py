@@ -232,6 +232,17 @@ class SlotLedger:
         found = [c.agent for at, c in enumerate(holding.caches) if holding.held >> at & 1]
         return list(dict.fromkeys(found))
 
+    def holds(self, session: SessionId) -> list[tuple[AgentId, PartitionKey, int]]:
+        """Returns the slots of a session: agent, partition, how many."""
+        holding = self._holdings.get(session)
+        if holding is None:
+            return []
+        return [
+            (cache.agent, cache.partition, holding.slots[at])
+            for at, cache in enumerate(holding.caches)
+            if holding.held >> at & 1
+        ]
+
     def sessions_at(self, agent: AgentId) -> list[SessionId]:
         """Returns the sessions that hold slots on an agent, in order of their ids."""
         return sorted(each for each in self._holdings if agent in self.agents(each))

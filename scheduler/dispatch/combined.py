@@ -25,6 +25,7 @@ from scheduler.dispatch.events import (
     SessionMoved,
     SessionRequested,
     SessionsClosed,
+    SessionsFound,
     SessionsHeld,
     SessionsProgressed,
     StageReported,
@@ -58,9 +59,9 @@ class CombinedDispatcher:
             case RequestArrived() | StageReported() | BatchFailed():
                 return self.pooled.handle(event, now)
             case (
-                SessionRequested() | SessionsClosed() | SessionsHeld() | SessionFailed()
-                | SessionsProgressed() | LatencyRefitted() | MoveWanted() | SessionMoved()
-                | AgentDraining() | BoundariesMeasured() | CachesReported()
+                SessionRequested() | SessionsClosed() | SessionsHeld() | SessionsFound()
+                | SessionFailed() | SessionsProgressed() | LatencyRefitted() | MoveWanted()
+                | SessionMoved() | AgentDraining() | BoundariesMeasured() | CachesReported()
             ):  # fmt: skip
                 return self.chained.handle(event, now)
             case RequestCancelled() | RequestCompleted():

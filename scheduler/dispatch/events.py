@@ -157,6 +157,14 @@ class SessionsHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionsFound:
+    """An agent that is there holds these sessions, too; each hop says with how many slots."""
+
+    agent: AgentId
+    sessions: tuple[AdoptedSession, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SessionFailed:
     """An agent or a link failed a session; the request goes on elsewhere if that may help."""
 
@@ -255,7 +263,7 @@ class Tick:
 
 Event = (
     RequestArrived | RequestCancelled | RequestCompleted | StageReported | BatchFailed
-    | SessionRequested | SessionsClosed | SessionsHeld | SessionFailed
+    | SessionRequested | SessionsClosed | SessionsHeld | SessionsFound | SessionFailed
     | SessionsProgressed | LatencyRefitted | MoveWanted | SessionMoved | AgentDraining
     | BoundariesMeasured | CachesReported | AgentJoined | AgentLost | PlanActivated | Tick
 )  # fmt: skip
@@ -273,12 +281,15 @@ class BatchSlice:
 
 @dataclass(frozen=True, slots=True)
 class PlannedHop:
-    """One hop of a dispatched batch and its device reservation."""
+    """One hop of a dispatched batch and what is reserved for it."""
 
     agent: AgentId
     partition: PartitionKey
     start_ns: Nanoseconds
     duration_ns: Nanoseconds
+    transfer_start_ns: Nanoseconds = 0
+    transfer_ns: Nanoseconds = 0
+    """Of the transfer into it, on the links of both servers; 0 if nothing is booked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,22 +129,27 @@ class Ledger:
         if agents:
             self.commands.append(CancelBatch(batch.batch_id, agents))
 
-    def retry(self, batch: Batch, failed: AgentId | None) -> None:
-        """Ends a batch that failed and puts its rows back."""
+    def retry(self, batch: Batch, failed: AgentId | None, *, late: bool = False) -> None:
+        """Ends a batch that failed, or is only `late`, and puts its rows back."""
         self.cancel_on_agents(batch, failed)
         rows = self.tracker.remove_batch(batch)
         self.book.release(batch.batch_id)
-        self.again(rows)
+        self.again(rows, late=late)
 
-    def again(self, rows: list[Rows]) -> None:
-        """Puts rows back into the queue, as often as is allowed."""
+    def again(self, rows: list[Rows], *, late: bool = False) -> None:
+        """Puts rows back into the queue; those that were lost, as often as is allowed.
+
+        Being late does not count as being lost: an agent that went silent is known to be lost
+        only later, and all attempts before that may have gone to it.
+        """
         for part in rows:
             request = part.request
             part.attempt += 1
+            part.lost += not late
             if self.tracker.requests.get(request.request_id) is not request:
                 continue  # answered a moment ago, for other rows
-            if part.attempt >= self.config.max_attempts:
-                self.reject(request, PartitionLost.reason, f"lost {part.attempt} times")
+            if part.lost >= self.config.max_attempts:
+                self.reject(request, PartitionLost.reason, f"lost {part.lost} times")
             elif self.plan is not None and not self.routes.serves(request.model):
                 self.unserved(request)
             else:

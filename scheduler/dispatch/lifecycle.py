@@ -159,7 +159,7 @@ class Lifecycle(Ledger):
                 if any(part.attempt + 1 >= self.config.max_attempts for part in batch.rows):
                     self._wait_on(batch)
                 else:
-                    self.retry(batch, None)
+                    self.retry(batch, None, late=True)
         for request in self.tracker.due(self.now):
             last_moment = request.deadline + self.config.deadline_grace_ns
             if self.now >= last_moment:

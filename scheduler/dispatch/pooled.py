@@ -26,7 +26,7 @@ from scheduler.dispatch.events import (
 from scheduler.dispatch.lifecycle import Lifecycle
 from scheduler.dispatch.queue import ModelQueue
 from scheduler.dispatch.tracking import Batch
-from services.domain.ids import BatchId, ModelKey, Nanoseconds
+from services.domain.ids import BatchId, ModelKey, Nanoseconds, RequestId
 
 
 class PooledDispatcher:
@@ -106,6 +106,14 @@ class PooledDispatcher:
     def snapshot(self) -> list[Reservation]:
         """Returns every reservation."""
         return self._book.snapshot()
+
+    def open_requests(self) -> list[RequestId]:
+        """Returns the requests that wait or are on their way."""
+        return list(self._life.tracker.requests)
+
+    def followed(self) -> list[BatchId]:
+        """Returns the batches that requests wait for."""
+        return list(self._life.tracker.batches)
 
     def statistics(self) -> dict[str, int]:
         """Returns counters since the start (names in the plural) and present gauges.
@@ -190,9 +198,12 @@ class PooledDispatcher:
             slices.append(BatchSlice(part.request.request_id, part.first, part.count, batch_row))
             batch_row += part.count
         hops = tuple(
-            PlannedHop(step.member.agent, partition, step.start, step.compute_ns)
+            PlannedHop(
+                step.member.agent, partition, step.start, step.compute_ns,
+                step.transfer_start, step.transfer_ns,
+            )
             for step, partition in zip(steps, decision.route.partitions, strict=True)
-        )
+        )  # fmt: skip
         life.tracker.add_batch(Batch(batch_id, rows, tuple(hop.agent for hop in hops)))
         life.commands.append(DispatchBatch(batch_id, batch_row, tuple(slices), hops, finish))
         life.counters["dispatched_batches"] += 1

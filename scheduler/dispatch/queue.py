@@ -68,7 +68,7 @@ class ModelQueue:
                 at += 1
                 continue
             if rows.count > count:
-                part = Rows(rows.request, rows.first, count, rows.attempt)
+                part = Rows(rows.request, rows.first, count, rows.attempt, rows.lost)
                 rows.first += count
                 rows.count -= count
                 entries[at] = (_key(rows), rows)

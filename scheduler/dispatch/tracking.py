@@ -39,15 +39,21 @@ class Request:
 
 
 class Rows:
-    """Rows `[first, first + count)` of a request, dispatched `attempt` times before."""
+    """Rows `[first, first + count)` of a request, dispatched `attempt` times before.
 
-    __slots__ = ("attempt", "count", "first", "request")
+    Of these attempts `lost` were lost; the others were merely late, and given up.
+    """
 
-    def __init__(self, request: Request, first: int, count: int, attempt: int = 0) -> None:
+    __slots__ = ("attempt", "count", "first", "lost", "request")
+
+    def __init__(
+        self, request: Request, first: int, count: int, attempt: int = 0, lost: int = 0
+    ) -> None:
         self.request = request
         self.first = first
         self.count = count
         self.attempt = attempt
+        self.lost = lost
 
 
 class Batch:

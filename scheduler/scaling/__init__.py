@@ -13,7 +13,7 @@ from scheduler.scaling.autoscaling import ModelScaling
 from scheduler.scaling.demand import DemandPolicy, SessionDemand, SessionLoad
 from scheduler.scaling.rates import ArrivalRates
 from scheduler.scaling.replanning import Replanning, ReplanPolicy, Shares, objective_at
-from scheduler.scaling.retiring import Crew, agents_wanted, next_to_go
+from scheduler.scaling.retiring import Crew, agents_wanted, last_of_each, next_to_go
 from scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
 from scheduler.scaling.workers_line import Lengths, WorkersLine
 
@@ -32,6 +32,7 @@ __all__ = [
     "WorkerFacts",
     "WorkersLine",
     "agents_wanted",
+    "last_of_each",
     "next_to_go",
     "objective_at",
 ]

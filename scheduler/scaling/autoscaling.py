@@ -131,6 +131,11 @@ class ModelScaling:
         """Returns the share of the sessions finished lately that met their objectives."""
         return self._safety.recent.total(now).ratio
 
+    def attainment_of_any(self, now: Nanoseconds) -> float:
+        """Returns the same, -1 if none finished lately."""
+        recent = self._safety.recent.total(now)
+        return recent.ratio if recent.finished else -1.0
+
     def reclaimed(self) -> None:
         """A worker that was on its way out stays: nothing is learned of cold starts from it."""
         self._wished_ns = None

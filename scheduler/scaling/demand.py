@@ -83,6 +83,10 @@ class SessionDemand:
         self._planned_ns = now
         self._moved_ns = None
 
+    def planned_rate(self, model: ModelKey) -> float:
+        """Returns the sessions per second that were planned for last."""
+        return self._planned.get(model, self._policy.usual).rate_per_s
+
     def load(self, model: ModelKey, now: Nanoseconds) -> SessionLoad:
         """Returns what to compose for."""
         policy, usual = self._policy, self._policy.usual

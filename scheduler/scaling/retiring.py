@@ -80,6 +80,19 @@ def next_to_go(
     return max(able, key=lambda agent: (-tokens.get(agent, 0), _order(agent)), default=None)
 
 
+def last_of_each(agents: Iterable[AgentId]) -> frozenset[AgentId]:
+    """Returns the agents of the highest number among those with equal names otherwise.
+
+    Kubernetes takes the pods of a StatefulSet away in this order, whoever was drained.
+    """
+    last: dict[str, AgentId] = {}
+    for agent in agents:
+        stem, _, _ = agent.rpartition("-")
+        if stem not in last or _order(agent) > _order(last[stem]):
+            last[stem] = agent
+    return frozenset(last.values())
+
+
 def _order(agent: AgentId) -> tuple[int, str]:
     """Sorts agent-10 behind agent-9."""
     return len(agent), agent

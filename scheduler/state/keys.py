@@ -14,6 +14,7 @@ of a cluster contains a slash.
     catenary:{main}:measured          hash         "agent|name:version[a,b)" -> times per batch
                                                    ("link|source|target" -> bytes per second)
     catenary:{main}:agents            hash         agent -> device, server, state (JSON)
+    catenary:{main}:draining          hash         agent that is to go -> its incarnation
     catenary:{main}:peers             hash         agent or gateway -> where frames reach it (Peer)
     catenary:{main}:resources         hash         every resource that has a reservation table
     catenary:{main}:book:<resource>   hash         "batch:position" -> "start end expires done"
@@ -50,6 +51,7 @@ class Table(StrEnum):
     MEASURED = "measured"
     AGENTS = "agents"
     PEERS = "peers"
+    DRAINING = "draining"
     RESOURCES = "resources"
     BATCHES = "batches"
     SESSIONS = "sessions"

@@ -17,17 +17,24 @@ from scheduler.state.script import Script, pass_cancellation
 from services.domain.groups import EPOCH_STRIDE, next_epoch
 from services.domain.ids import Epoch
 
-# KEYS: lease, epoch. ARGV: token, ttl in ms, the least epoch to go beyond, stride, remainder.
-# Returns the new epoch, or 0 if somebody holds the lease: the next one that leaves the remainder.
-# Lua's remainder is never negative.
+# KEYS: lease, epoch. ARGV: token, ttl in ms, the least epoch to go beyond, stride, remainder, the
+# least epoch that must be known here. Returns the new epoch (the next one that leaves the
+# remainder; Lua's is never negative), 0 if somebody holds the lease, or -1 if too low an epoch is
+# known; then the epoch that was known, and how many ms the holder's lease has left.
 _ACQUIRE = Script("""
-if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-  return 0
+local found = tonumber(redis.call('GET', KEYS[2]) or '0')
+local left = redis.call('PTTL', KEYS[1])
+if left ~= -2 then
+  return {0, found, left}
 end
-local known = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), tonumber(ARGV[3]))
+if found < tonumber(ARGV[6]) then
+  return {-1, found, 0}
+end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+local known = math.max(found, tonumber(ARGV[3]))
 local epoch = known + 1 + (tonumber(ARGV[5]) - known - 1) % tonumber(ARGV[4])
 redis.call('SET', KEYS[2], string.format('%.0f', epoch))
-return epoch
+return {epoch, found, 0}
 """)
 
 # KEYS: lease, epoch. ARGV: token, ttl in ms, own epoch. Returns 1 if still ours and renewed.
@@ -44,6 +51,14 @@ _LOOK = Script("""
 return {
   redis.call('GET', KEYS[1]) or '', redis.call('PTTL', KEYS[1]), redis.call('GET', KEYS[2]) or ''
 }
+""")
+
+# KEYS: lease. ARGV: ttl in ms. Returns 1 if the lease outlasted any that was renewed and is gone.
+_BREAK = Script("""
+if redis.call('PTTL', KEYS[1]) > tonumber(ARGV[1]) then
+  return redis.call('DEL', KEYS[1])
+end
+return 0
 """)
 
 # KEYS: lease. ARGV: token.
@@ -74,6 +89,10 @@ class Lease:
         token: What the lease holds while this candidate leads; unique for this process start.
         epoch: The epoch of the last successful `try_acquire`, 0 before. Not cleared by a loss, so
             that a later acquisition is certain to go beyond it.
+        seen: The highest epoch Redis ever told this candidate, also while others led.
+        is_forgotten: True if Redis, when last asked, knew of no epoch as high as `seen`: it came
+            back without its data, or a replica was promoted that lacked the last writes.
+        left_s: How long the lease of another lasted at that time, unless it was renewed.
     """
 
     def __init__(self, redis: Redis, keys: Keys, token: str, ttl_s: float) -> None:
@@ -83,21 +102,29 @@ class Lease:
         self._stride = str(EPOCH_STRIDE if keys.groups > 1 else 1)
         self.token = token
         self.epoch = Epoch(0)
+        self.seen = 0
+        self.is_forgotten = False
+        self.left_s = 0.0
 
-    async def try_acquire(self, beyond: int = 0) -> bool:
+    async def try_acquire(self, beyond: int = 0, *, unless_forgotten: bool = False) -> bool:
         """Takes the lease if nobody holds it, with an epoch above `beyond` and every earlier one.
 
         `beyond` matters when Redis lost its last writes: an agent or this process may have seen a
-        higher epoch than Redis remembers.
+        higher epoch than Redis remembers. With `unless_forgotten` the lease is then left alone: it
+        is for the leader who has in memory what Redis forgot.
         """
-        floor = str(max(beyond, self.epoch))
+        floor = str(max(beyond, self.epoch, self.seen))
+        least = str(self.seen if unless_forgotten else 0)
         answer = await _ACQUIRE.run(
             self._redis,
             [self._keys.lease, self._keys.epoch],
-            [self.token, self._ttl_ms, floor, self._stride, str(self._keys.group)],
+            [self.token, self._ttl_ms, floor, self._stride, str(self._keys.group), least],
         )
-        epoch = _integer(answer)
-        if epoch:
+        epoch, found, left_ms = cast(tuple[int, int, int], answer)
+        self.left_s = max(0, left_ms) / 1000
+        self.is_forgotten = found < self.seen
+        self.seen = max(self.seen, epoch, found)
+        if epoch > 0:
             self.epoch = Epoch(epoch)
         return epoch > 0
 
@@ -123,6 +150,15 @@ class Lease:
             [self._keys.lease, self._keys.epoch],
             [self.token, self._ttl_ms, str(self.epoch)],
         )
+        return _integer(answer) == 1
+
+    async def break_frozen(self) -> bool:
+        """Ends the lease of another that lasts longer than any renewal would make it.
+
+        The caller must have seen that nobody renews it: Redis' clock was set back, and the lease
+        of a leader that is gone would last until the clock is where it was.
+        """
+        answer = await _BREAK.run(self._redis, [self._keys.lease], [str(2 * int(self._ttl_ms))])
         return _integer(answer) == 1
 
     async def release(self) -> None:

@@ -14,7 +14,7 @@ from scheduler.state.journal import Changes
 from scheduler.state.keys import Keys, Table, book_table
 from scheduler.state.lease import Lease
 from scheduler.state.script import Script, pass_cancellation
-from services.domain.ids import Nanoseconds, ResourceId
+from services.domain.ids import Epoch, Nanoseconds, ResourceId
 from services.errors import StaleEpoch
 
 _EVENTS_KEPT = 5_000
@@ -22,17 +22,27 @@ _FIXED = frozenset(Table)
 _FIELDS_PER_COMMAND = 1_000  # Lua's unpack takes a few thousand values at most
 
 # KEYS: lease, epoch, clock, then every key the commands touch.
-# ARGV: token, epoch, scheduler_ns, then the commands in JSON: name, key index, arguments. One long
-# argument costs both sides less than many short ones.
-# The clock pair is written by the same script, so that it is never older than the changes.
+# ARGV: token, epoch, scheduler_ns, the scheduler_ns of our batch before (empty: any will do), then
+# the commands in JSON: name, key index, arguments. One long argument costs both sides less than
+# many short ones. Returns 1 if applied, 0 if the lease is not ours, -1 if the batch before is not
+# here: this is a replica that was promoted without it.
+# The clock pair is written by the same script, so that it is never older than the changes; a batch
+# that was sent twice, because its answer was lost, is applied once.
 _APPLY = Script("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] or redis.call('GET', KEYS[2]) ~= ARGV[2] then
   return 0
 end
+local before = redis.call('HGET', KEYS[3], 'scheduler_ns')
+if before == ARGV[3] then
+  return 1
+end
+if ARGV[4] ~= '' and before ~= ARGV[4] then
+  return -1
+end
 local now = redis.call('TIME')
 local now_us = string.format('%.0f', tonumber(now[1]) * 1000000 + tonumber(now[2]))
 redis.call('HSET', KEYS[3], 'scheduler_ns', ARGV[3], 'redis_us', now_us, 'epoch', ARGV[2])
-for _, command in ipairs(cjson.decode(ARGV[4])) do
+for _, command in ipairs(cjson.decode(ARGV[5])) do
   redis.call(command[1], KEYS[command[2]], unpack(command, 3))
 end
 return 1
@@ -59,6 +69,10 @@ class StoredState:
     """Our own clock against Redis', taken when this was read."""
 
 
+class Behind(Exception):  # noqa: N818 - what happened
+    """Redis lacks what this leader wrote before; only a snapshot makes it right again."""
+
+
 class Store:
     """Reads and writes one cluster. Errors of the connection pass through as redis-py's."""
 
@@ -66,12 +80,15 @@ class Store:
         self._redis = redis
         self._keys = keys
         self._books: set[str] = set()  # reservation tables that exist, for a snapshot to replace
+        self._before = ""  # moment of the last batch that arrived, under this epoch
+        self._epoch = Epoch(0)
 
     async def apply(self, lease: Lease, changes: Changes) -> None:
         """Applies a batch if `lease` is still held with its epoch, all of it or nothing.
 
         Raises:
             StaleEpoch: the lease is gone or somebody else's.
+            Behind: an earlier batch of this leader is missing; never of a snapshot.
         """
         keys = [self._keys.lease, self._keys.epoch, self._keys.clock]
         places: dict[str, int] = {}
@@ -81,10 +98,17 @@ class Store:
                 keys.append(key)
                 places[key] = len(keys)  # Lua counts from 1
             commands.append([command, places[key], *arguments])
+        if lease.epoch != self._epoch:
+            self._epoch, self._before = lease.epoch, ""
         moment = str(time.monotonic_ns())
-        head = [lease.token, str(lease.epoch), moment, json.dumps(commands)]
-        if await _APPLY.run(self._redis, keys, head) != 1:
+        before = "" if changes.replace else self._before
+        head = [lease.token, str(lease.epoch), moment, before, json.dumps(commands)]
+        answer = await _APPLY.run(self._redis, keys, head)
+        if answer == -1:
+            raise Behind
+        if answer != 1:
             raise StaleEpoch(f"epoch {lease.epoch} no longer holds the lease")
+        self._before = moment
 
     def _commands(self, changes: Changes) -> Iterator[tuple[str, str, list[str]]]:
         if changes.replace:

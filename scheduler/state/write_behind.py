@@ -16,10 +16,11 @@ from redis.exceptions import RedisError
 from scheduler.state.journal import Changes, Journal
 from scheduler.state.lease import Lease
 from scheduler.state.script import pass_cancellation
-from scheduler.state.store import Store
+from scheduler.state.store import Behind, Store
 from services.domain.ids import Epoch
 from services.errors import StaleEpoch
 from services.log import get_logger
+from services.redis_client import problem_of
 
 _REDIS_FAILURES = (RedisError, OSError, TimeoutError)
 _log = get_logger(__name__)
@@ -47,13 +48,16 @@ class Sources:
     """Returns the whole state of this very moment, with `replace` set."""
     epoch_raised: Callable[[Epoch], None]
     """Called when the lease had to be taken again and orders must carry a higher epoch."""
+    failed: Callable[[str], None] = lambda _kind: None
+    """Called with a word for what went wrong (`services.redis_client.problem_of`)."""
 
 
 class WriteBehind:
     """One leader's line to Redis.
 
     Attributes:
-        connected: False while Redis does not answer.
+        connected: False while Redis does not answer, or takes no writes.
+        problem: Why, in one line; empty while it does.
     """
 
     def __init__(
@@ -68,15 +72,22 @@ class WriteBehind:
         self._renew_at = 0.0
         self._beyond = 0
         self._backoff_s = 0.0
+        self._kind = ""
         self.connected = True
+        self.problem = ""
 
     def touch(self) -> None:
         """Says that something changed; it is written within a flush interval or two."""
         self._work.set()
 
-    def go_beyond(self, epoch: int) -> None:
-        """Makes the epoch exceed one that an agent obeys: Redis must have lost its last writes."""
-        if epoch > self._lease.epoch:
+    def go_beyond(self, epoch: int, *, shared: bool = False) -> None:
+        """Makes the epoch exceed one that an agent obeys: Redis must have lost its last writes.
+
+        Args:
+            epoch: What the agent obeys.
+            shared: Another leader has it, even if it is ours too.
+        """
+        if epoch > self._lease.epoch or (shared and epoch == self._lease.epoch):
             self._beyond = max(self._beyond, epoch)
             self._work.set()
 
@@ -121,6 +132,7 @@ class WriteBehind:
         if not self.connected:
             _log.info("redis_connected", epoch=self._lease.epoch)
         self.connected = True
+        self.problem = self._kind = ""
         self._backoff_s = 0.0
 
     async def _write(self) -> None:
@@ -135,6 +147,10 @@ class WriteBehind:
         except StaleEpoch:
             journal.put_back(changes)
             await self._reacquire()
+        except Behind:
+            _log.warning("redis_behind", epoch=self._lease.epoch)
+            journal.require_snapshot()
+            self._work.set()
         except BaseException:
             journal.put_back(changes)
             raise
@@ -161,9 +177,12 @@ class WriteBehind:
         return await self._reacquire()
 
     async def _back_off(self, failure: BaseException) -> None:
-        if self.connected:
-            _log.warning("redis_lost", error=repr(failure))
+        kind, self.problem = problem_of(failure)
+        if kind != self._kind:  # once for each: an outage may last, and disks fill up with logs too
+            _log.warning("redis_lost", reason=kind, error=self.problem)
+        self._kind = kind
         self.connected = False
+        self._sources.failed(kind)
         self._sources.collect()  # keeps the dispatcher's own list short
         self._backoff_s = min(self._rhythm.longest_backoff_s, max(0.02, self._backoff_s * 2))
         await asyncio.sleep(self._backoff_s)

@@ -14,7 +14,13 @@ from scheduler.dispatch.chained.policies import policy_factory
 from scheduler.dispatch.chained.policy import PolicyFactory, RandomBelow
 from scheduler.dispatch.chained.resettling import resettle
 from scheduler.dispatch.chained.tracking import Ticket
-from scheduler.dispatch.chained.views import SessionView, view_of, views_of
+from scheduler.dispatch.chained.views import (
+    SessionClaim,
+    SessionView,
+    claims_of,
+    view_of,
+    views_of,
+)
 from scheduler.dispatch.events import (
     AgentDraining,
     AgentJoined,
@@ -32,6 +38,7 @@ from scheduler.dispatch.events import (
     SessionMoved,
     SessionRequested,
     SessionsClosed,
+    SessionsFound,
     SessionsHeld,
     SessionsProgressed,
     Tick,
@@ -107,6 +114,8 @@ class ChainedDispatcher:
                 life.agent_draining(event)
             case SessionsHeld():
                 life.sessions_held(event)
+            case SessionsFound():
+                life.sessions_found(event)
             case SessionsProgressed():
                 life.progressed(event)
             case LatencyRefitted():
@@ -204,6 +213,14 @@ class ChainedDispatcher:
         """Returns a session by its id, as long as it is that of a request."""
         known = self._life.sessions.get(session)
         return view_of(known, known.ticket) if known is not None and known.ticket else None
+
+    def claims(self) -> list[SessionClaim]:
+        """Returns every session with what is booked for it and why, by id."""
+        return claims_of(self._life)
+
+    def open_requests(self) -> list[RequestId]:
+        """Returns the requests that wait or have a session."""
+        return list(self._life.tickets)
 
     def move_failure(self, session: SessionId) -> str:
         """Returns why a session did not become this one, if that was a while ago at most."""

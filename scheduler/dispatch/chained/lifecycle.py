@@ -18,6 +18,7 @@ from scheduler.dispatch.events import (
     SessionFailed,
     SessionRequested,
     SessionsClosed,
+    SessionsFound,
     SessionsHeld,
     SessionsProgressed,
 )
@@ -210,6 +211,11 @@ class ChainLifecycle(ChainOverflow):
         self.lost(agent, gone)
         for each in event.sessions:
             self.found(agent, each)
+
+    def sessions_found(self, event: SessionsFound) -> None:
+        """An agent holds sessions the book knows nothing of, or not as much as there is."""
+        for each in event.sessions:
+            self.found(event.agent, each)
 
     def plan_activated(self, event: PlanActivated) -> None:
         """Sessions go on where they are; who waits is served by the new chains."""

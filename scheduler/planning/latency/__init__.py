@@ -27,7 +27,7 @@ from scheduler.planning.latency.fitting import (
 )
 from scheduler.planning.latency.hops import HopCost, cache_line, chain_lines
 from scheduler.planning.latency.intervals import Interval
-from scheduler.planning.latency.observed import Observed, WorkDone, moved
+from scheduler.planning.latency.observed import Observed, WorkDone, expected_work_ns, moved
 from scheduler.planning.latency.refit import Refit, RefitPolicy
 from scheduler.planning.latency.shape import (
     DeviceShape,
@@ -57,6 +57,7 @@ __all__ = [
     "best_shape",
     "cache_line",
     "chain_lines",
+    "expected_work_ns",
     "fit_cache",
     "fit_compute",
     "fit_decode",

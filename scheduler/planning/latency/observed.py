@@ -108,19 +108,11 @@ class Observed:
         return True
 
     def _note_errors(self, work: WorkDone) -> None:
-        cost = self.cost
         if work.prefill_tokens > 0 and work.prefill_ns > 0:
-            predicted = cost.prefill(work.prefill_tokens, work.prefill_chunks)
+            predicted = self.cost.prefill(work.prefill_tokens, work.prefill_chunks)
             self.prefill_errors.add(work.prefill_ns, predicted)
-        context, rows, steps = work.shared
         if work.decode_steps > 0 and work.decode_ns > 0:
-            line_ns = (
-                steps * cost.decode_ns
-                + rows * cost.decode_session_ns
-                + context * cost.decode_context_token_ns
-            )
-            lone_ns = cost.decode(1, work.lone_context_tokens / max(1, work.lone_steps))
-            self.decode_errors.add(work.decode_ns, line_ns + work.lone_steps * lone_ns)
+            self.decode_errors.add(work.decode_ns, _decode_ns(self.cost, work))
 
     def _refitted(self) -> GenerationCost:
         k1, c1 = (float(each) for each in self.prefill.coefficients)
@@ -139,6 +131,23 @@ class Observed:
         before = replace(self.measured, prefill_floor_ns=0).prefill(chunk)
         pace = cost.prefill(chunk) / before if before > 0 else 1.0
         return replace(cost, prefill_floor_ns=round(self.measured.prefill_floor_ns * pace))
+
+
+def expected_work_ns(cost: GenerationCost, work: WorkDone) -> float:
+    """Returns how long the work of a report takes by a cost."""
+    prompts_ns = cost.prefill(work.prefill_tokens, work.prefill_chunks)
+    return _decode_ns(cost, work) + (prompts_ns if work.prefill_tokens > 0 else 0.0)
+
+
+def _decode_ns(cost: GenerationCost, work: WorkDone) -> float:
+    context, rows, steps = work.shared
+    line_ns = (
+        steps * cost.decode_ns
+        + rows * cost.decode_session_ns
+        + context * cost.decode_context_token_ns
+    )
+    lone_ns = cost.decode(1, work.lone_context_tokens / max(1, work.lone_steps))
+    return line_ns + work.lone_steps * lone_ns
 
 
 def moved(before: GenerationCost, now: GenerationCost, ratio: float = WORTH_TELLING) -> bool:

@@ -1,0 +1,90 @@
+"""Which agents are to go, over changes of leader.
+
+The marks are in Redis; an agent that is about to stop also says so itself. What a predecessor
+marked is drained here as soon as the plan that was in force goes on: then its sessions have been
+found, and move away as they would have before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from scheduler import targets
+from scheduler.draining import is_idle
+from scheduler.roster import AgentRecord
+from services.domain.ids import AgentId
+from services.log import get_logger
+
+if TYPE_CHECKING:
+    from scheduler.term import Term
+
+_log = get_logger(__name__)
+
+
+class DrainMarks:
+    """The marks of one term: its own are in the roster, a predecessor's wait here."""
+
+    def __init__(self, term: Term) -> None:
+        self._term = term
+        self._waiting: dict[AgentId, int] = {}
+        """Incarnation, by agent: a process that was started since is not meant."""
+        self._going: set[AgentId] = set()
+        """Drained again here; whoever waited for that waited for the predecessor."""
+
+    def restore(self, records: Mapping[str, str]) -> None:
+        """Takes over what a predecessor marked."""
+        for agent, incarnation in records.items():
+            if incarnation.isdecimal():
+                self._waiting[AgentId(agent)] = int(incarnation)
+
+    def records(self) -> dict[str, str | None]:
+        """Returns what the next leader is to know."""
+        marked: dict[str, str | None] = {
+            agent: str(incarnation) for agent, incarnation in self._waiting.items()
+        }
+        for agent, record in self._term.cluster.roster.items():
+            if record.draining:
+                marked[agent] = str(record.incarnation)
+        return marked
+
+    def arrived(self, record: AgentRecord, *, says_so: bool) -> None:
+        """An agent said hello, perhaps that it is about to stop."""
+        agent = record.agent.agent_id
+        before = self._term.cluster.roster.get(agent)
+        is_same = before is not None and before.incarnation == record.incarnation
+        if says_so or (before is not None and is_same and before.draining):
+            self._waiting[agent] = record.incarnation
+        elif self._waiting.get(agent, record.incarnation) != record.incarnation:
+            del self._waiting[agent]
+
+    def taken_back(self, agent: AgentId) -> None:
+        """An agent is to stay after all."""
+        self._waiting.pop(agent, None)
+
+    def due(self) -> list[AgentId]:
+        """Returns the agents that can be drained now, and are not waited with any more."""
+        found = [agent for agent in self._waiting if self._is_due(agent)]
+        for agent in found:
+            del self._waiting[agent]
+            self._going.add(agent)
+            _log.info("draining_goes_on", agent=agent)
+        return found
+
+    def done(self) -> list[AgentId]:
+        """Returns those of them that have nothing left to do now, each once."""
+        roster = self._term.cluster.roster
+        self._going = {agent for agent in self._going if agent in roster and roster[agent].draining}
+        found = [agent for agent in self._going if is_idle(self._term, agent)]
+        self._going.difference_update(found)
+        return found
+
+    def _is_due(self, agent: AgentId) -> bool:
+        cluster = self._term.cluster
+        record = cluster.roster.get(agent)
+        if record is None or record.session is None:
+            return False
+        placement = cluster.restored[0] if cluster.restored is not None else None
+        if placement is None and cluster.active is not None:
+            placement = cluster.active.placement
+        return record.joined or placement is None or agent not in targets.agents_of(placement)
