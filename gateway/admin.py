@@ -1,4 +1,4 @@
-"""The Admin service: traces are answered here, everything else by the scheduler that leads."""
+"""The Admin service: what gateways know is answered here, the rest by the scheduler that leads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ import grpc.aio
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from gateway.bookkeeping import Bookkeeping
+from gateway.doors import on_behalf_of, passed_on
 from gateway.grpc_calls import answered, metadata_of
+from gateway.local_answers import (
+    RunningRequests,
+    add_attainment,
+    name_requests,
+    recent_requests,
+)
 from gateway.waterfall import trace_of
 from services.domain.groups import GROUP_METADATA
 from services.error_tables import abort, error_of_exception
 from services.errors import InvalidInput, Unavailable
-from services.security.keys import SCOPE_ADMIN, ApiKeys
+from services.security.keys import SCOPE_ADMIN, SCOPE_VIEW, ApiKeys
 
 DEFAULT_TIMEOUT_S = 30.0
 LONGEST_TIMEOUT_S = 600.0
 """Deployments and drains take minutes."""
+_VIEWS = frozenset({"GetStatus", "GetPlan", "ListSessions", "GetTimelines"})
+"""What only looks."""
 _RETRY_NS = 1_000_000_000
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -35,18 +44,6 @@ class HasChannel(Protocol):
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Goes with every call."""
-        ...
-
-
-class RunningRequests(Protocol):
-    """What is needed of `SessionPlane`."""
-
-    def request_id(self, number: int) -> str:
-        """Returns the id of an unanswered request by its number; empty if there is none."""
-        ...
-
-    def session_id(self, request_id: str) -> int | None:
-        """Returns the session that generates for a request; None if none does."""
         ...
 
 
@@ -70,7 +67,7 @@ class SchedulerAdmin:
             raise Unavailable("no scheduler is connected", retry_after_ns=_RETRY_NS)
         rpc = getattr(admin_pb2_grpc.AdminStub(channel), method)
         limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else min(timeout_s, LONGEST_TIMEOUT_S)
-        return await rpc(request, timeout=limit_s, metadata=self._link.metadata or None)
+        return await rpc(request, timeout=limit_s, metadata=passed_on(self._link.metadata))
 
     def watch_scaling(
         self, request: admin_pb2.WatchScalingRequest
@@ -88,7 +85,7 @@ class SchedulerAdmin:
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """Needs the scope `admin` if keys are configured."""
+    """Needs the scope `admin` if keys are configured; to look only, `view` is enough."""
 
     def __init__(
         self,
@@ -106,8 +103,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetStatus(  # noqa: N802 - named by the protocol, like all below
         self, request: admin_pb2.GetStatusRequest, context: Context
     ) -> admin_pb2.GetStatusResponse:
-        """The cluster as the scheduler sees it."""
+        """The cluster as the scheduler sees it, and what became of requests to this gateway."""
         answer: admin_pb2.GetStatusResponse = await self._forward("GetStatus", request, context)
+        add_attainment(answer, self._books.outcomes)
         return answer
 
     @answered
@@ -158,9 +156,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         answer: admin_pb2.ListSessionsResponse = await self._forward(
             "ListSessions", request, context
         )
-        for session in answer.sessions:
-            if session.gateway_id == self._books.gateway_id:
-                session.request_id = self._requests.request_id(session.request_number)
+        name_requests(answer, self._books.gateway_id, self._requests)
         return answer
 
     @answered
@@ -184,18 +180,36 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.GetTraceRequest, context: Context
     ) -> admin_pb2.GetTraceResponse:
         """Where the time of one recent request of this gateway went."""
-        self._authorize(context)
+        self._authorize(context, SCOPE_VIEW)
         found = self._books.recent.find(request.request_id)
         if found is None:
             raise InvalidInput("request_id", "is not among the recent requests of this gateway")
         return trace_of(found, self._books.gateway_id)
+
+    @answered
+    async def GetTimelines(  # noqa: N802
+        self, request: admin_pb2.GetTimelinesRequest, context: Context
+    ) -> admin_pb2.GetTimelinesResponse:
+        """For what each device and link is reserved, and how it was really used."""
+        answer: admin_pb2.GetTimelinesResponse = await self._forward(
+            "GetTimelines", request, context
+        )
+        return answer
+
+    @answered
+    async def ListRequests(  # noqa: N802
+        self, request: admin_pb2.ListRequestsRequest, context: Context
+    ) -> admin_pb2.ListRequestsResponse:
+        """The recent requests of this gateway, newest first."""
+        self._authorize(context, SCOPE_VIEW)
+        return recent_requests(self._books.recent, request.limit)
 
     async def WatchScaling(  # noqa: N802
         self, request: admin_pb2.WatchScalingRequest, context: Context
     ) -> AsyncIterator[admin_pb2.ScalingAdvice]:
         """How many agents there should be, at once and whenever that changes."""
         try:
-            self._authorize(context)
+            self._authorize(context, SCOPE_VIEW)
             async for advice in self._scheduler.watch_scaling(request):
                 yield advice
         except Exception as error:
@@ -203,10 +217,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         await abort(context, Unavailable("the scheduler ended the stream"))
 
     async def _forward(self, method: str, request: Any, context: Context) -> Any:
-        self._authorize(context)
+        self._authorize(context, SCOPE_VIEW if method in _VIEWS else SCOPE_ADMIN)
         group = metadata_of(context).get(GROUP_METADATA)
         return await self._scheduler.call(method, request, context.time_remaining(), group)
 
-    def _authorize(self, context: Context) -> None:
+    def _authorize(self, context: Context, scope: str = SCOPE_ADMIN) -> None:
         presented = metadata_of(context).get("authorization")
-        self._keys.check(presented).require(SCOPE_ADMIN)
+        on_behalf_of.set(presented or "")
+        self._keys.check(presented).require(scope)

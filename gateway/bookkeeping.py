@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Histogram
 
 from gateway.generation.objectives import ObjectivesReport
 from gateway.generation.record import SessionRecord
+from gateway.outcomes import RecentOutcomes
 from gateway.recent_requests import FinishedRequest, RecentRequests
 from gateway.waterfall import bars_of
 from services.telemetry import names
@@ -14,6 +17,7 @@ from services.telemetry.metrics import Metrics
 from services.telemetry.tracing import AttributeValue, Tracer
 
 OK = "OK"
+_CANCELLED = "CANCELLED"
 _OVERLOADS = frozenset({"OVERLOADED", "SLO_UNATTAINABLE", "QUOTA_EXCEEDED", "UNAVAILABLE"})
 _OWN_BARS = "gateway."
 
@@ -24,6 +28,7 @@ class Bookkeeping:
     def __init__(self, gateway_id: str, metrics: Metrics, tracer: Tracer) -> None:
         self.gateway_id = gateway_id
         self.recent = RecentRequests()
+        self.outcomes = RecentOutcomes()
         self.metrics = metrics
         self.tracer = tracer
         # Looking up labels costs more than counting; models and outcomes are few.
@@ -43,11 +48,12 @@ class Bookkeeping:
         if durations is None:
             durations = self._durations[model] = metrics.request_seconds.labels(model)
         durations.observe(seconds)
-        if request.outcome != "CANCELLED":
-            met = request.outcome == OK and request.finished_ns <= deadline_ns
-            if request.session is not None:
-                met = met and request.session.objectives.met
+        met = request.outcome == OK and request.finished_ns <= deadline_ns
+        if request.session is not None:
+            met = met and request.session.objectives.met
+        if request.outcome != _CANCELLED:
             metrics.observe_slo(model, met)
+        self._remember(request, met)
         if request.arrival.trace.sampled and self.tracer.enabled:
             self._export(request)
 
@@ -76,6 +82,18 @@ class Bookkeeping:
     def refused(self, model: str, reason: str) -> None:
         """Counts a request that was turned away at the door."""
         self._count(model, reason)
+        if model:
+            self.outcomes.add_error(model, time.monotonic_ns(), reason, counts=False)
+
+    def _remember(self, request: FinishedRequest, met: bool) -> None:
+        now_ns, counts = request.finished_ns, request.outcome != _CANCELLED
+        if request.outcome != OK:
+            self.outcomes.add_error(request.model, now_ns, request.outcome, counts=counts)
+            return
+        duration_ns = now_ns - request.arrival.monotonic_ns
+        self.outcomes.add(
+            request.model, now_ns, met=met, duration_ns=duration_ns, rows=request.rows
+        )
 
     def _count(self, model: str, outcome: str) -> None:
         counter = self._counters.get((model, outcome))
@@ -103,7 +121,7 @@ class Bookkeeping:
         if session.completion_tokens > 1:
             each_s = session.objectives.per_token_ns / 1e9
             metrics.token_seconds.labels(*labels).observe(each_s)
-        if request.outcome != "CANCELLED":
+        if request.outcome != _CANCELLED:
             self._judge(model, session.objectives)
 
     def _judge(self, model: str, report: ObjectivesReport) -> None:

@@ -69,11 +69,16 @@ class DataPlane:
         self._idle = asyncio.Event()
         self._idle.set()
         self.results = ResultMerger(self._requests, self._attempts, self._complete, self._fail)
+        self.results.on_refused = books.metrics.frames_refused.labels("unplanned_sender").inc
 
     @property
     def unanswered(self) -> int:
         """Number of requests being worked on."""
         return len(self._requests)
+
+    def waits_for(self, now_ns: int) -> list[scheduler_pb2.UnansweredRequest]:
+        """Returns every unanswered request, for the scheduler's audit."""
+        return [scheduler_pb2.UnansweredRequest(request_id=number) for number in self._requests]
 
     async def infer(self, request: InferenceRequest, arrival: Arrival) -> InferenceResponse:
         """Returns the answer to a checked request.
@@ -116,6 +121,7 @@ class DataPlane:
             slices=delivery.slices_of(order),
             dispatched_ns=now_ns,
             expected_ns=now_ns + order.expected_after_ns,
+            agents=tuple(hop.agent_id for hop in order.route),
         )
         numbers = {piece.request_id for piece in attempt.slices} & self._requests.keys()
         attempt.waiting = len(numbers)
@@ -164,12 +170,7 @@ class DataPlane:
         await asyncio.gather(*deliveries, return_exceptions=True)
 
     def _submit(self, request: InferenceRequest, arrival: Arrival) -> PendingRequest:
-        slo_ns = request.terms.slo_ns
-        if arrival.budget_ns is not None:
-            slo_ns = arrival.budget_ns if slo_ns is None else min(slo_ns, arrival.budget_ns)
-        if slo_ns is None:
-            slo_ns = request.model.default_slo_ns or DEFAULT_SLO_NS
-        deadline_ns = arrival.monotonic_ns + min(slo_ns, LONGEST_BUDGET_NS)
+        deadline_ns = arrival.monotonic_ns + budget_of(request, arrival)
         number = next(self.numbers)
         future: asyncio.Future[tuple[Tensor, ...]] = asyncio.get_running_loop().create_future()
         pending = PendingRequest(number, request, arrival, deadline_ns, future)
@@ -253,3 +254,13 @@ class DataPlane:
         except Overloaded:
             # A scheduler that does not read is about to be lost; the next one is told anew.
             return
+
+
+def budget_of(request: InferenceRequest, arrival: Arrival) -> int:
+    """Returns the time from its arrival in which a request wants its answer, in nanoseconds."""
+    slo_ns = request.terms.slo_ns
+    if arrival.budget_ns is not None:
+        slo_ns = arrival.budget_ns if slo_ns is None else min(slo_ns, arrival.budget_ns)
+    if slo_ns is None:
+        slo_ns = request.model.default_slo_ns or DEFAULT_SLO_NS
+    return min(slo_ns, LONGEST_BUDGET_NS)

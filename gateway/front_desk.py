@@ -10,18 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gateway.admission import Admission, Lease
+from gateway.bookkeeping import OK
 from gateway.catalog import Catalog, Model
-from gateway.data_plane import DataPlane
+from gateway.data_plane import DataPlane, budget_of
 from gateway.generation.answer import Generation
 from gateway.generation.intake import request_of
 from gateway.generation.plane import SessionPlane
+from gateway.generation.plane import budget_of as generation_budget
 from gateway.generation.request import GenerationTerms, Prompt
 from gateway.generation.text_codec import TextCodecs
+from gateway.guard import Guard
 from gateway.inference import Arrival, InferenceRequest, InferenceResponse, Intake
 from gateway.readiness import Readiness
 from services.domain.sampling import SamplingParameters
 from services.error_tables import error_of_exception
-from services.errors import InvalidInput
+from services.errors import CatenaryError, InvalidInput, PayloadTooLarge
 from services.security.keys import SCOPE_INFER, ApiKeys, Principal
 from services.telemetry.tracing import Tracer
 
@@ -34,14 +37,29 @@ class Visit:
 
     model: Model
     lease: Lease
+    principal: Principal
     _plane: DataPlane
+    _guard: Guard
     handed_over: bool = False
     """True once the data plane counts it, whatever becomes of it."""
 
     async def infer(self, request: InferenceRequest, arrival: Arrival) -> InferenceResponse:
-        """Returns the data plane's answer."""
+        """Returns the data plane's answer.
+
+        Raises:
+            PermissionDenied: the request asks for a higher priority than its key may.
+            Overloaded: more is asked than can be answered in time.
+            CatenaryError: the data plane has no answer.
+        """
+        left_ns = arrival.monotonic_ns + budget_of(request, arrival) - time.monotonic_ns()
+        request, place = self._guard.admit_inference(self.principal, request, left_ns)
         self.handed_over = True
-        response = await self._plane.infer(request, arrival)
+        try:
+            response = await self._plane.infer(request, arrival)
+        except BaseException as exc:
+            place.failed(exc)
+            raise
+        place.answered()
         self.lease.admission.learn(time.monotonic_ns() - arrival.monotonic_ns)
         return response
 
@@ -51,8 +69,10 @@ class GeneratingVisit:
     """An admitted request for text on its way to the session plane."""
 
     model: Model
+    principal: Principal
     _sessions: SessionPlane
     _codecs: TextCodecs
+    _guard: Guard
     handed_over: bool = False
     """True once the session plane counts it, whatever becomes of it."""
 
@@ -69,12 +89,21 @@ class GeneratingVisit:
         Raises:
             InvalidInput: prompt or parameters do not fit the model.
             NoActivePlan: this gateway cannot read the model's tokenizer.
+            PermissionDenied: it asks for a higher priority than its key may.
+            QuotaExceeded: its key has not the tokens it may need.
+            Overloaded: more is asked than can be answered in time.
             CatenaryError: the session plane does not take it.
         """
         codec = await self._codecs.of(self.model.key)
         request = await request_of(self.model, codec, request_id, prompt, sampling, terms)
+        left_ns = arrival.monotonic_ns + generation_budget(request, arrival) - time.monotonic_ns()
+        request, watcher = self._guard.admit_generation(self.principal, request, left_ns)
         self.handed_over = True
-        return self._sessions.open(request, arrival)
+        try:
+            return self._sessions.open(request, arrival, watcher)
+        except CatenaryError as error:
+            watcher.ended(error, 0, 0)
+            raise
 
 
 @dataclass(slots=True)
@@ -90,6 +119,8 @@ class FrontDesk:
     tracer: Tracer
     sessions: SessionPlane
     codecs: TextCodecs
+    guard: Guard
+    max_prompt_bytes: int
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _start: str = field(default_factory=lambda: f"{random.getrandbits(32):08x}")
 
@@ -124,6 +155,7 @@ class FrontDesk:
             PermissionDenied: before anything is said about the model.
             ModelNotFound: no such model or version.
             NoActivePlan: it cannot be deployed.
+            QuotaExceeded: the key made as many requests as it may.
             Unavailable: no scheduler has said yet what is served, or this gateway is draining.
             PayloadTooLarge: more bytes than one request may have.
             Overloaded: too much is held already.
@@ -132,8 +164,10 @@ class FrontDesk:
         visit, label = None, ""
         try:
             principal.require(f"{SCOPE_INFER}:{name}")
+            self.guard.enter(principal)
             model = self.catalog.find_deployed(name, version)
             label = model.label
+            self.guard.precheck(principal, model)
             if model.generates:
                 raise InvalidInput(
                     "model_name",
@@ -141,16 +175,19 @@ class FrontDesk:
                     " /v1/chat/completions",
                 )
             with self.admission.admit(nbytes) as lease:
-                visit = Visit(model, lease, self.plane)
+                visit = Visit(model, lease, principal, self.plane, self.guard)
                 yield visit
+            self.guard.count(principal, OK)
         except Exception as exc:
+            error = error_of_exception(exc)
+            self.guard.refused(principal, error)
             if visit is None or not visit.handed_over:
-                self.plane.books.refused(label, error_of_exception(exc).reason)
+                self.plane.books.refused(label, error.reason)
             raise
 
     @contextmanager
     def admitted(self, nbytes: int) -> Iterator[Lease]:
-        """Takes room for a body that says only inside which model it is for.
+        """Takes room for a body that asks for text and says only inside of which model.
 
         Raises:
             Unavailable: this gateway is draining.
@@ -158,6 +195,10 @@ class FrontDesk:
             Overloaded: too much is held already.
         """
         try:
+            if nbytes > self.max_prompt_bytes:
+                raise PayloadTooLarge(
+                    f"the request has {nbytes} bytes; at most {self.max_prompt_bytes} are accepted"
+                )
             lease = self.admission.admit(nbytes)
         except Exception as exc:
             self.plane.books.refused("", error_of_exception(exc).reason)
@@ -180,15 +221,20 @@ class FrontDesk:
         visit, label = None, ""
         try:
             principal.require(f"{SCOPE_INFER}:{name}")
+            self.guard.enter(principal)
             model = self.catalog.find_deployed(name, version)
             label = model.label
+            self.guard.precheck(principal, model)
             if not model.generates:
                 raise InvalidInput("model", f"{name!r} does not generate text")
-            visit = GeneratingVisit(model, self.sessions, self.codecs)
+            visit = GeneratingVisit(model, principal, self.sessions, self.codecs, self.guard)
             yield visit
         except Exception as exc:
-            if visit is None or not visit.handed_over:
-                self.plane.books.refused(label, error_of_exception(exc).reason)
+            if visit is not None and visit.handed_over:
+                raise
+            error = error_of_exception(exc)
+            self.guard.refused(principal, error)
+            self.plane.books.refused(label, error.reason)
             raise
 
     def new_id(self) -> str:

@@ -102,7 +102,9 @@ def terms_of(request: generation_pb2.GenerateRequest) -> GenerationTerms:
         deadline_ns=min(request.deadline_ns, _LONGEST_NS) or None,
         time_to_first_token_ns=min(request.time_to_first_token_slo_ns, _LONGEST_NS) or None,
         time_per_output_token_ns=min(request.time_per_output_token_slo_ns, _LONGEST_NS) or None,
+        priority=request.priority,
         timed=request.timings,
+        generated=tuple(request.generated_token_ids),
     )
 
 
@@ -124,6 +126,7 @@ def _response_of(piece: Piece, generation: Generation, own_id: str) -> Response:
         text=piece.text,
         token_ids=piece.token_ids,
         finish_reason=piece.finish_reason,
+        generated_before=piece.generated_before,
         timings=[
             generation_pb2.TokenTiming(
                 token_id=each.token_id, since_previous_ns=each.since_previous_ns, hops=each.hops

@@ -86,16 +86,28 @@ def announced_size(request: web.Request, largest: int) -> int:
     return largest if compressed or length is None else length
 
 
-async def body_of(request: web.Request) -> bytes:
+async def body_of(request: web.Request, most_bytes: int | None = None) -> bytes:
     """Returns the body, decompressed.
 
+    Args:
+        request: Whose.
+        most_bytes: More is refused as soon as it is there; None: the limit of every request.
+
     Raises:
+        PayloadTooLarge: it has more than `most_bytes`.
         DeadlineExceeded: it came too slowly.
         InvalidInput: it is not compressed as announced.
     """
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await request.read()
+            if most_bytes is None:
+                return await request.read()
+            body = bytearray()
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > most_bytes:
+                    raise PayloadTooLarge(f"the body has more than {most_bytes} bytes")
+            return bytes(body)
     except TimeoutError:
         raise DeadlineExceeded(
             "the body did not arrive in time", details={"stage": "arrival"}

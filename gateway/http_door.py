@@ -7,27 +7,36 @@ import ssl
 from aiohttp import web
 
 from gateway import oip_http, openai_http
+from gateway.dashboard.api import Dashboard
 from gateway.front_desk import FrontDesk
 from gateway.http_calls import DESK, errors_as_json
+from gateway.http_connections import Connections
 from gateway.repository import Repository
 from services.errors import Unavailable
 
 _KEEPALIVE_S = 75.0
 _SHUTDOWN_S = 1.0
+_LONGEST_HEADER_BYTES = 8190
+_MOST_HEADERS = 100
 
 
 class HttpDoor:
     """Listens from `start` to `stop`."""
 
-    def __init__(self, desk: FrontDesk, repository: Repository) -> None:
+    def __init__(
+        self, desk: FrontDesk, repository: Repository, dashboard: Dashboard | None = None
+    ) -> None:
+        self._connections = Connections()
         app = web.Application(
-            middlewares=[errors_as_json],
+            middlewares=[self._connections.middleware, errors_as_json],
             # A body of exactly the largest size is fine; aiohttp's limit is exclusive.
             client_max_size=desk.admission.max_request_bytes + 1,
         )
         app[DESK] = desk
         app[oip_http.REPOSITORY] = repository
         app.add_routes([*oip_http.routes(), *openai_http.routes()])
+        if dashboard is not None:
+            dashboard.add_to(app)
         self._runner = web.AppRunner(
             app,
             # A client that goes away cancels its work.
@@ -35,6 +44,9 @@ class HttpDoor:
             access_log=None,
             keepalive_timeout=_KEEPALIVE_S,
             shutdown_timeout=_SHUTDOWN_S,
+            max_line_size=_LONGEST_HEADER_BYTES,
+            max_field_size=_LONGEST_HEADER_BYTES,
+            max_headers=_MOST_HEADERS,
         )
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
@@ -44,6 +56,8 @@ class HttpDoor:
             Unavailable: the address is taken or not ours.
         """
         await self._runner.setup()
+        assert self._runner.server is not None
+        self._connections.start(self._runner.server)
         site = web.TCPSite(self._runner, host, port, ssl_context=tls)
         try:
             await site.start()
@@ -53,4 +67,5 @@ class HttpDoor:
 
     async def stop(self) -> None:
         """Closes every connection."""
+        await self._connections.stop()
         await self._runner.cleanup()

@@ -10,6 +10,7 @@ import grpc.aio
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from gateway import oip_proto
+from gateway.doors import on_behalf_of
 from gateway.front_desk import FrontDesk
 from gateway.grpc_calls import answered, metadata_of
 from gateway.inference import Arrival
@@ -93,13 +94,14 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> None:
         """Many inferences on one stream; answers in the order of the requests."""
         metadata = metadata_of(context)
-        principal = self._desk.identify(metadata.get("authorization"))
+        self._identify(context)
 
         async def answer(request: oip.ModelInferRequest) -> oip.ModelStreamInferResponse:
             arrival = self._desk.arrive(
                 STREAM_INFER, metadata.get("traceparent"), context.time_remaining()
             )
-            return await self._infer_in_stream(request, arrival, principal)
+            # Anew each time: a key that was revoked is refused on streams it opened before, too.
+            return await self._infer_in_stream(request, arrival, metadata.get("authorization"))
 
         await answer_in_order(request_iterator, answer, context.write, self._max_stream_requests)
 
@@ -120,6 +122,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.RepositoryModelLoadResponse:
         """Has the scheduler deploy a model."""
         self._identify(context).require(SCOPE_ADMIN)
+        on_behalf_of.set(metadata_of(context).get("authorization") or "")
         await self._repository.load(request.model_name, context.time_remaining())
         return oip.RepositoryModelLoadResponse()
 
@@ -145,10 +148,11 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
             return oip_proto.response_of(response, form, request.outputs)
 
     async def _infer_in_stream(
-        self, message: oip.ModelInferRequest, arrival: Arrival, principal: Principal
+        self, message: oip.ModelInferRequest, arrival: Arrival, presented: str | None
     ) -> oip.ModelStreamInferResponse:
         answer = oip.ModelStreamInferResponse()
         try:
+            principal = self._desk.identify(presented)
             answer.infer_response.CopyFrom(await self._infer(message, arrival, principal))
         except Exception as exc:
             error = error_of_exception(exc)

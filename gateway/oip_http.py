@@ -21,6 +21,7 @@ from services.errors import InvalidInput
 JSON_SIZE = "Inference-Header-Content-Length"
 
 REPOSITORY: web.AppKey[Repository] = web.AppKey("repository", Repository)
+_INDEX_BYTES = 64 * 1024
 _INFER_ROUTE = "/v2/models/{model}/infer"
 
 
@@ -81,10 +82,10 @@ async def _model_ready(request: web.Request) -> web.Response:
 
 async def _repository_index(request: web.Request) -> web.Response:
     request.app[DESK].identify(bearer(request))
-    body = await request.read()
+    body = await body_of(request, _INDEX_BYTES)
     try:
         wanted = json.loads(body) if body else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidInput("body", "is not JSON") from None
     ready_only = isinstance(wanted, dict) and wanted.get("ready") is True
     index = request.app[REPOSITORY].index(ready_only=ready_only)

@@ -13,7 +13,7 @@ from gateway import json_tensors, raw_tensors
 from gateway.catalog import Model
 from gateway.inference import InferenceRequest, InferenceResponse, Intake, OutputForm, Tensor
 from gateway.parameters import terms_of
-from gateway.validation import Declared, check_inputs, check_outputs
+from gateway.validation import Declared, check_id, check_inputs, check_outputs
 from services.errors import InvalidInput
 
 Document = dict[str, object]
@@ -47,7 +47,7 @@ def request_of(
     parameters = _mapping(document, "parameters", "parameters")
     request = InferenceRequest(
         model=model,
-        id=_text(document, "id", "", default="") or intake.default_id,
+        id=check_id(_text(document, "id", "", default="")) or intake.default_id,
         inputs={spec.name: given[spec.name] for spec in model.inputs},
         rows=rows,
         outputs=wanted,

@@ -9,7 +9,7 @@ from gateway import raw_tensors, typed_contents
 from gateway.catalog import Model
 from gateway.inference import InferenceRequest, InferenceResponse, Intake, OutputForm, Tensor
 from gateway.parameters import terms_of
-from gateway.validation import Declared, check_inputs, check_outputs
+from gateway.validation import Declared, check_id, check_inputs, check_outputs
 from services.errors import InvalidInput
 
 
@@ -31,7 +31,7 @@ def request_of(
     given = _raw_inputs(message, declared) if raw else _typed_inputs(message, declared)
     request = InferenceRequest(
         model=model,
-        id=message.id or intake.default_id,
+        id=check_id(message.id) or intake.default_id,
         inputs={spec.name: given[spec.name] for spec in model.inputs},
         rows=rows,
         outputs=check_outputs(model, [output.name for output in message.outputs]),

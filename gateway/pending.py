@@ -34,6 +34,8 @@ class Attempt:
     dispatched_ns: int
     expected_ns: int
     """When the scheduler expects the last hop to be done."""
+    agents: tuple[str, ...] = ()
+    """Of the route: the last one brings the result, any of them may tell of a failure."""
     waiting: int = 0
     """Requests of this gateway that still count on it."""
     push_ns: int = 0

@@ -14,20 +14,27 @@ from catenary_protos.catenary.v1 import (
     generation_pb2,
     generation_pb2_grpc,
 )
+from catenary_protos.externalscaler import externalscaler_pb2, externalscaler_pb2_grpc
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from gateway.admin import AdminService
 from gateway.admission import Admission
 from gateway.bookkeeping import Bookkeeping
 from gateway.catalog import Catalog
+from gateway.dashboard.api import Dashboard
 from gateway.data_plane import DataPlane
+from gateway.doors import admin_security, door_security
+from gateway.external_scaler import ExternalScaler
+from gateway.fairness.door import FairDoor
 from gateway.front_desk import FrontDesk
 from gateway.generation.plane import SessionPlane
 from gateway.generation.text_codec import TextCodecs
 from gateway.generation_grpc import GenerationService
 from gateway.groups.schedulers import Schedulers
+from gateway.guard import Guard
 from gateway.http_door import HttpDoor
 from gateway.oip_grpc import InferenceService
+from gateway.quotas import Quotas
 from gateway.readiness import Readiness
 from gateway.repository import Repository
 from gateway.scaling_gauges import ScalingGauges
@@ -36,7 +43,10 @@ from gateway.settings import GatewaySettings
 from services.errors import Unavailable
 from services.grpc_kit import HealthSwitch, bind, create_server, enable_health_and_reflection
 from services.log import get_logger
+from services.probes import Probes
+from services.security.identity import Role
 from services.security.keys import ApiKeys
+from services.security.own_certificate import OwnCertificate
 from services.security.tls import ClientSecurity, ServerSecurity
 from services.telemetry.metrics import Metrics, start_metrics_server
 from services.telemetry.tracing import Tracer
@@ -58,12 +68,16 @@ class GatewayProcess:
         self.settings = settings
         self.name = settings.gateway_id
         client_security = ClientSecurity.from_settings(settings)
+        self._certificate = OwnCertificate(settings, Role.GATEWAY, settings.gateway_id)
         self._metrics = Metrics()
         self._tracer = Tracer(
             "catenary-gateway", self.name, otlp_endpoint=settings.otlp_endpoint,
             sample_ratio=settings.trace_sample_ratio, exporter=exporter,
         )  # fmt: skip
-        self._hub = TransportHub(self.name, _transport_settings(settings))
+        self._hub = TransportHub(
+            self.name, _transport_settings(settings),
+            lambda why: self._metrics.frames_refused.labels(why).inc(),
+        )  # fmt: skip
         self._keys = ApiKeys.load(settings.api_keys_file)
         self._catalog = Catalog()
         self._readiness = Readiness(self._catalog, settings.unavailable_grace_s)
@@ -82,17 +96,30 @@ class GatewayProcess:
             settings.max_request_bytes,
         )
         self._codecs = TextCodecs(settings.model_repository)
+        self._guard = Guard(
+            Quotas(), FairDoor(enabled=settings.fair_share), self._metrics,
+            int(settings.first_token_patience_s * 1e9),
+        )  # fmt: skip
         self._desk = FrontDesk(
             self.name, self._catalog, self._plane, self._admission, self._keys, self._readiness,
-            self._tracer, self._sessions, self._codecs,
+            self._tracer, self._sessions, self._codecs, self._guard,
+            min(settings.max_prompt_bytes, settings.max_request_bytes),
         )  # fmt: skip
         self._repository = Repository(self._catalog, scheduler_admin)
         self._admin_service = AdminService(self._keys, scheduler_admin, books, self._sessions)
-        self._http = HttpDoor(self._desk, self._repository)
+        dashboard = None
+        if settings.dashboard:
+            is_open = settings.insecure or settings.doors_insecure
+            dashboard = Dashboard(self._desk, scheduler_admin, is_open=is_open)
+        self._http = HttpDoor(self._desk, self._repository, dashboard)
         self._servers: list[grpc.aio.Server] = []
         self._health: list[HealthSwitch] = []
+        self._scaler = ExternalScaler(self._keys, scheduler_admin)
+        self._probes = Probes()
+        self.health_port: int | None = None
         self._gauges = ScalingGauges(scheduler_admin, self._metrics)
         self._stop_metrics = _nothing
+        self._keys_watch: asyncio.Task[None] | None = None
         self.grpc_port = self.http_port = self.admin_port = 0
         self.metrics_port: int | None = None
 
@@ -104,7 +131,11 @@ class GatewayProcess:
         """
         settings = self.settings
         await self._hub.start(self._plane.frame)
+        self._certificate.start(self._metrics)
         self._watch_load()
+        self._keys_watch = asyncio.create_task(self._guard.watch(self._keys))
+        if settings.health_port is not None:
+            self.health_port = await self._probes.start(settings.health_host, settings.health_port)
         if settings.metrics_port is not None:
             self.metrics_port, self._stop_metrics = start_metrics_server(
                 settings.metrics_host, settings.metrics_port, self._metrics.registry
@@ -112,13 +143,15 @@ class GatewayProcess:
             self._gauges.start()
         await self._open_inference()
         await self._open_admin()
-        tls = ServerSecurity.from_settings(settings, mutual=False).ssl_context()
+        tls = door_security(settings).ssl_context()
         self.http_port = await self._http.start(settings.host, settings.http_port, tls)
         self._readiness.watch = self._switch_health
+        self._readiness.reconnected = self._guard.fair.interrupted
         planes = (self._plane, self._sessions)
         listener = Listener(
             self.name, planes, self._catalog, self._codecs, self._readiness, self._hub
         )
+        listener.told_gateways = self._guard.quotas.divide
         self._schedulers.start(listener, planes)
         _log.info("doors_open", grpc=self.grpc_port, http=self.http_port, admin=self.admin_port)
 
@@ -151,22 +184,27 @@ class GatewayProcess:
         """Ends what is unanswered and closes everything."""
         self._readiness.drain()
         self._admission.draining = True
+        if self._keys_watch is not None:
+            self._keys_watch.cancel()
+            await asyncio.gather(self._keys_watch, return_exceptions=True)
         stopped = Unavailable("the gateway stopped", retry_after_ns=_RETRY_NS)
         await self._plane.close(stopped)
         await self._sessions.close(stopped)
+        await self._probes.stop()
         for health in self._health:
             await health.shutdown()
         await asyncio.gather(*(server.stop(_STOP_GRACE_S) for server in self._servers))
         await self._http.stop()
         await self._schedulers.stop()
         await self._hub.close()
+        await self._certificate.close()
         await asyncio.to_thread(self._tracer.shutdown)
         await self._gauges.close()
         await asyncio.to_thread(self._stop_metrics)
 
     async def _open_inference(self) -> None:
         settings = self.settings
-        security = ServerSecurity.from_settings(settings, mutual=False)
+        security = door_security(settings)
         limit = settings.max_request_bytes + _MESSAGE_SLACK_BYTES
         server = create_server(security, max_message_bytes=limit)
         service = InferenceService(self._desk, self._repository, settings.max_stream_requests)
@@ -183,11 +221,14 @@ class GatewayProcess:
 
     async def _open_admin(self) -> None:
         settings = self.settings
-        # Without keys only a certificate can tell an operator from anyone else.
-        security = ServerSecurity.from_settings(settings, mutual=not self._keys.enabled)
-        server = create_server(security)
+        security, guard = admin_security(settings, has_keys=self._keys.enabled)
+        server = create_server(security, guard=guard)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, server)
-        described = (admin_pb2.DESCRIPTOR.services_by_name["Admin"],)
+        externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self._scaler, server)
+        described = (
+            admin_pb2.DESCRIPTOR.services_by_name["Admin"],
+            externalscaler_pb2.DESCRIPTOR.services_by_name["ExternalScaler"],
+        )
         self._health.append(enable_health_and_reflection(server, described))
         self._servers.append(server)
         self.admin_port = bind(server, settings.host, settings.admin_port, security)
@@ -207,6 +248,7 @@ class GatewayProcess:
     def _switch_health(self, ready: bool) -> None:
         for health in self._health:
             health.set_serving(ready)
+        self._probes.set_ready(ready)
         _log.info("ready" if ready else "not_ready")
 
 

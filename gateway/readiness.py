@@ -25,6 +25,8 @@ class Readiness:
         self._changed = asyncio.Event()
         self.watch: Callable[[bool], None] = lambda _: None
         """Called with every change."""
+        self.reconnected: Callable[[], None] = lambda: None
+        """Called when a scheduler leads this gateway again."""
 
     @property
     def ready(self) -> bool:
@@ -49,6 +51,7 @@ class Readiness:
         """A scheduler leads this gateway."""
         self._stop_timer()
         self._connected = True
+        self.reconnected()
         self.refresh()
 
     def disconnected(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ class FinishedRequest:
     attempts: tuple[Attempt, ...]
     session: SessionRecord | None = None
     """Of a generation, which has no attempts."""
+    rows: int = 1
 
     @classmethod
     def of(cls, pending: PendingRequest, outcome: str, finished_ns: int) -> FinishedRequest:
@@ -41,6 +43,7 @@ class FinishedRequest:
             pending.submitted_ns,
             finished_ns,
             tuple(pending.attempts),
+            rows=pending.request.rows,
         )
 
 
@@ -70,3 +73,7 @@ class RecentRequests:
             # What OpenAI's clients are told is the id behind a prefix.
             found = self._by_id.get(request_id.partition("-")[2])
         return found
+
+    def latest(self, most: int) -> list[FinishedRequest]:
+        """Returns the requests that ended last, the latest first."""
+        return list(itertools.islice(reversed(self._by_id.values()), most))

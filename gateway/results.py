@@ -14,7 +14,7 @@ from gateway.pending import Attempt, PendingRequest
 from services.errors import CatenaryError, InternalError, InvalidInput
 from services.log import get_logger
 from services.transport.frames import decode_bytes, tensor_views
-from services.transport.interface import ReceivedFrame
+from services.transport.interface import ReceivedFrame, Sender
 
 _log = get_logger("gateway.results")
 
@@ -37,10 +37,15 @@ class ResultMerger:
         self._attempts = attempts
         self._complete = complete
         self._failed = failed
-        self.others: dict[int, Callable[[frame_pb2.FrameHeader], None]] = {}
-        """Who takes frames of other kinds: all of it is in the header."""
+        self.others: dict[int, Callable[[frame_pb2.FrameHeader, str], bool]] = {}
+        """Who takes frames of other kinds, with the sender: all of it is in the header. False: the
+        sender has no part in it."""
+        self.on_refused: Callable[[], None] = _nothing
+        """Called for every frame of somebody who was not to send it."""
         self.dropped = 0
         """Frames nobody waits for, or that are malformed."""
+        self.refused = 0
+        """Frames of peers that the scheduler did not order them from."""
 
     def take(self, frame: ReceivedFrame) -> None:
         """Handles one frame and releases it. Never raises."""
@@ -60,12 +65,16 @@ class ResultMerger:
             raise InvalidInput("header", "not a frame header") from None
         other = self.others.get(header.kind)
         if other is not None:
-            other(header)
+            if not other(header, frame.sender.name):
+                self._refuse(frame.sender)
             return
         attempt = self._attempts.get(header.batch_id)
         if attempt is None:
             # Late, or of a request that is gone: the usual end of a batch that was sent again.
             self.dropped += 1
+            return
+        if not _is_ordered(header, attempt, frame.sender):
+            self._refuse(frame.sender)
             return
         if header.kind == frame_pb2.FRAME_KIND_FAILURE:
             # The scheduler hears of it too, and decides; kept for the trace.
@@ -81,6 +90,11 @@ class ResultMerger:
                 raw = views[tensor.name].astype(np.uint8, copy=False)
                 views[tensor.name] = decode_bytes(raw, tensor.shape)
         self._merge(header, attempt, views)
+
+    def _refuse(self, sender: Sender) -> None:
+        self.refused += 1
+        self.on_refused()
+        _log.warning("frame_refused", sender=sender.name, why="nothing was ordered from it")
 
     def _merge(
         self, header: frame_pb2.FrameHeader, attempt: Attempt, views: Mapping[str, Tensor]
@@ -118,6 +132,17 @@ class ResultMerger:
         attempt.merged_ns = time.monotonic_ns()
         if done:
             self._complete(request)
+
+
+def _is_ordered(header: frame_pb2.FrameHeader, attempt: Attempt, sender: Sender) -> bool:
+    """Returns whether a frame comes from the agent that was to send it."""
+    if header.kind == frame_pb2.FRAME_KIND_RESULT:
+        return not attempt.agents or sender.may_be(attempt.agents[-1])
+    return not sender.name or sender.name in attempt.agents
+
+
+def _nothing() -> None:
+    """Nobody counts."""
 
 
 def _check_rows(header: frame_pb2.FrameHeader, views: Mapping[str, Tensor]) -> None:

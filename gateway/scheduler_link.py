@@ -17,6 +17,7 @@ from services.errors import CatenaryError, Overloaded, PartitionLost
 from services.grpc_kit import open_channel
 from services.log import get_logger
 from services.packed_writer import PackedWriter
+from services.security.identity import Role
 from services.security.tls import ClientSecurity
 
 HEARTBEAT_S = 1.0
@@ -24,7 +25,8 @@ SILENCE_S = 3.0
 CONNECT_TIMEOUT_S = 3.0
 _LINGER_S = 0.01
 _FIRST_BACKOFF_S = 0.05
-_LONGEST_BACKOFF_S = 1.0
+_LONGEST_BACKOFF_S = 0.3
+"""Once the lease is over, nothing new begins for as long as we sleep."""
 
 _log = get_logger("gateway.scheduler_link")
 _Message = scheduler_pb2.GatewayMessage
@@ -146,7 +148,7 @@ class SchedulerLink:
                 backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 
     async def _session(self, address: str, listener: SchedulerListener) -> None:
-        channel = open_channel(address, self._security)
+        channel = open_channel(address, self._security, role=Role.SCHEDULER)
         try:
             stub = scheduler_pb2_grpc.SchedulerStub(channel)
             call = stub.GatewaySession(metadata=self.metadata or None)

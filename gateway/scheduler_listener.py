@@ -13,6 +13,7 @@ from gateway.generation.plane import SessionPlane
 from gateway.generation.text_codec import TextCodecs
 from gateway.readiness import Readiness
 from services.transport.interface import Address
+from services.version import software_version
 
 
 class Hub(Protocol):
@@ -47,6 +48,8 @@ class Listener:
         self._codecs = codecs
         self._readiness = readiness
         self._hub = hub
+        self.told_gateways: Callable[[int], None] | None = None
+        """Hears how many gateways there are."""
 
     def hello(self) -> scheduler_pb2.GatewayHello:
         """Returns who this gateway is and where it receives frames."""
@@ -60,7 +63,10 @@ class Listener:
             peer_id=self._gateway_id, incarnation=self._incarnation, addresses=addresses
         )
         return scheduler_pb2.GatewayHello(
-            gateway_id=self._gateway_id, incarnation=self._incarnation, peer=peer
+            gateway_id=self._gateway_id,
+            incarnation=self._incarnation,
+            peer=peer,
+            software_version=software_version(),
         )
 
     def connected(self, epoch: int, mine: Callable[[int], bool] | None = None) -> None:
@@ -86,6 +92,8 @@ class Listener:
                 self._sessions.start(message.start_session)
             case "directory":
                 self._hub.update_directory(message.directory.peers)
+                if self.told_gateways is not None and message.directory.gateways:
+                    self.told_gateways(message.directory.gateways)
             case "models":
                 self._catalog.update(message.models)
                 self._codecs.expect(m.key for m in self._catalog.models() if m.generates)

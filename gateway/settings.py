@@ -47,6 +47,22 @@ class GatewaySettings(ProcessSettings):
     api_keys_file: Path | None = Field(
         default=None, description="File of hashed API keys; unset: everyone is let in."
     )
+    dashboard: bool = Field(
+        default=True,
+        description="Serve the dashboard on the HTTP port; behind TLS it needs API keys.",
+    )
+    doors_insecure: bool = Field(
+        default=False,
+        description="Doors for clients without TLS although the cluster inside has it: behind a "
+        "proxy that ends TLS, or on this machine only.",
+    )
+    door_cert_file: Path | None = Field(
+        default=None,
+        description="PEM certificate chain the doors show to clients; unset: tls_cert_file.",
+    )
+    door_key_file: Path | None = Field(
+        default=None, description="PEM private key that belongs to door_cert_file."
+    )
     max_in_flight_bytes: int = Field(
         default=256 * MEBIBYTE,
         gt=0,
@@ -58,10 +74,27 @@ class GatewaySettings(ProcessSettings):
     max_request_bytes: int = Field(
         default=64 * MEBIBYTE, gt=0, description="Largest message a door accepts."
     )
+    max_prompt_bytes: int = Field(
+        default=8 * MEBIBYTE,
+        gt=0,
+        description="Largest message that asks for text; a prompt of 100 000 tokens has about half "
+        "a million bytes.",
+    )
     max_stream_requests: int = Field(
         default=32,
         gt=0,
         description="Requests of one ModelStreamInfer stream worked on at the same time.",
+    )
+    fair_share: bool = Field(
+        default=True,
+        description="Under overload refuse at once what cannot be answered in time, and divide the "
+        "rest among API keys by their shares.",
+    )
+    first_token_patience_s: float = Field(
+        default=60.0,
+        gt=0.0,
+        description="Under overload a generation that names no objective for its first token "
+        "should not wait for it longer than this; more are refused.",
     )
     transports: list[str] = Field(
         default=["shm", "tcp", "grpc"], description="Transports frames may use, best first."

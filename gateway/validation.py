@@ -20,6 +20,8 @@ MAX_ROWS = 65_536
 BYTES = "BYTES"
 DATATYPES = frozenset((*DTYPE_OF, BYTES, "BF16"))
 _LONGEST_NAME = 100
+LONGEST_ID = 256
+"""Characters of a request's id; it is echoed, logged and kept for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +143,14 @@ def clip(text: str) -> str:
 
 def _shown(shape: Sequence[int]) -> str:
     return "[" + ", ".join(str(size) for size in shape) + "]"
+
+
+def check_id(request_id: str) -> str:
+    """Returns the id of a request.
+
+    Raises:
+        InvalidInput: it is too long to be echoed, logged and kept.
+    """
+    if len(request_id) > LONGEST_ID:
+        raise InvalidInput("id", f"has {len(request_id)} characters, at most {LONGEST_ID} may be")
+    return request_id

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 
 from gateway.catalog import Model
+from gateway.generation.chat_template import Message
 from gateway.generation.request import (
     CHAT,
     TEXT_COMPLETION,
@@ -22,7 +23,10 @@ from services.errors import InvalidInput
 
 TOO_LONG = "context_length_exceeded"
 """OpenAI's code for a prompt or an answer beyond the model's context."""
+MOST_MESSAGES = 4096
+"""Of one conversation."""
 _SEED_BITS = 63
+_GENERATED = "generated_token_ids"
 
 
 async def request_of(
@@ -51,6 +55,7 @@ async def request_of(
     except InvalidInput as error:
         error.details["code"] = TOO_LONG
         raise
+    _check_generated(terms.generated, resolved, codec.vocabulary_size)
     return GenerationRequest(
         model=model,
         id=request_id,
@@ -74,12 +79,13 @@ def is_unicode(text: str) -> bool:
 async def _tokens_of(model: Model, codec: TextCodec, prompt: Prompt, field: str) -> Sequence[int]:
     match prompt:
         case ChatPrompt(messages, variables):
+            _check_messages(messages, codec.most_characters(model.session_tokens), model)
             text = codec.render(messages, variables)
             add_special_tokens = False
         case TextPrompt(text):
             add_special_tokens = True
         case _:
-            return _checked(prompt.token_ids, codec.vocabulary_size)
+            return _checked("prompt", prompt.token_ids, codec.vocabulary_size)
     if not is_unicode(text):
         raise InvalidInput(field, "has halves of characters (lone surrogates)")
     if len(text) > codec.most_characters(model.session_tokens):
@@ -88,9 +94,30 @@ async def _tokens_of(model: Model, codec: TextCodec, prompt: Prompt, field: str)
     return await codec.encode(text, special_tokens=add_special_tokens)
 
 
-def _checked(ids: Sequence[int], vocabulary_size: int) -> Sequence[int]:
+def _check_messages(messages: Sequence[Message], most_characters: int, model: Model) -> None:
+    """Spares the template what can never fit; it runs where nobody else does meanwhile."""
+    if len(messages) > MOST_MESSAGES:
+        raise InvalidInput("messages", f"are {len(messages)}, at most {MOST_MESSAGES} may be")
+    texts = (text for each in messages for text in each.values() if isinstance(text, str))
+    characters = sum(map(len, texts))
+    if characters > most_characters:
+        raise _too_long(model, "messages", f"has {characters} characters")
+
+
+def _check_generated(
+    ids: Sequence[int], sampling: SamplingParameters, vocabulary_size: int
+) -> None:
+    """Returns if an answer can go on behind these tokens."""
+    if len(ids) >= sampling.max_tokens:
+        raise InvalidInput(
+            _GENERATED, f"{len(ids)} tokens leave nothing of max_tokens={sampling.max_tokens}"
+        )
+    _checked(_GENERATED, ids, vocabulary_size)
+
+
+def _checked(field: str, ids: Sequence[int], vocabulary_size: int) -> Sequence[int]:
     if ids and not 0 <= min(ids) <= max(ids) < vocabulary_size:
-        raise InvalidInput("prompt", f"token ids of this model lie in 0..{vocabulary_size - 1}")
+        raise InvalidInput(field, f"token ids of this model lie in 0..{vocabulary_size - 1}")
     return ids
 
 

@@ -59,7 +59,8 @@ def objectives_report(session: PendingSession) -> ObjectivesReport:
     first_slo_ns = order.first_token_slo_ns if order is not None else 0
     per_token_slo_ns = order.per_token_slo_ns if order is not None else 0
     fruitful = [start for start in starts if start.first_token_ns]
-    first_ns, behind = session.first_token_ns, len(session.generated) - 1
+    own_tokens = len(session.generated) - session.continued
+    first_ns, behind = session.first_token_ns, own_tokens - 1
     return ObjectivesReport(
         # A scheduler that does not place by objectives names none; they are counted all the same.
         first_token_slo_ns=first_slo_ns or terms.time_to_first_token_ns or 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from gateway.bookkeeping import OK, Bookkeeping
@@ -33,6 +34,18 @@ PROGRESS_INTERVAL_NS = 100_000_000
 _Message = scheduler_pb2.GatewayMessage
 
 
+class Watcher(Protocol):
+    """Who wants to hear how a generation gets on."""
+
+    def first_token(self) -> None:
+        """It has a token; may be said again."""
+        ...
+
+    def ended(self, error: CatenaryError | None, prompt_tokens: int, answer_tokens: int) -> None:
+        """It is over."""
+        ...
+
+
 class SessionPlane:
     """Keeps every unanswered generation, and sees each one to its end.
 
@@ -47,6 +60,7 @@ class SessionPlane:
         self._outbox = outbox
         self._numbers = numbers
         self._requests: dict[int, PendingSession] = {}
+        self._watchers: dict[int, Watcher] = {}
         self._deadlines = Deadlines(self._expired, self._requests)
         self._progress = ProgressReports(self._tell, progress_interval_ns)
         self._rings = Rings(Surroundings(gateway_id, hub, books, self._tell), self._took)
@@ -68,6 +82,10 @@ class SessionPlane:
         """Tokens nobody waits for: late, twice, or of a session that goes on elsewhere."""
         return self._rings.dropped
 
+    def waits_for(self, now_ns: int) -> list[scheduler_pb2.UnansweredRequest]:
+        """Returns every unanswered generation and its starts, for the scheduler's audit."""
+        return [session.waits_for(now_ns) for session in self._requests.values()]
+
     def request_id(self, number: int) -> str:
         """Returns the id of an unanswered generation by its number; empty if there is none."""
         session = self._requests.get(number)
@@ -80,14 +98,16 @@ class SessionPlane:
                 return session.current.session_id
         return None
 
-    def open(self, request: GenerationRequest, arrival: Arrival) -> Generation:
-        """Asks the scheduler for a chain.
+    def open(
+        self, request: GenerationRequest, arrival: Arrival, watcher: Watcher | None = None
+    ) -> Generation:
+        """Asks the scheduler for a chain; if it can, `watcher` hears of what becomes of it.
 
         Raises:
             DeadlineExceeded: the deadline passed while the request was read.
             Overloaded: the scheduler does not keep up.
         """
-        deadline_ns = arrival.monotonic_ns + _budget_ns(request, arrival)
+        deadline_ns = arrival.monotonic_ns + budget_of(request, arrival)
         session = PendingSession(next(self._numbers), request, arrival, deadline_ns)
         session.submitted_ns = time.monotonic_ns()
         try:
@@ -102,6 +122,8 @@ class SessionPlane:
             self.books.refused(request.model.label, error.reason)
             raise
         self._requests[session.number] = session
+        if watcher is not None:
+            self._watchers[session.number] = watcher
         self._idle.clear()
         self._deadlines.add(session.number, deadline_ns)
         return Generation(session, self.give_up)
@@ -144,9 +166,13 @@ class SessionPlane:
             error.details["earliest_finish_ms"] = str(order.earliest_finish_after_ns // 1_000_000)
         self._end(session, error, "none")
 
-    def tokens(self, header: frame_pb2.FrameHeader) -> None:
-        """Takes the tokens of a frame, each if it is the next one of its request."""
-        self._rings.tokens(header)
+    def tokens(self, header: frame_pb2.FrameHeader, sender: str = "") -> bool:
+        """Takes the tokens of a frame, each if it is the next one of its request.
+
+        Returns:
+            False if `sender` is on none of the rings that some of them are to come from.
+        """
+        return self._rings.tokens(header, sender)
 
     async def idle(self, timeout_s: float) -> bool:
         """Waits until no generation is unanswered; False if some still were at the end."""
@@ -167,6 +193,9 @@ class SessionPlane:
 
     def _took(self, session: PendingSession) -> None:
         self._progress.took(session)
+        watcher = self._watchers.get(session.number)
+        if watcher is not None:
+            watcher.first_token()
         if session.finish_reason:
             self._end(session, None, "finished")
 
@@ -186,6 +215,10 @@ class SessionPlane:
         self._rings.leave(session)
         self._progress.ended(session)
         session.end(error)
+        watcher = self._watchers.pop(session.number, None)
+        if watcher is not None:
+            own_tokens = len(session.generated) - session.continued
+            watcher.ended(error, len(session.request.prompt), own_tokens)
         # At once: a free slot is what the head of the scheduler's queue waits for.
         if tell == "finished":
             finished = scheduler_pb2.RequestFinished(
@@ -208,7 +241,7 @@ class SessionPlane:
             return
 
 
-def _budget_ns(request: GenerationRequest, arrival: Arrival) -> int:
+def budget_of(request: GenerationRequest, arrival: Arrival) -> int:
     """Returns the time for the whole answer: the least of what was said, else the default."""
     said = [ns for ns in (request.terms.deadline_ns, arrival.budget_ns) if ns is not None]
     default_ns = request.model.default_slo_ns or DEFAULT_DEADLINE_NS

@@ -64,7 +64,7 @@ def finished_session(session: PendingSession, outcome: str, finished_ns: int) ->
     record = SessionRecord(
         operation=request.operation,
         prompt_tokens=len(request.prompt),
-        completion_tokens=len(session.generated),
+        completion_tokens=len(session.generated) - session.continued,
         max_tokens=request.sampling.max_tokens,
         finish_reason=session.finish_reason,
         first_token_ns=session.first_token_ns,

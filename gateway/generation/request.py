@@ -54,6 +54,8 @@ class GenerationTerms:
     priority: int = 0
     timed: bool = False
     """Say where the time of every token went."""
+    generated: Sequence[int] = ()
+    """Tokens of the answer that the caller has from another gateway; it goes on behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +94,5 @@ class Piece:
     """"stop" or "length" in the last piece, else empty."""
     timings: tuple[StepTiming, ...] = ()
     """If asked for."""
+    generated_before: int = 0
+    """Tokens of the answer before these."""

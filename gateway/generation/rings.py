@@ -87,11 +87,18 @@ class Rings:
 
     # Tokens
 
-    def tokens(self, header: frame_pb2.FrameHeader) -> None:
-        """Takes the tokens of a frame, each if it is the next one of its generation."""
-        now_ns = time.monotonic_ns()
+    def tokens(self, header: frame_pb2.FrameHeader, sender: str = "") -> bool:
+        """Takes the tokens of a frame, each if it is the next one of its generation.
+
+        Returns:
+            False if `sender` is on none of the rings that some of them are to come from.
+        """
+        now_ns, planned = time.monotonic_ns(), True
         for token in header.session_tokens:
             session = self._sessions.get(token.session_id)
+            if sender and not self._is_planned(token.session_id, session, sender):
+                planned = False
+                continue
             if session is None:
                 self._of_successor(token, now_ns)
                 continue
@@ -109,6 +116,13 @@ class Rings:
                 self._failed(session, start, _lost(session))
             else:
                 self._take(session, token, now_ns)
+        return planned
+
+    def _is_planned(self, session_id: int, session: PendingSession | None, sender: str) -> bool:
+        start = session.current if session is not None else None
+        if start is None:
+            start = self._successors.get(session_id, (None, None))[1]
+        return start is None or sender in start.agents
 
     def _of_successor(self, token: frame_pb2.SessionToken, now_ns: int) -> None:
         """Takes a token of a session that is to take over, or of one that nobody knows."""

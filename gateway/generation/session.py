@@ -17,7 +17,8 @@ from services.sampling_messages import message_of_sampling
 class PendingSession:
     """Keeps the token history of one generation, and what its door has not read yet.
 
-    Invariants: `generated` only grows, by the token of the next position; `current` is the start
+    Invariants: `generated` only grows, by the token of the next position, and begins with what
+    its client has from another gateway; `current` is the start
     whose tokens count, None while there is none; `successors` are those it may move to: the first
     token taken from one makes that the current one, and the only one. Nothing changes after
     `ended`.
@@ -37,7 +38,7 @@ class PendingSession:
         self.arrival = arrival
         self.deadline_ns = deadline_ns
         self.submitted_ns = 0
-        self.generated: array[int] = array("I")
+        self.generated: array[int] = array("I", request.terms.generated)
         self.starts: list[Start] = []
         self.current: Start | None = None
         self.successors: list[Start] = []
@@ -50,9 +51,17 @@ class PendingSession:
         self.error: CatenaryError | None = None
         self.ended = False
         self._ready: list[str] = []
-        self._read = 0
+        self._read = self.continued
+        for token in self.generated:
+            # Its client has this text; what is held back of it comes with the next tokens.
+            self.text.push(token)
         self._timings: list[StepTiming] = []
         self._awake = asyncio.Event()
+
+    @property
+    def continued(self) -> int:
+        """Number of tokens that were generated through another gateway."""
+        return len(self.request.terms.generated)
 
     @property
     def next_position(self) -> int:
@@ -90,6 +99,15 @@ class PendingSession:
                 message.session_id = self.current.session_id
                 message.route.extend(order.decode_route)
         return message
+
+    def waits_for(self, now_ns: int) -> scheduler_pb2.UnansweredRequest:
+        """Returns what the scheduler's audit is to know: the starts whose tokens are taken."""
+        request = scheduler_pb2.UnansweredRequest(request_id=self.number)
+        for start in (self.current, *self.successors):
+            if start is not None:
+                sent_ago_ns = max(1, now_ns - start.sent_ns) if start.sent_ns else 0
+                request.sessions.add(session_id=start.session_id, sent_ago_ns=sent_ago_ns)
+        return request
 
     def progress(self) -> scheduler_pb2.SessionProgress:
         """Returns how far it is, as of its latest token."""
@@ -234,6 +252,7 @@ class PendingSession:
             tuple(self.generated[self._read :]),
             self.finish_reason,
             tuple(self._timings),
+            self._read,
         )
         self._read = len(self.generated)
         self._ready.clear()

@@ -40,6 +40,14 @@ class Start:
     later_hops: dict[tuple[str, int, int], common_pb2.HopTiming] = field(default_factory=dict)
     """Sums over the tokens behind the first, by agent and blocks."""
 
+    agents: frozenset[str] = frozenset()
+    """Whom its tokens may come from."""
+
+    def __post_init__(self) -> None:
+        """Notes who is on its rings."""
+        hops = (*self.order.route, *self.order.decode_route)
+        self.agents = frozenset(hop.agent_id for hop in hops)
+
     @property
     def ring(self) -> Sequence[common_pb2.Hop]:
         """Where its tokens are generated, in the order of blocks."""

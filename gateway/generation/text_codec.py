@@ -17,6 +17,7 @@ import jinja2
 from tokenizers import Tokenizer
 
 from gateway.generation.chat_template import ChatTemplate, Message
+from services.bounded_files import LARGEST_JSON_BYTES, LARGEST_TEMPLATE_BYTES, read_bounded
 from services.domain.ids import ModelKey
 from services.errors import InvalidInput, NoActivePlan
 from services.log import get_logger
@@ -55,7 +56,7 @@ class TextCodec:
             OSError: there is no tokenizer.json.
             ValueError: a file is malformed.
         """
-        text = (folder / "tokenizer.json").read_text("utf-8")
+        text = read_bounded(folder / "tokenizer.json", LARGEST_JSON_BYTES).decode()
         try:
             tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing more special
@@ -160,7 +161,7 @@ class TextCodecs:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = json.loads(read_bounded(path, LARGEST_JSON_BYTES))
     except FileNotFoundError:
         return {}
     if not isinstance(document, dict):
@@ -170,7 +171,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
     try:
-        return (folder / "chat_template.jinja").read_text("utf-8")
+        return read_bounded(folder / "chat_template.jinja", LARGEST_TEMPLATE_BYTES).decode()
     except FileNotFoundError:
         source = config.get("chat_template")
     if isinstance(source, list):

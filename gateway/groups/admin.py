@@ -48,6 +48,7 @@ class GroupsAdmin(SchedulerAdmin):
             "ApplyPlan": self._apply,
             "DrainAgent": self._drain,
             "ListSessions": self._sessions,
+            "GetTimelines": self._timelines,
             "MoveSession": self._move,
         }
         if method not in over_all:
@@ -165,6 +166,10 @@ class GroupsAdmin(SchedulerAdmin):
     async def _sessions(self, request: Any, timeout_s: float | None) -> Any:
         lists = await self._those_that_answer("ListSessions", request, timeout_s)
         return sums.joint_sessions(lists)
+
+    async def _timelines(self, request: Any, timeout_s: float | None) -> Any:
+        answers = await self._those_that_answer("GetTimelines", request, timeout_s)
+        return sums.joint_timelines(answers)
 
     async def _move(self, request: admin_pb2.MoveSessionRequest, timeout_s: float | None) -> Any:
         wanted = admin_pb2.ListSessionsRequest()

@@ -14,6 +14,7 @@ from gateway.groups.tables import Directories, ModelTables
 from gateway.scheduler_link import SchedulerLink, SchedulerListener
 from gateway.scheduler_listener import Listener
 from gateway.settings import GatewaySettings
+from gateway.unanswered import Audited
 from services.domain.groups import metadata_of_group
 from services.security.tls import ClientSecurity
 from services.telemetry.metrics import Metrics
@@ -58,11 +59,14 @@ class Schedulers:
         self, listener: Listener, planes: tuple[DataPlane, SessionPlane]
     ) -> list[SchedulerListener]:
         if len(self.links) == 1:
-            return [listener]
+            return [Audited(listener, self.links[0], planes)]
         self._router.serve(*planes)
         together = Together(listener, self._router, self._models, Directories(), self._grace_s)
         self._listeners = [GroupListener(group, together) for group in range(len(self.links))]
-        return [*self._listeners]
+        return [
+            Audited(each, self.links[group], planes, self._router.is_due(group))
+            for group, each in enumerate(self._listeners)
+        ]
 
     async def failed(self) -> None:
         """Raises if a link ended, which it never should."""

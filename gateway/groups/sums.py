@@ -28,9 +28,12 @@ def joint_status(statuses: Mapping[int, _Status], groups: int) -> _Status:
         batches_in_flight=sum(status.batches_in_flight for status in each),
         live_reservations=sum(status.live_reservations for status in each),
         redis_connected=all(status.redis_connected for status in each),
+        redis_problem=next((s.redis_problem for s in each if s.redis_problem), ""),
         sessions_in_flight=sum(status.sessions_in_flight for status in each),
         moves_done=sum(status.moves_done for status in each),
         moves_failed=sum(status.moves_failed for status in each),
+        audits=sum(status.audits for status in each),
+        leaks_mended=sum(status.leaks_mended for status in each),
     )
     models: dict[tuple[str, str], admin_pb2.ModelStatus] = {}
     for group in range(groups):
@@ -40,11 +43,12 @@ def joint_status(statuses: Mapping[int, _Status], groups: int) -> _Status:
             continue
         joint.groups.append(_group_status(group, status))
         joint.agents.extend(status.agents)
+        joint.versions.extend(each for each in status.versions if each not in joint.versions)
         for model in status.models:
             known = models.get((model.name, model.version))
             if known is None:
                 known = models[model.name, model.version] = joint.models.add(
-                    name=model.name, version=model.version
+                    name=model.name, version=model.version, attainment_ratio=-1
                 )
             _add_model(known, model, group)
     return joint
@@ -62,6 +66,8 @@ def joint_plan(plans: Mapping[int, admin_pb2.GetPlanResponse]) -> admin_pb2.GetP
         planner=_row(plan.planner for _, plan in each),
     )
     switched = [plan for _, plan in each if plan.HasField("last_switch")]
+    for _, plan in each:
+        joint.promises.extend(plan.promises)  # of a model in two groups, one promise each
     if switched:
         # One that is under way or went wrong tells more than one that is done.
         joint.last_switch.CopyFrom(
@@ -84,6 +90,21 @@ def joint_sessions(
                 added.chain_id = f"{group}/{session.chain_id}"
             if session.moving_to:
                 added.moving_to = f"{group}/{session.moving_to}"
+    return joint
+
+
+def joint_timelines(
+    answers: Mapping[int, admin_pb2.GetTimelinesResponse],
+) -> admin_pb2.GetTimelinesResponse:
+    """Returns the devices and links of all groups; a link two groups share is listed for each."""
+    joint = admin_pb2.GetTimelinesResponse(
+        truncated=any(answer.truncated for answer in answers.values())
+    )
+    for group, answer in sorted(answers.items()):
+        for resource in answer.resources:
+            added = joint.resources.add()
+            added.CopyFrom(resource)
+            added.group = group
     return joint
 
 
@@ -132,6 +153,7 @@ def joint_advice(advices: Sequence[admin_pb2.ScalingAdvice]) -> admin_pb2.Scalin
         agents_wanted=sum(advice.agents_wanted for advice in advices),
         agents_now=sum(advice.agents_now for advice in advices),
         retiring=[agent for advice in advices for agent in advice.retiring],
+        drains_agents=all(advice.drains_agents for advice in advices),
     )
     models: dict[tuple[str, str], list[admin_pb2.ModelScaling]] = {}
     for advice in advices:
@@ -177,6 +199,12 @@ def _add_model(joint: admin_pb2.ModelStatus, part: admin_pb2.ModelStatus, group:
     joint.sessions += part.sessions
     joint.packing = _row([joint.packing, part.packing])
     joint.sessions_moving += part.sessions_moving
+    joint.pipelines_served.extend(part.pipelines_served)
+    if part.attainment_ratio >= 0:  # the worse of them; gateways say what they measured themselves
+        known = joint.attainment_ratio
+        joint.attainment_ratio = (
+            min(known, part.attainment_ratio) if known >= 0 else (part.attainment_ratio)
+        )
     for chain in part.chains:
         added = joint.chains.add()
         added.CopyFrom(chain)

@@ -64,6 +64,7 @@ class Directories:
     def __init__(self) -> None:
         self._peers: dict[int, dict[str, common_pb2.Peer]] = {}
         self._latest: dict[str, int] = {}
+        self._gateways: dict[int, int] = {}
 
     def update(self, group: int, directory: scheduler_pb2.Directory) -> None:
         """Replaces the peers of a group."""
@@ -73,6 +74,7 @@ class Directories:
             if before.get(peer_id) != peer:
                 self._latest[peer_id] = group
         self._peers[group] = now
+        self._gateways[group] = directory.gateways
         for peer_id in before.keys() - now.keys():
             if not any(peer_id in peers for peers in self._peers.values()):
                 self._latest.pop(peer_id, None)
@@ -84,7 +86,9 @@ class Directories:
             for peer_id, peer in peers.items():
                 if peer_id not in found or self._latest.get(peer_id) == group:
                     found[peer_id] = peer
-        return scheduler_pb2.Directory(peers=found.values())
+        # Every gateway is connected to every group; one that has just come, not yet to all.
+        gateways = max(self._gateways.values(), default=0)
+        return scheduler_pb2.Directory(peers=found.values(), gateways=gateways)
 
 
 def _rank(served: scheduler_pb2.ServedModel) -> tuple[bool, bool]:

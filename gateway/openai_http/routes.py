@@ -86,8 +86,8 @@ async def _complete(
     arrival = desk.arrive(request.path, request.headers.get("traceparent"))
     principal = desk.identify(bearer(request))
     # Before the body is read: what cannot be taken is not even received.
-    with desk.admitted(announced_size(request, desk.admission.max_request_bytes)) as lease:
-        body = await body_of(request)
+    with desk.admitted(announced_size(request, desk.max_prompt_bytes)) as lease:
+        body = await body_of(request, desk.max_prompt_bytes)
         lease.shrink(len(body))
         wanted = read(document_of(body))
         terms = _terms(request, wanted)

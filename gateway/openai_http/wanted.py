@@ -16,6 +16,7 @@ from services.errors import InvalidInput
 COMPLETION_TOKENS = 16
 """Most tokens of a completion that names no limit, as OpenAI and vLLM have it; a chat has none."""
 _PRIORITY_LIMIT = 2**31 - 1
+_MOST_VARIABLES = 32
 _ROLES = {role: role for role in ("system", "user", "assistant")} | {"developer": "system"}
 """Templates know `developer`, OpenAI's newer word, as `system`."""
 
@@ -61,9 +62,11 @@ def chat_of(fields: Fields) -> Wanted:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidInput("messages", "must be a list of messages and not empty")
+    variables = mapping(fields, "chat_template_kwargs")
+    if len(variables) > _MOST_VARIABLES:
+        raise InvalidInput("chat_template_kwargs", f"has more than {_MOST_VARIABLES} names")
     prompt = ChatPrompt(
-        [_message(each, f"messages[{at}]") for at, each in enumerate(messages)],
-        mapping(fields, "chat_template_kwargs"),
+        [_message(each, f"messages[{at}]") for at, each in enumerate(messages)], variables
     )
     return _wanted(fields, prompt, _limit(fields, limit, 0))
 

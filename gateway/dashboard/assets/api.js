@@ -1,0 +1,64 @@
+// Asks the gateway. The key stays in this tab: sessionStorage, and the Authorization header.
+
+const KEY = "catenary-key";
+const TIMEOUT_MS = 6000;
+
+/** What went wrong: `status` is the HTTP status, 0 if the gateway did not answer at all. */
+export class Problem extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function storedKey() {
+  try {
+    return sessionStorage.getItem(KEY) || "";
+  } catch {
+    return "";
+  }
+}
+
+export function storeKey(key) {
+  try {
+    if (key) sessionStorage.setItem(KEY, key);
+    else sessionStorage.removeItem(KEY);
+  } catch {
+    // A browser without storage asks for the key again after a reload.
+  }
+}
+
+/** Returns {value, ageMs} of one kind of answer; throws a Problem. */
+export async function ask(kind, query = {}) {
+  const parameters = new URLSearchParams(query).toString();
+  const url = `dashboard/v1/${kind}${parameters ? `?${parameters}` : ""}`;
+  const key = storedKey();
+  const stop = new AbortController();
+  const timer = setTimeout(() => stop.abort(), TIMEOUT_MS);
+  try {
+    const response = await fetch(url, {
+      headers: key ? { Authorization: `Bearer ${key}` } : {},
+      signal: stop.signal,
+      cache: "no-store",
+      credentials: "omit",
+    });
+    const text = await response.text();
+    if (!response.ok) throw new Problem(response.status, messageOf(text, response.status));
+    return { value: JSON.parse(text), ageMs: Number(response.headers.get("Catenary-Age-Ms")) || 0 };
+  } catch (error) {
+    if (error instanceof Problem) throw error;
+    throw new Problem(0, "the gateway does not answer");
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+function messageOf(text, status) {
+  try {
+    const said = JSON.parse(text).error;
+    if (typeof said === "string" && said) return said;
+  } catch {
+    // Not ours: a proxy between us and the gateway.
+  }
+  return `the gateway answered with status ${status}`;
+}

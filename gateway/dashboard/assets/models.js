@@ -1,0 +1,114 @@
+// Models: readiness, queues, rates, latencies, and how many requests were in time.
+
+import { byId, h, meter, s } from "./dom.js";
+import { count, duration, labelOf, percent, rate } from "./format.js";
+import { colourOf } from "./palette.js";
+import { table } from "./tables.js";
+
+const BUCKETS = 60;
+const NOTHING = { finished: 0, met: 0, attainment_ratio: -1, rows_per_s: 0, p50_ns: 0, p99_ns: 0, errors: {}, history: [] };
+
+export class Models {
+  constructor() {
+    this.show = this.show.bind(this);
+    this.table = table(byId("models-table"), {
+      label: "Models",
+      keyOf: ({ model }) => labelOf(model),
+      empty: "The scheduler serves no model yet.",
+      columns: [
+        { name: "Model", make: makeName },
+        { name: "State", make: makeState, wide: true },
+        { name: "Queued", number: true, cell: ({ model }) => count(model.queued_requests) },
+        { name: "Served by", cell: ({ model }) => servedBy(model) },
+        { name: "Sessions", number: true, cell: ({ model }) => (model.chains.length ? sessionsOf(model) : "–") },
+        { name: "Rate", number: true, cell: ({ local }) => rate(local.rows_per_s) },
+        { name: "p50", number: true, cell: ({ local }) => latency(local.p50_ns) },
+        { name: "p99", number: true, cell: ({ local }) => latency(local.p99_ns) },
+        { name: "In time", make: makeAttainment },
+        { name: "Last five minutes", make: makeHistory, wide: true },
+      ],
+    });
+  }
+
+  show(status, gateway) {
+    const locals = gateway ? gateway.models : {};
+    this.table(status.models.map((model) => ({ model, local: locals[labelOf(model)] || NOTHING })));
+  }
+}
+
+const latency = (ns) => (ns ? duration(ns) : "–");
+
+function servedBy(model) {
+  const parts = [];
+  const pipelines = model.pipelines_served.length || model.pipelines;
+  if (pipelines) parts.push(`${pipelines} ${pipelines === 1 ? "pipeline" : "pipelines"}`);
+  if (model.chains.length) parts.push(`${model.chains.length} ${model.chains.length === 1 ? "chain" : "chains"}`);
+  return parts.join(", ") || "nothing";
+}
+
+function sessionsOf(model) {
+  const capacity = model.chains.reduce((sum, chain) => sum + chain.capacity, 0);
+  const moving = model.sessions_moving ? `, ${model.sessions_moving} moving` : "";
+  return `${model.sessions} of ${capacity}${moving}`;
+}
+
+function makeName() {
+  const name = h("strong", null, "");
+  const element = h("span", { class: "named" }, h("span", { class: "swatch", "aria-hidden": "true" }), name);
+  element.show = ({ model }) => {
+    const label = labelOf(model);
+    element.className = `named ${colourOf(label)}`;
+    name.textContent = label;
+  };
+  return element;
+}
+
+function makeState() {
+  const element = h("span", { class: "tag" });
+  element.show = ({ model, local }) => {
+    const errors = Object.entries(local.errors).map(([reason, times]) => `${times} ${reason}`);
+    const state = model.ready ? "ready" : `not ready: ${model.reason || "no reason given"}`;
+    element.textContent = [state, ...errors].join("; ");
+    element.dataset.tone = model.ready ? (errors.length ? "warn" : "good") : "bad";
+  };
+  return element;
+}
+
+function makeAttainment() {
+  const bar = meter("");
+  const show = bar.show;
+  bar.show = ({ local }) => {
+    const share = local.attainment_ratio;
+    if (share < 0) show(0, "no requests");
+    else show(share, `${percent(share)} of ${count(local.finished)}`, share < 0.99 ? (share < 0.9 ? "bad" : "warn") : "good");
+  };
+  return bar;
+}
+
+/** A bar of five seconds each: how many ended, and how many of them in time. */
+function makeHistory() {
+  const drawing = s("svg", { class: "history", viewBox: `0 0 ${BUCKETS * 3} 24`, preserveAspectRatio: "none", role: "img" });
+  let drawn = "";
+  drawing.show = ({ local }) => {
+    const signature = JSON.stringify(local.history);
+    if (signature === drawn) return;
+    drawn = signature;
+    const most = Math.max(1, ...local.history.map(([, finished]) => finished));
+    drawing.setAttribute("aria-label", `${local.finished} requests ended, ${local.met} in time`);
+    drawing.replaceChildren(
+      s("path", { class: "met", d: bars(local.history, most, ([, , met]) => [0, met]) }),
+      s("path", { class: "missed", d: bars(local.history, most, ([, finished, met]) => [met, finished]) }),
+    );
+  };
+  return drawing;
+}
+
+function bars(history, most, span) {
+  return history
+    .map((bucket) => {
+      const x = (BUCKETS - 1 - bucket[0] / 5) * 3;
+      const [low, high] = span(bucket).map((value) => 24 - (value / most) * 22);
+      return high < low ? `M${x} ${low.toFixed(1)}V${high.toFixed(1)}h2.2V${low.toFixed(1)}z` : "";
+    })
+    .join("");
+}

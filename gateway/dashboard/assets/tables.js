@@ -1,0 +1,56 @@
+// Tables that become lists of cards on a narrow screen.
+
+import { h, keyed, text } from "./dom.js";
+
+/**
+ * A table. Each column is {name, wide?, number?, cell(item) -> text, make?() -> element with
+ * show(item)}. Roles are said again, because cards are laid out without table display.
+ */
+export function table(holder, { label, columns, keyOf, empty, rowClass }) {
+  const body = h("tbody", { role: "rowgroup" });
+  const heads = columns.map((column) =>
+    h("th", { scope: "col", role: "columnheader", class: column.number ? "number" : null }, column.name),
+  );
+  const made = h(
+    "table",
+    { role: "table", "aria-label": label },
+    h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, ...heads)),
+    body,
+  );
+  // Nothing is claimed before the first answer.
+  made.hidden = true;
+  const nothing = h("p", { class: "empty" }, "No answer yet.");
+  holder.replaceChildren(made, nothing);
+
+  const makeRow = () =>
+    h(
+      "tr",
+      { role: "row" },
+      ...columns.map((column) => {
+        const cell = h("td", {
+          role: "cell",
+          "data-label": column.name,
+          class: [column.number ? "number" : "", column.wide ? "wide" : ""].join(" ").trim() || null,
+        });
+        if (column.make) {
+          cell.inner = column.make();
+          cell.append(cell.inner);
+        }
+        return cell;
+      }),
+    );
+  const updateRow = (row, item) => {
+    if (rowClass) row.className = rowClass(item);
+    columns.forEach((column, index) => {
+      const cell = row.children[index];
+      if (cell.inner) cell.inner.show(item);
+      else text(cell, column.cell(item));
+    });
+  };
+  return (items) => {
+    made.hidden = items.length === 0;
+    nothing.hidden = items.length > 0;
+    text(nothing, empty);
+    keyed(body, items, keyOf, makeRow, updateRow);
+  };
+}

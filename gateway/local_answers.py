@@ -1,0 +1,61 @@
+"""What only a gateway knows, as messages of the Admin service (pure but for the clock)."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from catenary_protos.catenary.v1 import admin_pb2
+from gateway.outcomes import RecentOutcomes
+from gateway.recent_requests import RecentRequests
+from services.domain.ids import ModelKey
+
+MOST_REQUESTS = 500
+"""Of one answer to `ListRequests`."""
+_USUAL_REQUESTS = 50
+
+
+class RunningRequests(Protocol):
+    """What is needed of `SessionPlane`."""
+
+    def request_id(self, number: int) -> str:
+        """Returns the id of an unanswered request by its number; empty if there is none."""
+        ...
+
+    def session_id(self, request_id: str) -> int | None:
+        """Returns the session that generates for a request; None if none does."""
+        ...
+
+
+def name_requests(
+    answer: admin_pb2.ListSessionsResponse, gateway_id: str, requests: RunningRequests
+) -> None:
+    """Fills in the ids of requests, which only their own gateway knows."""
+    for session in answer.sessions:
+        if session.gateway_id == gateway_id:
+            session.request_id = requests.request_id(session.request_number)
+
+
+def add_attainment(answer: admin_pb2.GetStatusResponse, outcomes: RecentOutcomes) -> None:
+    """Fills in which share of each model's requests was in time, which gateways alone know."""
+    now_ns = time.monotonic_ns()
+    for model in answer.models:
+        label = str(ModelKey(model.name, model.version))
+        model.attainment_ratio = outcomes.of(label, now_ns).attainment_ratio
+
+
+def recent_requests(recent: RecentRequests, limit: int) -> admin_pb2.ListRequestsResponse:
+    """Returns the latest requests, the newest first; the usual number for a limit of 0."""
+    now_ns = time.monotonic_ns()
+    return admin_pb2.ListRequestsResponse(
+        requests=[
+            admin_pb2.RecentRequest(
+                request_id=each.id,
+                model=each.model,
+                outcome=each.outcome,
+                total_ns=each.finished_ns - each.arrival.monotonic_ns,
+                ended_ago_ns=max(0, now_ns - each.finished_ns),
+            )
+            for each in recent.latest(min(limit or _USUAL_REQUESTS, MOST_REQUESTS))
+        ]
+    )

@@ -1,0 +1,147 @@
+"""What became of each model's requests over the last minutes, in buckets of a few seconds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+BUCKET_S = 5
+BUCKETS = 60
+"""Of `BUCKET_S` each: five minutes."""
+_NANOSECONDS_PER_SECOND = 1_000_000_000
+
+_SHORTEST_NS = 100_000
+_BINS_PER_OCTAVE = 8
+_BINS = 21 * _BINS_PER_OCTAVE
+"""Latencies from 0.1 ms to more than 200 s; neighbouring bins are 9 % apart."""
+
+
+@dataclass(slots=True)
+class Bucket:
+    """The requests that ended within some seconds."""
+
+    number: int
+    """Of the monotonic clock, in units of `BUCKET_S`."""
+    finished: int = 0
+    """Answered, well or with an error; those whose client went away excepted."""
+    met: int = 0
+    """Of these, in time: before their deadline, or within their objectives."""
+    rows: int = 0
+    """Rows of those that were answered well."""
+    errors: Counter[str] = field(default_factory=Counter)
+    """By reason, refused and cancelled ones included."""
+    bins: Counter[int] = field(default_factory=Counter)
+    """Latencies of those that were answered well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """One model over the last minutes."""
+
+    seconds: int
+    """How far back this goes."""
+    finished: int
+    met: int
+    rows: int
+    errors: dict[str, int]
+    p50_ns: int
+    """From arrival to answer, within 5 % of the true value; 0: none was answered."""
+    p99_ns: int
+    history: tuple[tuple[int, int, int], ...]
+    """(age in seconds, finished, met) of each bucket that has any, oldest first."""
+
+    @property
+    def attainment_ratio(self) -> float:
+        """The share that was in time; -1 if none finished."""
+        return self.met / self.finished if self.finished else -1.0
+
+
+class RecentOutcomes:
+    """Counts by model; a bounded memory, however many requests there are."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, deque[Bucket]] = {}
+
+    def add(self, model: str, now_ns: int, *, met: bool, duration_ns: int, rows: int) -> None:
+        """Counts a request that was answered well; `met` says whether in time."""
+        bucket = self._bucket(model, now_ns)
+        bucket.finished += 1
+        bucket.met += met
+        bucket.rows += rows
+        bucket.bins[_bin_of(duration_ns)] += 1
+
+    def add_error(self, model: str, now_ns: int, reason: str, *, counts: bool) -> None:
+        """Counts a request that failed.
+
+        Args:
+            model: Its label.
+            now_ns: On the monotonic clock.
+            reason: Of the error.
+            counts: False if its deadline is no matter, because its client went away or it was
+                refused at the door.
+        """
+        bucket = self._bucket(model, now_ns)
+        bucket.finished += counts
+        bucket.errors[reason] += 1
+
+    def of(self, model: str, now_ns: int) -> Outcomes:
+        """Returns the last minutes of one model."""
+        buckets = list(self._fresh(model, now_ns))
+        errors: Counter[str] = Counter()
+        bins: Counter[int] = Counter()
+        for bucket in buckets:
+            errors.update(bucket.errors)
+            bins.update(bucket.bins)
+        now = _number_of(now_ns)
+        return Outcomes(
+            seconds=BUCKET_S * BUCKETS,
+            finished=sum(bucket.finished for bucket in buckets),
+            met=sum(bucket.met for bucket in buckets),
+            rows=sum(bucket.rows for bucket in buckets),
+            errors=dict(errors),
+            p50_ns=_percentile(bins, 0.50),
+            p99_ns=_percentile(bins, 0.99),
+            history=tuple(
+                ((now - bucket.number) * BUCKET_S, bucket.finished, bucket.met)
+                for bucket in buckets
+            ),
+        )
+
+    def models(self) -> tuple[str, ...]:
+        """Returns the labels of all models of which anything was counted."""
+        return tuple(self._models)
+
+    def _bucket(self, model: str, now_ns: int) -> Bucket:
+        buckets = self._models.get(model)
+        if buckets is None:
+            buckets = self._models[model] = deque(maxlen=BUCKETS)
+        number = _number_of(now_ns)
+        if not buckets or buckets[-1].number < number:
+            buckets.append(Bucket(number))
+        return buckets[-1]
+
+    def _fresh(self, model: str, now_ns: int) -> Iterator[Bucket]:
+        oldest = _number_of(now_ns) - BUCKETS
+        return (each for each in self._models.get(model, ()) if each.number > oldest)
+
+
+def _number_of(now_ns: int) -> int:
+    return now_ns // (BUCKET_S * _NANOSECONDS_PER_SECOND)
+
+
+def _bin_of(duration_ns: int) -> int:
+    if duration_ns <= _SHORTEST_NS:
+        return 0
+    return min(_BINS, int(math.log2(duration_ns / _SHORTEST_NS) * _BINS_PER_OCTAVE))
+
+
+def _percentile(bins: Counter[int], share: float) -> int:
+    """Returns the geometric middle of the bin in which the wanted latency lies."""
+    wanted = math.ceil(bins.total() * share)
+    for number in sorted(bins):
+        wanted -= bins[number]
+        if wanted <= 0:
+            return round(_SHORTEST_NS * 2 ** ((number + 0.5) / _BINS_PER_OCTAVE))
+    return 0
