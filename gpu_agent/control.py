@@ -24,12 +24,13 @@ from gpu_agent.outbox import Outbox
 from services.errors import CatenaryError, StaleEpoch, Unavailable
 from services.grpc_kit import open_channel
 from services.log import get_logger
+from services.security.identity import Role
 from services.security.tls import ClientSecurity
 
 _log = get_logger("gpu_agent.control")
 
 _FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 0.4
 _PACK = 1_024
 """Most messages in one write."""
 
@@ -93,6 +94,8 @@ class Control:
         self._metadata = tuple(metadata)
         self.connected = asyncio.Event()
         """Set while a leader has welcomed us."""
+        self.leader = ""
+        """Which start of a scheduler has the highest epoch seen."""
         self._sent = asyncio.Event()
         self._writing = False
 
@@ -123,7 +126,7 @@ class Control:
 
     async def _session(self, address: str) -> None:
         """Talks to one scheduler until the stream ends. Always raises why it ended."""
-        channel = open_channel(address, self._security)
+        channel = open_channel(address, self._security, role=Role.SCHEDULER)
         try:
             stub: Any = scheduler_pb2_grpc.SchedulerStub(channel)
             call = stub.AgentSession(metadata=self._metadata or None)
@@ -145,16 +148,27 @@ class Control:
         if first.WhichOneof("kind") != "welcome":
             raise Unavailable(f"{address} answered hello with something else than welcome")
         epoch = max(first.epoch, first.welcome.epoch)
-        if epoch < self._orders.epoch:
+        if self._is_stale(epoch, first.welcome.leader):
             self._orders.refused()
             async with asyncio.timeout(self._times.silence_s):
                 await _write(call, [self._refusal(epoch)])
             raise StaleEpoch(f"{address} leads epoch {epoch}; {self._orders.epoch} was seen")
         self._orders.raise_epoch(epoch)
+        self.leader = first.welcome.leader
         _log.info("scheduler_found", scheduler=first.welcome.scheduler_id, epoch=epoch)
         self.connected.set()
         for message in others:
             self._receive(message)
+
+    def _is_stale(self, epoch: int, leader: str) -> bool:
+        """True for a former leader, and for a second one of the epoch that we obey already.
+
+        Two have the same epoch if Redis forgot that it had granted it (a replica was promoted
+        that lacked the last writes); the one we meet second goes beyond it and comes again.
+        """
+        if epoch != self._orders.epoch:
+            return epoch < self._orders.epoch
+        return bool(leader and self.leader) and leader != self.leader
 
     async def _read(self, call: _Call) -> None:
         while True:

@@ -6,6 +6,7 @@ import os
 
 import psutil
 
+from gpu_agent.container_limits import memory_limit_bytes
 from gpu_agent.profiling.catalogue import find_device_class
 
 _THREAD_VARIABLES = (
@@ -37,6 +38,8 @@ def default_device_class(device: str) -> str:
 def default_memory_bytes(device: str, sharers: int = 1) -> int:
     """Returns the memory partitions may use: a GPU's nine tenths, of a CPU half of the host's.
 
+    In a container with a limit of its own that counts instead of the host's memory.
+
     Divided by `sharers`, the agents among which the device is shared. An emulated device has the
     memory of the hardware it stands for, if the catalogue knows that.
     """
@@ -47,8 +50,14 @@ def default_memory_bytes(device: str, sharers: int = 1) -> int:
     elif kind == "emulated":
         known = find_device_class(detail)
         total = known.memory_bytes if known is not None else 0
-    usable = total * 9 // 10 if total else int(psutil.virtual_memory().total) // 2
+    usable = total * 9 // 10 if total else _host_memory_bytes() // 2
     return usable // sharers
+
+
+def _host_memory_bytes() -> int:
+    there = int(psutil.virtual_memory().total)
+    limit = memory_limit_bytes()
+    return there if limit is None else min(there, limit)
 
 
 def limit_threads(threads: int) -> None:

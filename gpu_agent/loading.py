@@ -68,6 +68,11 @@ class Loader:
         self._loading: dict[PartitionKey, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def is_loading(self) -> bool:
+        """True while something that was ordered is not there yet."""
+        return bool(self._loading)
+
     def load(self, order: scheduler_pb2.LoadPartition) -> None:
         """Begins to load, or answers at once if the partition is here as ordered."""
         key = key_of(order.key)

@@ -20,26 +20,29 @@ from gpu_agent.generation.engine import GenerationEngine
 from gpu_agent.generation.lane import chunk_tokens_for
 from gpu_agent.generation.meter import GenerationMeter
 from gpu_agent.generation.surroundings import GenerationLimits, Surroundings
+from gpu_agent.holdings import HoldingsAnswer
 from gpu_agent.loading import Host, Loader
 from gpu_agent.outbox import Outbox
 from gpu_agent.share import Claim, take_share
 from services.domain.groups import chosen_group, metadata_of_group
-from services.grpc_kit import HealthSwitch, bind, create_server, enable_health_and_reflection
 from services.log import get_logger
 from services.model_repository import ModelRepository
+from services.probes import Probes
+from services.security.identity import Role
+from services.security.own_certificate import OwnCertificate
 from services.security.tls import ClientSecurity, ServerSecurity
 from services.telemetry.metrics import Metrics, start_metrics_server
 from services.telemetry.tracing import Tracer
 from services.transport.hub import TransportHub
 from services.transport.settings import TransportSecurity, TransportSettings
+from services.version import software_version
 
 if TYPE_CHECKING:
-    import grpc.aio
-
     from gpu_agent.settings import AgentSettings
 
 _log = get_logger("gpu_agent")
 _GAUGE_PERIOD_S = 1.0
+_CALM_LOOKS = 2
 _QUIET_S = 0.5
 """A drained agent to which no frame came for so long is needed by nobody."""
 
@@ -61,13 +64,18 @@ class AgentProcess:
         self.outbox = Outbox()
         self._client_security = ClientSecurity.from_settings(settings)
         self._server_security = ServerSecurity.from_settings(settings)
+        self._certificate = OwnCertificate(settings, Role.AGENT, settings.agent_id)
         self._tracer = Tracer(
             "catenary-agent",
             settings.agent_id,
             otlp_endpoint=settings.otlp_endpoint,
             sample_ratio=settings.trace_sample_ratio,
         )
-        self.hub = TransportHub(settings.agent_id, self._transport_settings())
+        self.hub = TransportHub(
+            settings.agent_id,
+            self._transport_settings(),
+            lambda why: self.metrics.frames_refused.labels(why).inc(),
+        )
         self.engine = Engine(
             settings.agent_id,
             self.hub,
@@ -121,7 +129,9 @@ class AgentProcess:
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Task[None] | None = None
-        self._health: tuple[grpc.aio.Server, HealthSwitch] | None = None
+        self._probes = Probes()
+        self._is_leaving = False
+        self._calm_looks = 0
         self._stop_metrics: Callable[[], None] | None = None
         self.health_port: int | None = None
         self.metrics_port: int | None = None
@@ -139,12 +149,13 @@ class AgentProcess:
         self.engine.start()
         self.generation.start()
         await self.hub.start(self.engine.on_frame)
+        self._certificate.start(self.metrics)
         if settings.metrics_port is not None:
             self.metrics_port, self._stop_metrics = start_metrics_server(
                 settings.metrics_host, settings.metrics_port, self.metrics.registry
             )
         if settings.health_port is not None:
-            await self._start_health(settings.health_port)
+            self.health_port = await self._probes.start(settings.health_host, settings.health_port)
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self.control.run(), name="control"),
@@ -173,8 +184,8 @@ class AgentProcess:
         our partitions first) batches still come, and none of them is lost.
         """
         deadline = time.monotonic() + timeout_s
-        if self._health is not None:
-            self._health[1].set_serving(False)
+        self._is_leaving = True
+        self._probes.set_ready(False)
         self._tell(_DRAINED)
         await self.control.flush(min(1.0, timeout_s / 4))
         while (left_s := deadline - time.monotonic()) > 0:
@@ -196,11 +207,8 @@ class AgentProcess:
         await self.generation.close()
         await self.engine.close()
         await self.hub.close()
-        if self._health is not None:
-            server, switch = self._health
-            await switch.shutdown()
-            await server.stop(grace=0.5)
-            self._health = None
+        await self._certificate.close()
+        await self._probes.stop()
         if self._stop_metrics is not None:
             await asyncio.to_thread(self._stop_metrics)
             self._stop_metrics = None
@@ -235,12 +243,15 @@ class AgentProcess:
             server_id=settings.server_id,
             link_bytes_per_second=settings.link_bytes_per_second,
             epoch=self.engine.epoch,
+            leader=self.control.leader,
+            draining=self._is_leaving,
             partitions=self._loader.describe_all(),
             batches=self.engine.snapshot(),
             virtual_level=settings.virtual_level,
             device_id=settings.device_id,
             sessions=self.generation.snapshot(),
             commits_caches_on_use=commits_on_use(self.share.device, settings.decoder),
+            software_version=software_version(),
         )
 
     def obey(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
@@ -257,6 +268,8 @@ class AgentProcess:
                     self.engine.cancel(batch_id)
             case "close_sessions":
                 self.generation.close_sessions(message.close_sessions.session_ids)
+            case "report_holdings":
+                self.generation.report_holdings(message.report_holdings.number)
             case "drain":
                 if self._draining is None or self._draining.done():
                     self._draining = asyncio.get_running_loop().create_task(self._drain_order())
@@ -292,6 +305,8 @@ class AgentProcess:
     # -- parts -----------------------------------------------------------------------------------
 
     def _tell(self, message: Outgoing) -> None:
+        if isinstance(message, HoldingsAnswer):
+            message.complete(self.engine.snapshot(computed=True), self.engine.partitions)
         self.outbox.put(message)
 
     def _peer(self) -> common_pb2.Peer:
@@ -316,13 +331,18 @@ class AgentProcess:
             chosen = replace(chosen, runtime_dir=settings.runtime_dir)
         return chosen
 
-    async def _start_health(self, port: int) -> None:
-        server = create_server(self._server_security)
-        switch = enable_health_and_reflection(server, [])
-        self.health_port = bind(server, self.settings.transport_host, port, self._server_security)
-        await server.start()
-        switch.set_serving(True)
-        self._health = (server, switch)
+    def _tell_probes(self) -> None:
+        """Ready while a scheduler leads it, from when it first had loaded what was ordered.
+
+        Looks twice, a period apart: orders come a moment behind the welcome.
+        """
+        if not self.control.connected.is_set() or self._is_leaving:
+            self._calm_looks = 0
+        elif self._calm_looks >= _CALM_LOOKS or not self._loader.is_loading:
+            self._calm_looks += 1
+        else:
+            self._calm_looks = 0
+        self._probes.set_ready(self._calm_looks >= _CALM_LOOKS)
 
     async def _refresh_gauges(self) -> None:
         while True:
@@ -338,6 +358,7 @@ class AgentProcess:
             self.metrics.block_slots.set(slots)
             self.metrics.generation_sessions.set(self.generation.sessions)
             self.metrics.epoch.set(self.engine.epoch)
+            self._tell_probes()
             await asyncio.sleep(_GAUGE_PERIOD_S)
 
 

@@ -80,9 +80,6 @@ class AgentSettings(ProcessSettings):
     emulated_link: bool = Field(
         False, description="Frames between agents take as long as `link_bytes_per_second` says."
     )
-    health_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of the gRPC health service; empty: none."
-    )
     max_held_bytes: int = Field(
         1 << 30, gt=0, description="Bytes of received tensors held at a time; more is refused."
     )

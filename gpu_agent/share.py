@@ -18,6 +18,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpu_agent.container_limits import core_limit
 from gpu_agent.device import default_device_class, default_memory_bytes, limit_threads
 from gpu_agent.executors.device import Device
 from services.errors import InvalidInput
@@ -98,10 +99,14 @@ def default_threads(device: Device, host_devices: int = 1, cpu_cores: Sequence[i
 
 
 def host_cores() -> int:
-    """Returns how many cores this process may use."""
+    """Returns how many cores this process may use, in a container its share of their time."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    limit = core_limit()
+    # Part of a core is no core: one thread more than there is time for holds up all others.
+    return cores if limit is None else max(1, min(cores, int(limit)))
 
 
 def isolation_of(device: Device) -> str:

@@ -54,6 +54,7 @@ from catenary.generation import (
     Usage,
 )
 from catenary.moving import SessionInfo, SessionMove
+from catenary.recent import RecentRequest
 from catenary.retry import RetryPolicy
 from catenary.text_streams import AsyncTextStream, TextStream
 from catenary.types import (
@@ -68,6 +69,7 @@ from catenary.types import (
     ModelInfo,
     ModelMetadata,
     PlanSwitch,
+    ProcessVersion,
     Replanned,
     TensorInfo,
     Trace,
@@ -112,8 +114,10 @@ __all__ = [
     "PlanError",
     "PlanInfeasibleError",
     "PlanSwitch",
+    "ProcessVersion",
     "ProtocolError",
     "QuotaExceededError",
+    "RecentRequest",
     "Replanned",
     "RequestCancelledError",
     "RetryPolicy",

@@ -17,16 +17,18 @@ from typing import Any, TypeVar
 
 import grpc
 
-from catenary import calls, messages, moving, types
+from catenary import calls, messages, moving, recent, types
 from catenary.attempts import Attempts
 from catenary.calls import Call, Service
 from catenary.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
+from catenary.continuing import TextCall
 from catenary.errors import CatenaryError, UnavailableError
 from catenary.failures import error_of_call
 from catenary.generating import GeneratesTextAsync
 from catenary.retry import RetryPolicy
+from catenary.targets import Addresses, targets_of
 from catenary.tensors import Array
-from catenary.text_streams import AsyncTextStream, TextCall
+from catenary.text_streams import AsyncTextStream
 
 Reply = TypeVar("Reply")
 
@@ -36,15 +38,18 @@ _WRITE_FAILED = "Internal error from Core"
 
 
 class AsyncClient(GeneratesTextAsync):
-    """`Client` for asyncio: talks to one gateway; close it, or use it in an `async with` statement.
+    """`Client` for asyncio; close it, or use it in an `async with` statement.
 
     Args:
-        target: Host and port of the gateway's gRPC door, or any gRPC target.
+        target: Host and port of the gateway's gRPC door, or any gRPC target. Several, with commas
+            or as a sequence, are gateways of one cluster: where one is not available, calls that
+            may be repeated go to the next, and answers that it had begun go on there.
         api_key: Sent as `authorization: Bearer ...`.
         tls: How to trust the server. Without it only this machine is talked to in plain.
         insecure: Allows plain connections to other machines.
         timeout_s: Longest wait for one call that names no limit of its own.
-        admin_target: The admin port; port 8003 of the target's host if None.
+        admin_target: The admin port; port 8003 of the target's host if None. One for all targets,
+            or one for each.
         retry: Repeats calls that are safe to repeat. None repeats nothing; see `RetryPolicy`.
 
     Every method may raise any `CatenaryError`.
@@ -52,20 +57,21 @@ class AsyncClient(GeneratesTextAsync):
 
     def __init__(  # noqa: PLR0913 - settings of one thing, all but the first by name
         self,
-        target: str = DEFAULT_TARGET,
+        target: Addresses = DEFAULT_TARGET,
         *,
         api_key: str | None = None,
         tls: TlsConfig | None = None,
         insecure: bool = False,
         timeout_s: float = 60.0,
-        admin_target: str | None = None,
+        admin_target: Addresses | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
-        self._connection = Connection(
-            target, api_key, tls, insecure, timeout_s, admin_target, retry or NO_RETRY
+        common = Connection(
+            DEFAULT_TARGET, api_key, tls, insecure, timeout_s, None, retry or NO_RETRY
         )
-        self._channels: dict[bool, grpc.aio.Channel] = {}
-        self._stubs: dict[Service, Any] = {}
+        self._targets = targets_of(common, target, admin_target)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[tuple[str, Service], Any] = {}
         self._closed = False
 
     async def infer(  # noqa: PLR0913 - the fields of one request, all but two by name
@@ -126,11 +132,16 @@ class AsyncClient(GeneratesTextAsync):
                 # gRPC would swallow it in a task of its own; it is raised to the caller below.
                 trouble.append(error)
 
-        method = self._stub("inference").ModelStreamInfer
-        replies = self._stream(method, outgoing(), timeout_s)
-        async with contextlib.aclosing(replies):
-            async for reply in replies:
-                yield messages.stream_result(reply)
+        connection = self._targets.current
+        method = self._stub("inference", connection).ModelStreamInfer
+        replies = self._stream(method, outgoing(), timeout_s, connection)
+        try:
+            async with contextlib.aclosing(replies):
+                async for reply in replies:
+                    yield messages.stream_result(reply)
+        except UnavailableError:
+            self._targets.leave(connection)
+            raise
         if trouble:
             raise trouble[0]
 
@@ -161,6 +172,10 @@ class AsyncClient(GeneratesTextAsync):
     async def trace(self, request_id: str = "") -> types.Trace:
         """Returns where a recent request's time went; the latest one's if no id is given."""
         return await self._run(calls.trace(request_id))
+
+    async def requests(self, limit: int = 50) -> list[recent.RecentRequest]:
+        """Returns the latest requests of this gateway, the newest first (admin port)."""
+        return await self._run(recent.requests(limit))
 
     async def plan(self) -> types.ActivePlan:
         """Returns the plan in force (admin port)."""
@@ -251,7 +266,7 @@ class AsyncClient(GeneratesTextAsync):
         await self.close()
 
     async def _run(self, call: Call[Reply]) -> Reply:
-        attempts = Attempts(call, self._connection)
+        attempts = Attempts(call, self._targets)
         while True:
             try:
                 return await self._execute(call, attempts)
@@ -263,8 +278,9 @@ class AsyncClient(GeneratesTextAsync):
             attempts.again()
 
     async def _execute(self, call: Call[Reply], attempts: Attempts) -> Reply:
-        method = getattr(self._stub(call.service), call.method)
-        metadata = self._connection.metadata
+        connection = attempts.connection
+        method = getattr(self._stub(call.service, connection), call.method)
+        metadata = connection.metadata
         try:
             if call.tells_deadline:
                 return call.read(
@@ -279,15 +295,18 @@ class AsyncClient(GeneratesTextAsync):
             raise error_of_call(error) from error
 
     def _text_stream(self, call: TextCall) -> AsyncTextStream:
-        def send(request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
-            return self._stream(self._stub(call.service).Generate, request, timeout_s)
+        def send(
+            request: Any, timeout_s: float | None, connection: Connection
+        ) -> AsyncGenerator[Any, None]:
+            method = self._stub(call.service, connection).Generate
+            return self._stream(method, request, timeout_s, connection)
 
-        return AsyncTextStream(call, self._connection, send)
+        return AsyncTextStream(call, self._targets, send)
 
     async def _stream(
-        self, method: Any, request: Any, timeout_s: float | None
+        self, method: Any, request: Any, timeout_s: float | None, connection: Connection
     ) -> AsyncGenerator[Any, None]:
-        stream = method(request, timeout=timeout_s, metadata=self._connection.metadata)
+        stream = method(request, timeout=timeout_s, metadata=connection.metadata)
         try:
             async for reply in stream:
                 yield reply
@@ -300,23 +319,23 @@ class AsyncClient(GeneratesTextAsync):
         finally:
             stream.cancel()
 
-    def _open(self, target: str) -> grpc.aio.Channel:
-        credentials = self._connection.credentials()
-        options = self._connection.options(target)
+    def _open(self, connection: Connection, target: str) -> grpc.aio.Channel:
+        credentials = connection.credentials()
+        options = connection.options(target)
         if credentials is None:
             return grpc.aio.insecure_channel(target, options)
         return grpc.aio.secure_channel(target, credentials, options)
 
-    def _stub(self, service: Service) -> Any:
+    def _stub(self, service: Service, connection: Connection) -> Any:
         # Channels are opened here, in the loop that uses them, not where the client was made.
         if self._closed:
             raise RuntimeError("this client is closed")
-        admin = service == "admin"
-        if admin not in self._channels:
-            self._channels[admin] = self._open(self._connection.address(admin=admin))
-        if service not in self._stubs:
-            self._stubs[service] = stub_class(service)(self._channels[admin])
-        return self._stubs[service]
+        address = connection.address(admin=service == "admin")
+        if address not in self._channels:
+            self._channels[address] = self._open(connection, address)
+        if (address, service) not in self._stubs:
+            self._stubs[address, service] = stub_class(service)(self._channels[address])
+        return self._stubs[address, service]
 
 
 async def _each(

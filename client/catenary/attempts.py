@@ -8,16 +8,27 @@ from typing import Any
 
 from catenary.calls import Call
 from catenary.connection import Connection
-from catenary.errors import CatenaryError, DeadlineExceededError
+from catenary.errors import CatenaryError, DeadlineExceededError, UnavailableError
+from catenary.targets import Targets
 
 
 class Attempts:
-    """Counts attempts and time from the moment it is made."""
+    """Counts attempts and time from the moment it is made.
 
-    def __init__(self, call: Call[Any], connection: Connection) -> None:
+    With several targets, one that is not available is left for the next at once; when all were
+    tried, the retry policy says whether and when to begin with the first again.
+
+    Attributes:
+        connection: Where the present attempt goes.
+    """
+
+    def __init__(self, call: Call[Any], targets: Targets) -> None:
+        self.connection: Connection = targets.current
         self._call = call
-        self._policy = connection.retry
-        self._limit_s = connection.timeout_s if call.timeout_s is None else call.timeout_s
+        self._targets = targets
+        self._left: set[str] = set()
+        self._policy = self.connection.retry
+        self._limit_s = self.connection.timeout_s if call.timeout_s is None else call.timeout_s
         self._started = time.monotonic()
         self._made = 1
 
@@ -34,18 +45,34 @@ class Attempts:
     def wait_s(self, error: CatenaryError) -> float | None:
         """Returns the wait before another attempt, or None to give up; marks the error."""
         error.request_id = self._call.request_id
+        if isinstance(error, UnavailableError):
+            self._targets.leave(self.connection)
         if not self._call.repeatable:
             return None
         left = self.remaining_s
         if self._call.slo_ms is not None:
             # The SLO counts from the first attempt, so it bounds the waiting too.
             left = min(left, self._call.slo_ms / 1e3 - self.elapsed_s)
-        return self._policy.wait_s(error, self._made, left, random.random())
+        if isinstance(error, UnavailableError) and error.may_retry and left > 0:
+            self._left.add(self.connection.target)
+            if self._targets.current.target not in self._left:
+                return 0.0
+            self._left.clear()
+        wait_s = self._policy.wait_s(error, self._made, left, random.random())
+        self._made += 1
+        return wait_s
 
     def again(self) -> None:
-        """Counts another attempt and takes the time gone off the request's SLO."""
-        self._made += 1
+        """Begins another attempt, where calls go now, and takes the time gone off the SLO."""
+        self.connection = self._targets.current
         self._call.spend(self.elapsed_s)
+
+    def progressed(self) -> None:
+        """Counts from the beginning: the attempt that failed has brought part of the answer."""
+        self._made = 1
+        self._left.clear()
+        if self._call.timeout_s is None:
+            self._started = time.monotonic()
 
     def out_of_patience(self) -> DeadlineExceededError:
         """Returns the error for a limit that only this side knows of."""

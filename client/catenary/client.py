@@ -10,30 +10,35 @@ from typing import Any, TypeVar
 
 import grpc
 
-from catenary import calls, messages, moving, types
+from catenary import calls, messages, moving, recent, types
 from catenary.attempts import Attempts
 from catenary.calls import Call, Service
 from catenary.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig, stub_class
-from catenary.errors import CatenaryError
+from catenary.continuing import TextCall
+from catenary.errors import CatenaryError, UnavailableError
 from catenary.failures import error_of_call
 from catenary.generating import GeneratesText
 from catenary.retry import RetryPolicy
+from catenary.targets import Addresses, targets_of
 from catenary.tensors import Array
-from catenary.text_streams import TextCall, TextStream
+from catenary.text_streams import TextStream
 
 Reply = TypeVar("Reply")
 
 
 class Client(GeneratesText):
-    """Talks to one gateway; close it, or use it in a `with` statement.
+    """Talks to a gateway of a cluster; close it, or use it in a `with` statement.
 
     Args:
-        target: Host and port of the gateway's gRPC door, or any gRPC target.
+        target: Host and port of the gateway's gRPC door, or any gRPC target. Several, with commas
+            or as a sequence, are gateways of one cluster: where one is not available, calls that
+            may be repeated go to the next, and answers that it had begun go on there.
         api_key: Sent as `authorization: Bearer ...`.
         tls: How to trust the server. Without it only this machine is talked to in plain.
         insecure: Allows plain connections to other machines.
         timeout_s: Longest wait for one call that names no limit of its own.
-        admin_target: The admin port; port 8003 of the target's host if None.
+        admin_target: The admin port; port 8003 of the target's host if None. One for all targets,
+            or one for each.
         retry: Repeats calls that are safe to repeat. None repeats nothing; see `RetryPolicy`.
 
     Every method may raise any `CatenaryError`.
@@ -41,21 +46,23 @@ class Client(GeneratesText):
 
     def __init__(  # noqa: PLR0913 - settings of one thing, all but the first by name
         self,
-        target: str = DEFAULT_TARGET,
+        target: Addresses = DEFAULT_TARGET,
         *,
         api_key: str | None = None,
         tls: TlsConfig | None = None,
         insecure: bool = False,
         timeout_s: float = 60.0,
-        admin_target: str | None = None,
+        admin_target: Addresses | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
-        self._connection = Connection(
-            target, api_key, tls, insecure, timeout_s, admin_target, retry or NO_RETRY
+        common = Connection(
+            DEFAULT_TARGET, api_key, tls, insecure, timeout_s, None, retry or NO_RETRY
         )
+        self._targets = targets_of(common, target, admin_target)
         self._lock = threading.Lock()
-        self._channels: dict[bool, grpc.Channel] = {False: self._open(target)}
-        self._stubs: dict[Service, Any] = {}
+        first = self._targets.current
+        self._channels = {first.target: self._open(first, first.target)}
+        self._stubs: dict[tuple[str, Service], Any] = {}
         self._closed = False
 
     def infer(  # noqa: PLR0913 - the fields of one request, all but two by name
@@ -113,9 +120,14 @@ class Client(GeneratesText):
                 # gRPC would swallow it on its own thread; it is raised to the caller below.
                 trouble.append(error)
 
-        method = self._stub("inference").ModelStreamInfer
-        for reply in self._stream(method, outgoing(), timeout_s):
-            yield messages.stream_result(reply)
+        connection = self._targets.current
+        method = self._stub("inference", connection).ModelStreamInfer
+        try:
+            for reply in self._stream(method, outgoing(), timeout_s, connection):
+                yield messages.stream_result(reply)
+        except UnavailableError:
+            self._targets.leave(connection)
+            raise
         if trouble:
             raise trouble[0]
 
@@ -146,6 +158,10 @@ class Client(GeneratesText):
     def trace(self, request_id: str = "") -> types.Trace:
         """Returns where a recent request's time went; the latest one's if no id is given."""
         return self._run(calls.trace(request_id))
+
+    def requests(self, limit: int = 50) -> list[recent.RecentRequest]:
+        """Returns the latest requests of this gateway, the newest first (admin port)."""
+        return self._run(recent.requests(limit))
 
     def plan(self) -> types.ActivePlan:
         """Returns the plan in force (admin port)."""
@@ -235,7 +251,7 @@ class Client(GeneratesText):
         self.close()
 
     def _run(self, call: Call[Reply]) -> Reply:
-        attempts = Attempts(call, self._connection)
+        attempts = Attempts(call, self._targets)
         while True:
             try:
                 return self._execute(call, attempts)
@@ -247,8 +263,9 @@ class Client(GeneratesText):
             attempts.again()
 
     def _execute(self, call: Call[Reply], attempts: Attempts) -> Reply:
-        method = getattr(self._stub(call.service), call.method)
-        metadata = self._connection.metadata
+        connection = attempts.connection
+        method = getattr(self._stub(call.service, connection), call.method)
+        metadata = connection.metadata
         future: Any = None
         try:
             if call.tells_deadline:
@@ -266,13 +283,16 @@ class Client(GeneratesText):
                 future.cancel()
 
     def _text_stream(self, call: TextCall) -> TextStream:
-        def send(request: Any, timeout_s: float | None) -> Iterator[Any]:
-            return self._stream(self._stub(call.service).Generate, request, timeout_s)
+        def send(request: Any, timeout_s: float | None, connection: Connection) -> Iterator[Any]:
+            method = self._stub(call.service, connection).Generate
+            return self._stream(method, request, timeout_s, connection)
 
-        return TextStream(call, self._connection, send)
+        return TextStream(call, self._targets, send)
 
-    def _stream(self, method: Any, request: Any, timeout_s: float | None) -> Iterator[Any]:
-        stream = method(request, timeout=timeout_s, metadata=self._connection.metadata)
+    def _stream(
+        self, method: Any, request: Any, timeout_s: float | None, connection: Connection
+    ) -> Iterator[Any]:
+        stream = method(request, timeout=timeout_s, metadata=connection.metadata)
         try:
             yield from stream
         except grpc.RpcError as error:
@@ -280,26 +300,20 @@ class Client(GeneratesText):
         finally:
             stream.cancel()
 
-    def _open(self, target: str) -> grpc.Channel:
-        credentials = self._connection.credentials()
-        options = self._connection.options(target)
+    def _open(self, connection: Connection, target: str) -> grpc.Channel:
+        credentials = connection.credentials()
+        options = connection.options(target)
         if credentials is None:
             return grpc.insecure_channel(target, options)
         return grpc.secure_channel(target, credentials, options)
 
-    def _channel_to(self, *, admin: bool) -> grpc.Channel:
+    def _stub(self, service: Service, connection: Connection) -> Any:
         with self._lock:
             if self._closed:
                 raise RuntimeError("this client is closed")
-            channel = self._channels.get(admin)
-            if channel is None:
-                channel = self._open(self._connection.address(admin=admin))
-                self._channels[admin] = channel
-            return channel
-
-    def _stub(self, service: Service) -> Any:
-        channel = self._channel_to(admin=service == "admin")
-        with self._lock:
-            if service not in self._stubs:
-                self._stubs[service] = stub_class(service)(channel)
-            return self._stubs[service]
+            address = connection.address(admin=service == "admin")
+            if address not in self._channels:
+                self._channels[address] = self._open(connection, address)
+            if (address, service) not in self._stubs:
+                self._stubs[address, service] = stub_class(service)(self._channels[address])
+            return self._stubs[address, service]

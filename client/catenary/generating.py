@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, Literal, Unpack, overload
 
+from catenary.continuing import TextCall
 from catenary.generation import (
     GenerationOptions,
     GenerationResult,
@@ -14,7 +15,7 @@ from catenary.generation import (
     chat_call,
     prompt_call,
 )
-from catenary.text_streams import AsyncTextStream, TextCall, TextStream
+from catenary.text_streams import AsyncTextStream, TextStream
 
 
 class GeneratesText(ABC):

@@ -37,6 +37,7 @@ class GenerationOptions(TypedDict, total=False):
         time_to_first_token_slo_ms: When the first token should be there. It is placed by this and
             the next; left out, the model's hold, if it has any.
         time_per_output_token_slo_ms: How long each further one may take in the mean.
+        priority: Higher goes first; at most what the API key allows.
         timeout_s: When the whole answer must be there; travels as the gRPC deadline.
         request_id: Echoed and known to `trace`; drawn if left out.
     """
@@ -55,6 +56,7 @@ class GenerationOptions(TypedDict, total=False):
     timings: bool
     time_to_first_token_slo_ms: float
     time_per_output_token_slo_ms: float
+    priority: int
     timeout_s: float
     request_id: str
 
@@ -162,6 +164,7 @@ class GeneratedText:
         timings: Of its tokens, if asked for.
         objectives: Of the whole request, in the last piece.
         chain_changes: The same.
+        generated_before: Of an answer that goes on at another gateway, tokens before this piece's.
     """
 
     text: str
@@ -171,6 +174,7 @@ class GeneratedText:
     timings: tuple[TokenTiming, ...] = ()
     objectives: ObjectivesReport | None = None
     chain_changes: tuple[ChainChange, ...] = ()
+    generated_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +293,8 @@ def _call(model: str, options: GenerationOptions) -> Call[GeneratedText]:
         if name in options:
             value = options[name]  # type: ignore[literal-required]
             _set(lambda v, name=name: setattr(request.sampling, name, v), name, value)
+    if "priority" in options:
+        _set(lambda value: setattr(request, "priority", value), "priority", options["priority"])
     stop = options.get("stop", ())
     _set(request.sampling.stop.extend, "stop", [stop] if isinstance(stop, str) else stop)
     for name in ("time_to_first_token_slo", "time_per_output_token_slo"):
@@ -324,6 +330,7 @@ def piece_of(message: generation_pb2.GenerateResponse) -> GeneratedText:
         tuple(_timing(timing) for timing in message.timings),
         _report(message.objectives) if message.HasField("objectives") else None,
         tuple(_chain_change(change) for change in message.chain_changes),
+        message.generated_before,
     )
 
 

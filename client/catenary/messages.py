@@ -170,10 +170,16 @@ def cluster_status(message: admin_pb2.GetStatusResponse) -> types.ClusterStatus:
         batches_in_flight=message.batches_in_flight,
         live_reservations=message.live_reservations,
         redis_connected=message.redis_connected,
+        redis_problem=message.redis_problem,
         sessions_in_flight=message.sessions_in_flight,
         groups=tuple(_group(group) for group in message.groups),
         moves_done=message.moves_done,
         moves_failed=message.moves_failed,
+        audits=message.audits,
+        leaks_mended=message.leaks_mended,
+        versions=tuple(
+            types.ProcessVersion(each.role, each.name, each.version) for each in message.versions
+        ),
     )
 
 
@@ -231,6 +237,14 @@ def _agent(message: admin_pb2.AgentStatus) -> types.AgentInfo:
         message.memory_bytes,
         message.utilisation_ratio,
         message.group,
+        message.block_slots,
+        message.used_block_slots,
+        message.cached_block_tokens,
+        message.most_block_tokens,
+        message.slowdown_ratio,
+        message.batches,
+        message.server_id,
+        message.used_memory_bytes,
     )
 
 

@@ -1,8 +1,8 @@
 """Answers that come piece by piece.
 
 A request is sent when its first piece is asked for. Leaving the loop and closing the stream (or
-the `with` statement's end) cancels the answer on the server. A retry policy applies only until the
-first piece is there: what a caller has seen is never generated anew.
+the `with` statement's end) cancels the answer on the server. What a caller has seen is never
+generated anew: see `catenary.continuing`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from types import TracebackType
 from typing import Any
 
-from catenary.attempts import Attempts
-from catenary.calls import Call
 from catenary.connection import Connection
-from catenary.errors import CatenaryError, ProtocolError
+from catenary.continuing import Course, TextCall
+from catenary.errors import CatenaryError
 from catenary.generation import Gathering, GeneratedText, GenerationResult
-
-TextCall = Call[GeneratedText]
+from catenary.targets import Targets
 
 
 class TextStream(Iterator[GeneratedText]):
@@ -29,12 +27,12 @@ class TextStream(Iterator[GeneratedText]):
     def __init__(
         self,
         call: TextCall,
-        connection: Connection,
-        send: Callable[[Any, float | None], Iterator[Any]],
+        targets: Targets,
+        send: Callable[[Any, float | None, Connection], Iterator[Any]],
     ) -> None:
         self._gathering = Gathering(call.request_id)
         # Not a method: a stream that is dropped is freed, and so cancelled, at once.
-        self._pieces = _pieces(call, connection, send, self._gathering)
+        self._pieces = _pieces(call, targets, send, self._gathering)
 
     @property
     def id(self) -> str:
@@ -77,11 +75,11 @@ class AsyncTextStream(AsyncIterator[GeneratedText]):
     def __init__(
         self,
         call: TextCall,
-        connection: Connection,
-        send: Callable[[Any, float | None], AsyncGenerator[Any, None]],
+        targets: Targets,
+        send: Callable[[Any, float | None, Connection], AsyncGenerator[Any, None]],
     ) -> None:
         self._gathering = Gathering(call.request_id)
-        self._pieces = _pieces_async(call, connection, send, self._gathering)
+        self._pieces = _pieces_async(call, targets, send, self._gathering)
 
     @property
     def id(self) -> str:
@@ -121,62 +119,39 @@ class AsyncTextStream(AsyncIterator[GeneratedText]):
 
 def _pieces(
     call: TextCall,
-    connection: Connection,
-    send: Callable[[Any, float | None], Iterator[Any]],
+    targets: Targets,
+    send: Callable[[Any, float | None, Connection], Iterator[Any]],
     gathering: Gathering,
 ) -> Generator[GeneratedText, None, None]:
-    attempts = Attempts(call, connection)
+    course = Course(call, targets, gathering)
     while True:
         try:
-            for reply in send(call.request, _deadline_s(call, attempts)):
-                piece = call.read(reply)
-                gathering.add(piece)
-                yield piece
-            _check_end(gathering)
+            for reply in send(call.request, course.deadline_s, course.connection):
+                yield course.take(reply)
+            course.check_end()
             return
         except CatenaryError as error:
-            wait_s = _wait_s(attempts, error, gathering)
-            if wait_s is None:
-                raise
+            wait_s = course.wait_s(error)
         time.sleep(wait_s)
-        attempts.again()
+        course.again()
 
 
 async def _pieces_async(
     call: TextCall,
-    connection: Connection,
-    send: Callable[[Any, float | None], AsyncGenerator[Any, None]],
+    targets: Targets,
+    send: Callable[[Any, float | None, Connection], AsyncGenerator[Any, None]],
     gathering: Gathering,
 ) -> AsyncGenerator[GeneratedText, None]:
-    attempts = Attempts(call, connection)
+    course = Course(call, targets, gathering)
     while True:
         try:
-            async with contextlib.aclosing(send(call.request, _deadline_s(call, attempts))) as sent:
-                async for reply in sent:
-                    piece = call.read(reply)
-                    gathering.add(piece)
-                    yield piece
-            _check_end(gathering)
+            replies = send(call.request, course.deadline_s, course.connection)
+            async with contextlib.aclosing(replies):
+                async for reply in replies:
+                    yield course.take(reply)
+            course.check_end()
             return
         except CatenaryError as error:
-            wait_s = _wait_s(attempts, error, gathering)
-            if wait_s is None:
-                raise
+            wait_s = course.wait_s(error)
         await asyncio.sleep(wait_s)
-        attempts.again()
-
-
-def _deadline_s(call: TextCall, attempts: Attempts) -> float | None:
-    """The gRPC deadline: what is left of the caller's own limit; None if there is none."""
-    return None if call.timeout_s is None else attempts.remaining_s
-
-
-def _wait_s(attempts: Attempts, error: CatenaryError, gathering: Gathering) -> float | None:
-    """Returns the wait before another attempt, None to give up; marks the error."""
-    wait_s = attempts.wait_s(error)
-    return None if gathering.pieces else wait_s
-
-
-def _check_end(gathering: Gathering) -> None:
-    if not gathering.pieces or not gathering.pieces[-1].finish_reason:
-        raise ProtocolError("the server ended the answer without a finish reason")
+        course.again()

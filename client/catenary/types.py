@@ -106,7 +106,20 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AgentInfo:
-    """One agent; `state` is joining, ready, draining or lost, `group` its scheduler group."""
+    """One agent.
+
+    Attributes:
+        state: joining, ready, draining or lost.
+        group: Its scheduler group.
+        block_slots: Key-value caches it has room for, one session in one block each.
+        used_block_slots: Those of them that are reserved.
+        cached_block_tokens: Tokens in its caches, each counted once per block.
+        most_block_tokens: Tokens there is room for, counted in the same way.
+        slowdown_ratio: How much longer it computes than was booked, of late; 0 if not known.
+        batches: Batches that it has yet to compute.
+        server_id: The machine it is on.
+        used_memory_bytes: Memory of what it has loaded.
+    """
 
     agent_id: str
     device: str
@@ -116,6 +129,14 @@ class AgentInfo:
     memory_bytes: int
     utilisation_ratio: float
     group: int = 0
+    block_slots: int = 0
+    used_block_slots: int = 0
+    cached_block_tokens: int = 0
+    most_block_tokens: int = 0
+    slowdown_ratio: float = 0.0
+    batches: int = 0
+    server_id: str = ""
+    used_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +232,21 @@ class GroupInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessVersion:
+    """What software one process runs.
+
+    Attributes:
+        role: scheduler, gateway or agent.
+        name: Of the process.
+        version: Of the package; empty if the process is too old to say.
+    """
+
+    role: str
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """The cluster at one moment.
 
@@ -218,6 +254,10 @@ class ClusterStatus:
         groups: Empty unless the cluster is divided into scheduler groups; all else are then sums.
         moves_done: Moves of running sessions to other chains, since the scheduler leads.
         moves_failed: Moves that were begun and left the session where it was.
+        versions: What the leader, and the gateways and agents connected to it, run.
+        redis_problem: Why `redis_connected` is false, in one line.
+        audits: How often the book was compared with what agents hold and gateways wait for.
+        leaks_mended: What was reserved and not held, or held and not reserved, and is put right.
     """
 
     scheduler_id: str
@@ -234,6 +274,10 @@ class ClusterStatus:
     groups: tuple[GroupInfo, ...] = ()
     moves_done: int = 0
     moves_failed: int = 0
+    versions: tuple[ProcessVersion, ...] = ()
+    redis_problem: str = ""
+    audits: int = 0
+    leaks_mended: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from gpu_agent.decoders.building import run_worker
 from gpu_agent.decoders.sizes import read_table
 from gpu_agent.decoders.timing import time_blocks
 from gpu_agent.decoders.weights import WEIGHTS_FILE, write_joined
+from services.bounded_files import LARGEST_CONFIG_BYTES, read_bounded
 from services.domain.decoder import DecoderTable
 from services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey
 from services.domain.model import BlockTable, Boundary, ModelManifest
@@ -158,7 +159,7 @@ def block_table(table: DecoderTable, compute_ns: tuple[int, ...]) -> BlockTable:
 
 def _check_family(folder: Path) -> None:
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        config = json.loads(read_bounded(folder / "config.json", LARGEST_CONFIG_BYTES))
         family = config["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput("config.json", f"cannot be read: {error}") from None

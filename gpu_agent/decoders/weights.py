@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from services.bounded_files import LARGEST_JSON_BYTES, read_bounded
 from services.errors import InvalidInput
 
+_LARGEST_HEADER_BYTES = 100_000_000
+"""As the library itself has it."""
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _PIECE_BYTES = 1 << 24
@@ -38,8 +41,8 @@ def stored_tensors(file: Path) -> dict[str, StoredTensor]:
     try:
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
-            if length > file.stat().st_size:
-                raise ValueError("its header is longer than the file")
+            if length > min(file.stat().st_size, _LARGEST_HEADER_BYTES):
+                raise ValueError("its header is longer than the file, or than headers may be")
             header = json.loads(opened.read(length))
         return {
             name: StoredTensor(
@@ -64,8 +67,11 @@ def write_joined(source: Path, target: Path) -> None:
     if (source / WEIGHTS_FILE).exists():
         shards = [source / WEIGHTS_FILE]
     elif (source / INDEX_FILE).exists():
-        index = json.loads((source / INDEX_FILE).read_bytes())
-        shards = [source / name for name in sorted(set(index["weight_map"].values()))]
+        index = json.loads(read_bounded(source / INDEX_FILE, LARGEST_JSON_BYTES))
+        names = sorted(set(index["weight_map"].values()))
+        if any(Path(name).name != name for name in names):
+            raise InvalidInput(INDEX_FILE, "names a file outside its folder")
+        shards = [source / name for name in names]
     else:
         raise InvalidInput(source.name, f"has no {WEIGHTS_FILE}")
     tensors = [(shard, name, t) for shard in shards for name, t in stored_tensors(shard).items()]

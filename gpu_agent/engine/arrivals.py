@@ -61,6 +61,10 @@ class Arrivals:
         """Highest epoch seen; first hops of an older one are refused."""
         self.ignored = 0
         """Frames that were malformed, late duplicates or of cancelled batches."""
+        self.refused = 0
+        """Frames of peers that their route does not name as the sender."""
+        self.on_refused: Callable[[], None] = _nothing
+        """Called for each of those."""
         self.sessions: Callable[[frame_pb2.FrameHeader, ReceivedFrame], None] | None = None
         """Takes frames of sessions; without it they are ignored."""
         self._agent_id = agent_id
@@ -87,6 +91,12 @@ class Arrivals:
             return
         if header.kind in intake.SESSION_KINDS:
             self._on_session_frame(header, frame)
+            return
+        if not intake.is_planned(header, frame.sender):
+            self.refused += 1
+            self.on_refused()
+            _log.warning("frame_refused", sender=frame.sender.name, batch=header.batch_id)
+            frame.release()
             return
         transfer_ns = 0
         if frame.capabilities.same_host and 0 < header.sent_monotonic_ns <= received_ns:
@@ -259,4 +269,4 @@ class Arrivals:
 
 
 def _nothing() -> None:
-    """Outputs of our own executor belong to nobody else."""
+    """Outputs of our own executor belong to nobody else; nobody counts refused frames."""

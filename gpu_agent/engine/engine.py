@@ -86,6 +86,7 @@ class Engine:
             Assembler(limits.max_assemblies),
             (self._feeder.add, self._failed),
         )
+        self._arrivals.on_refused = self._meter.frame_refused
         self._thread: ComputeThread[Job] = ComputeThread(
             f"compute-{agent_id}", run_job, self._computed
         )
@@ -178,16 +179,25 @@ class Engine:
         return len(self._feeder)
 
     @property
+    def refused_frames(self) -> int:
+        """Frames that did not come from whom their route says."""
+        return self._arrivals.refused
+
+    @property
     def ignored_frames(self) -> int:
         """Frames that were malformed, late duplicates or of cancelled batches."""
         return self._arrivals.ignored
 
-    def snapshot(self) -> list[scheduler_pb2.BatchInAgent]:
-        """Returns what a new scheduler needs to know of the batches that are not computed yet."""
+    def snapshot(self, *, computed: bool = False) -> list[scheduler_pb2.BatchInAgent]:
+        """Returns what a new scheduler needs to know of the batches that are not computed yet.
+
+        Args:
+            computed: Those that are, and have not left yet, are wanted too.
+        """
         now = time.monotonic_ns()
         described = []
         for batch in self._held:
-            if batch.ended_ns and not batch.computing:
+            if batch.ended_ns and not batch.computing and not computed:
                 continue
             elapsed = now - batch.started_ns if batch.computing else 0
             described.append(

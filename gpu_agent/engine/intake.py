@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from catenary_protos.catenary.v1 import frame_pb2
 from services.domain.tensors import ANY, DTYPE_OF, TensorSpec
 from services.errors import InvalidInput, PartitionLost, StaleEpoch
+from services.security.identity import Role
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import common_pb2
     from gpu_agent.engine.batch import Array
     from gpu_agent.engine.partitions import LoadedPartition
+    from services.transport.interface import Sender
 
 MAX_HOPS = 256
 MAX_SLICES = 65_536
@@ -39,6 +41,22 @@ def parse_header(data: bytes) -> frame_pb2.FrameHeader:
     if header.kind != frame_pb2.FRAME_KIND_FEATURE_MAP and header.kind not in SESSION_KINDS:
         raise InvalidInput("kind", "an agent takes feature maps and frames of sessions only")
     return header
+
+
+def is_planned(header: frame_pb2.FrameHeader, sender: Sender) -> bool:
+    """Returns whether a feature map comes from whom its route says.
+
+    That is the hop before; the first hop gets rows from the gateway that is to be answered. Nobody
+    else is heard, not even with an error that the batch would be told.
+    """
+    if not sender.name:
+        return True  # made in this process
+    if header.position == 0:
+        is_agent = sender.role is Role.AGENT
+        return not is_agent and all(piece.gateway_id == sender.name for piece in header.slices)
+    if header.position > len(header.route):
+        return False
+    return header.route[header.position - 1].agent_id == sender.name
 
 
 def check_route(header: frame_pb2.FrameHeader, agent_id: str, epoch: int) -> common_pb2.Hop:

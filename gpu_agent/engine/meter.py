@@ -35,6 +35,10 @@ class Meter:
         counters[0].inc()
         counters[1].inc(nbytes)
 
+    def frame_refused(self) -> None:
+        """Counts a frame of somebody who is not the hop before, or the gateway to be answered."""
+        self._metrics.frames_refused.labels("unplanned_sender").inc()
+
     def delivered(self, batch: Batch, sent_ns: int) -> None:
         """Counts a batch whose outputs have left, and how long its phases took."""
         model = batch.partition.key.model.name

@@ -102,6 +102,7 @@ class Departure:
             by_tokens=self.begin.by_tokens,
             opening=self.begin.opening if opens else None,
             agent_id=agent_id,
+            from_agent_ids=[agent_id, *self.others] if opens else (),
         )
 
 

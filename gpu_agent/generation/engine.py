@@ -24,6 +24,7 @@ from gpu_agent.generation.events import (
     MoveSaid,
     Opened,
 )
+from gpu_agent.generation.members import Members
 from gpu_agent.generation.move_wire import MoveFrame
 from gpu_agent.generation.peers import Peers
 from gpu_agent.generation.receiving import Receiver
@@ -77,6 +78,9 @@ class GenerationEngine:
             self._sent,
         )
         self._openings: dict[int, frame_pb2.SessionOpening] = {}
+        self._members = Members()
+        self.refused_frames = 0
+        """Frames of sessions whose sender is no member of their rings."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
@@ -142,11 +146,21 @@ class GenerationEngine:
             for session_id, opening in self._openings.items()
         ]
 
+    def report_holdings(self, number: int) -> None:
+        """Has a `HoldingsAnswer` told, behind everything that is told before."""
+        if not self._closed:
+            self.add_call(lambda: self._ring.say_holdings(number))
+
     # -- frames and orders -----------------------------------------------------------------------
 
     def on_frame(self, header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> None:
         """Takes a frame of sessions, whose header was read."""
         if self._closed:
+            frame.release()
+        elif not self._members.admits(header, frame.sender):
+            self.refused_frames += 1
+            self._around.meter.frame_refused()
+            _log.warning("frame_refused", sender=frame.sender.name, why="is no member of the ring")
             frame.release()
         else:
             self._post(self._receiver.events(header, frame, self.epoch))
@@ -159,6 +173,7 @@ class GenerationEngine:
 
     def _note_opening(self, facts: Facts) -> None:
         self._openings.setdefault(facts.session_id, facts.opening)
+        self._members.note(facts.session_id, facts.opening)
         self._idle.clear()
 
     def close_sessions(self, session_ids: Sequence[int]) -> None:
@@ -228,6 +243,7 @@ class GenerationEngine:
             self._note_opening(facts)
         for session_id in out.gone:
             self._openings.pop(session_id, None)
+            self._members.forget(session_id)
         if not self._openings:
             self._idle.set()
         meter, tracer = self._around.meter, self._around.tracer

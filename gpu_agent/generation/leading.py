@@ -68,6 +68,11 @@ class Leading:
         """Returns True while the move that makes this session is led here."""
         return session_id in self._moves
 
+    @property
+    def led(self) -> tuple[int, ...]:
+        """What sessions become whose moves are led here."""
+        return tuple(self._moves)
+
     # -- what others say -------------------------------------------------------------------------
 
     def on_begin(self, said: MoveSaid) -> bool:

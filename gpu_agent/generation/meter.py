@@ -23,6 +23,10 @@ class GenerationMeter:
         self._metrics = metrics or Metrics()
         self._models: dict[str, tuple[Histogram, Counter, Counter]] = {}
 
+    def frame_refused(self) -> None:
+        """Counts a frame of somebody who has no part in its sessions."""
+        self._metrics.frames_refused.labels("unplanned_sender").inc()
+
     def steps(self, done: Sequence[StepDone]) -> None:
         """Counts steps that were computed."""
         for step in done:

@@ -104,6 +104,11 @@ class Moving:
         self.pushing.renew()
 
     @property
+    def led(self) -> tuple[int, ...]:
+        """What sessions become whose moves are led here."""
+        return self._leading.led
+
+    @property
     def is_waiting(self) -> bool:
         """True if `renew` has something to do."""
         return self.waiting.is_waiting or self.pushing.is_waiting

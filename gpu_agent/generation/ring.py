@@ -40,6 +40,7 @@ from gpu_agent.generation.incidents import incident
 from gpu_agent.generation.moving import Moving
 from gpu_agent.generation.session import Arrived, Chunk, Work
 from gpu_agent.generation.sessions import REPORT_NS, Sessions
+from gpu_agent.holdings import HoldingsAnswer
 from services.errors import CatenaryError, InternalError
 
 if TYPE_CHECKING:
@@ -91,6 +92,11 @@ class Ring:
     def retire_lane(self, lane: Lane) -> None:
         """Lets none begin there any more; it is closed with its last session."""
         self.sessions.retire(lane)
+
+    def say_holdings(self, number: int) -> None:
+        """Answers the scheduler's audit, behind what was said before."""
+        leads, lanes = self._moving.led, self.sessions.lanes
+        self.sessions.out.messages.append(HoldingsAnswer(number, self.sessions, leads, lanes))
 
     def expire(self) -> None:
         """Does what is due by time alone: deadlines, emulated waiting, reports."""

@@ -1,7 +1,7 @@
 """The command `catenary`: everything a person does to a cluster from afar.
 
-One module a concern: `look` (status, models, top, trace), `operate` (deploy, plan, drain),
-`infer`, `chat`, `bench`. `kit` gives each command the same connection options, the same
+One module a concern: `look` (status, models, top, requests, trace), `operate` (deploy, plan,
+drain), `infer`, `chat`, `bench`. `kit` gives each command the same connection options, the same
 errors (one sentence on stderr, exit code 1; 2 for bad usage) and `--json`.
 """
 

@@ -1,4 +1,4 @@
-"""Commands that look: status, models, top, trace."""
+"""Commands that look: status, models, top, requests, trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rich.text import Text
 
 from catenary.client import Client
 from catenary.command_line.kit import Options, command, console, fail, print_json, table
-from catenary.types import ChainInfo, ClusterStatus
+from catenary.recent import MOST_REQUESTS
+from catenary.types import AgentInfo, ChainInfo, ClusterStatus
 from catenary.waterfall import render_waterfall, waterfall_markup
 
 _FEWEST_REFRESH_S = 0.1
@@ -26,6 +27,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: catenary status --json")(status)
     app.command(epilog="Example: catenary models --target 127.0.0.1:8001")(models)
     app.command(epilog="Example: catenary top --interval 2")(top)
+    app.command(epilog="Example: catenary requests --limit 10")(requests)
     app.command(epilog="Example: catenary trace 4f1c2a --json")(trace)
 
 
@@ -71,6 +73,25 @@ def top(
 
 
 @command
+def requests(
+    options: Options,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MOST_REQUESTS, help="How many, the newest first.")
+    ] = 20,
+) -> None:
+    """List the latest requests of a gateway; `catenary trace ID` explains one."""
+    with options.client() as client:
+        found = client.requests(limit)
+    if options.as_json:
+        print_json(found)
+        return
+    rows = (
+        (r.request_id, r.model, r.outcome, r.total_ns / 1e6, r.ended_ago_ns / 1e9) for r in found
+    )
+    console().print(table(("REQUEST", "MODEL", "OUTCOME", "MS", "SECONDS AGO"), rows))
+
+
+@command
 def trace(
     options: Options,
     request_id: Annotated[
@@ -97,7 +118,7 @@ def _watch(client: Client, interval: float) -> None:
 
 
 def _status_page(found: ClusterStatus) -> Group:
-    redis = "connected" if found.redis_connected else "NOT connected"
+    redis = "connected" if found.redis_connected else f"NOT connected ({found.redis_problem})"
     summary = (
         f"scheduler {found.scheduler_id or '-'}  epoch {found.epoch}  plan {found.plan_id or '-'}\n"
         f"redis {redis}  gateways {', '.join(found.gateways) or '-'}\n"
@@ -110,9 +131,13 @@ def _status_page(found: ClusterStatus) -> Group:
             f"{moving} sessions move to another chain; {found.moves_done} have moved, "
             f"{found.moves_failed} could not\n"
         )
+    if found.leaks_mended:
+        summary += f"{found.leaks_mended} leaks mended in {found.audits} audits of the book\n"
+    summary += _versions_line(found)
     agents = (
         (f"{a.agent_id} (group {a.group})" if found.groups else a.agent_id, a.device,
-         a.device_class, a.state, a.utilisation_ratio * 100, ", ".join(a.partitions))
+         a.device_class, a.state, a.utilisation_ratio * 100, _caches(a), _slowdown(a),
+         ", ".join(a.partitions))
         for a in found.agents
     )  # fmt: skip
     deployed = (
@@ -122,7 +147,10 @@ def _status_page(found: ClusterStatus) -> Group:
     )  # fmt: skip
     pages: list[Text | Table] = [
         Text(summary),
-        table(("AGENT", "DEVICE", "CLASS", "STATE", "BUSY %", "PARTITIONS"), agents),
+        table(
+            ("AGENT", "DEVICE", "CLASS", "STATE", "BUSY %", "CACHES", "SLOWDOWN", "PARTITIONS"),
+            agents,
+        ),
         Text(),
         table(("MODEL", "VERSION", "READY", "PIPELINES", "QUEUED", "PACKING", "REASON"), deployed),
     ]
@@ -144,6 +172,30 @@ def _status_page(found: ClusterStatus) -> Group:
         titles = ("CHAIN", "ROLE", "AGENTS", "SESSIONS", "CAPACITY", "TOKENS", "MEAN MS")
         pages += [Text(), table(titles, chains)]
     return Group(*pages)
+
+
+def _versions_line(found: ClusterStatus) -> str:
+    """One version for all, or who runs which: an upgrade is under way."""
+    by_version: dict[str, list[str]] = {}
+    for each in found.versions:
+        by_version.setdefault(each.version or "older", []).append(f"{each.role} {each.name}")
+    if len(by_version) < 2:
+        return f"version {next(iter(by_version))}\n" if by_version else ""
+    lines = (f"{version}: {', '.join(who)}" for version, who in sorted(by_version.items()))
+    return "versions differ:  " + ";  ".join(lines) + "\n"
+
+
+def _caches(agent: AgentInfo) -> str:
+    """Slots in use of all, and how full the caches are with tokens."""
+    if not agent.block_slots:
+        return "-"
+    most = agent.most_block_tokens
+    full = f" {agent.cached_block_tokens / most:.0%}" if most else ""
+    return f"{agent.used_block_slots}/{agent.block_slots}{full}"
+
+
+def _slowdown(agent: AgentInfo) -> str:
+    return f"{agent.slowdown_ratio:.2f}x" if agent.slowdown_ratio else "-"
 
 
 def _cached(chain: ChainInfo) -> str:

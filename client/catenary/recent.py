@@ -1,0 +1,49 @@
+"""The recent requests of a gateway as data (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from catenary.calls import Call
+from catenary.errors import InvalidInputError
+from catenary_protos.catenary.v1 import admin_pb2
+
+MOST_REQUESTS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRequest:
+    """One request that has ended; `Client.trace` tells where its time went.
+
+    Attributes:
+        request_id: The id its client sent or was given.
+        model: Name and version.
+        outcome: "OK" or the reason it failed.
+        total_ns: From its arrival at the gateway to its answer.
+        ended_ago_ns: Since its end, when this was asked.
+    """
+
+    request_id: str
+    model: str
+    outcome: str
+    total_ns: int
+    ended_ago_ns: int
+
+
+def requests(limit: int) -> Call[list[RecentRequest]]:
+    """The latest requests of the gateway that is asked, the newest first.
+
+    Raises:
+        InvalidInputError: No answer lists so many.
+    """
+    if not 1 <= limit <= MOST_REQUESTS:
+        raise InvalidInputError.at("limit", f"must be in 1..{MOST_REQUESTS}")
+    return Call("admin", "ListRequests", admin_pb2.ListRequestsRequest(limit=limit), request_list)
+
+
+def request_list(message: admin_pb2.ListRequestsResponse) -> list[RecentRequest]:
+    """Returns the requests of a reply."""
+    return [
+        RecentRequest(each.request_id, each.model, each.outcome, each.total_ns, each.ended_ago_ns)
+        for each in message.requests
+    ]

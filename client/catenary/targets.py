@@ -1,0 +1,84 @@
+"""Several gateways of one cluster: which of them is talked to, and when another is.
+
+A client stays with one gateway (traces and recent requests are known where a request was served)
+until that cannot be reached or says that it is going; then it turns to the next. Clients begin with
+one by chance, so that they spread over all of them.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from catenary.connection import Connection
+from catenary.errors import InvalidInputError
+
+Addresses = str | Sequence[str]
+"""One target, several with commas between them, or a sequence of them."""
+
+_LISTS = ("ipv4:", "ipv6:")
+"""Schemes of gRPC whose targets are lists themselves."""
+
+
+class Targets:
+    """The connections a client has to choose from; safe to use from several threads."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._all = tuple(connections)
+        self._at = random.randrange(len(self._all))
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def current(self) -> Connection:
+        """The one that calls go to."""
+        return self._all[self._at]
+
+    @property
+    def goes_on(self) -> bool:
+        """True if a call that its gateway did not finish is sent again."""
+        return len(self._all) > 1 or self.current.retry.attempts > 1
+
+    def leave(self, connection: Connection) -> None:
+        """Turns to the next one, unless another call has done so already."""
+        with self._lock:
+            if self._all[self._at] is connection:
+                self._at = (self._at + 1) % len(self._all)
+
+
+def targets_of(common: Connection, targets: Addresses, admin_targets: Addresses | None) -> Targets:
+    """Returns connections to `targets` that have all but their addresses of `common`.
+
+    Raises:
+        InvalidInputError: no target, one that may not be talked to in plain, or another number of
+            admin targets than one for all or one for each.
+    """
+    addresses = split(targets)
+    if not addresses:
+        raise InvalidInputError.at("target", "is empty")
+    admins: Sequence[str | None] = [None] if admin_targets is None else split(admin_targets)
+    if len(admins) not in (1, len(addresses)):
+        raise InvalidInputError.at(
+            "admin_target", f"has {len(admins)} addresses for {len(addresses)} targets"
+        )
+    if len(admins) == 1:
+        admins = list(admins) * len(addresses)
+    return Targets(
+        [
+            replace(common, target=target, admin_target=admin)
+            for target, admin in zip(addresses, admins, strict=True)
+        ]
+    )
+
+
+def split(targets: Addresses) -> list[str]:
+    """Returns every single target, e.g. "a:8001, b:8001" as two."""
+    if not isinstance(targets, str):
+        return list(targets)
+    if targets.startswith(_LISTS):
+        return [targets]
+    return [part.strip() for part in targets.split(",") if part.strip()]
