@@ -1,0 +1,79 @@
+"""The page of HTTP routes of a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aiohttp import web
+
+from docs_build.markdown import code, page, table
+from gateway import oip_http, openai_http
+from gateway.dashboard.api import Dashboard
+from services.errors import InternalError
+
+_INTRO = """\
+A gateway serves every protocol on one port (`http_port`). With `api_keys_file` set, requests
+carry `Authorization: Bearer KEY`, except the page of the dashboard and those for `/healthz`,
+`/health`, `/readyz` and `/v2/health/...`, which probes ask. `x-request-id` is echoed,
+`traceparent` is followed. Errors have the status of [the table of errors](errors.md). [The OpenAI
+paths](../openai.md) have a page of their own."""
+
+_MODEL, _VERSION = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+
+DESCRIPTIONS: dict[tuple[str, str], str] = {
+    ("GET", "/healthz"): "The process lives. Never depends on load or on other processes.",
+    ("GET", "/health"): "The same, under the name that vLLM's users know.",
+    ("GET", "/readyz"): "200 if every deployed model can be served, else 503 with the reason.",
+    ("GET", "/v2"): "Name, version and extensions of the server.",
+    ("GET", "/v2/"): "The same.",
+    ("GET", "/v2/health/live"): "As `/healthz`.",
+    ("GET", "/v2/health/ready"): "As `/readyz`.",
+    ("GET", _MODEL): "Inputs and outputs of the newest version, and all versions.",
+    ("GET", _VERSION): "Inputs and outputs of a version.",
+    ("GET", f"{_MODEL}/ready"): "200 if the newest version can be served now, else 503.",
+    ("GET", f"{_VERSION}/ready"): "The same of a version.",
+    ("POST", f"{_MODEL}/infer"): "Infers; JSON, or Triton's binary tensors behind the JSON. "
+    "`parameters` may hold `slo_ms`, `deadline_unix_ms` and `priority`.",
+    ("POST", f"{_VERSION}/infer"): "The same with a version.",
+    ("POST", "/v2/repository/index"): "Models of the repository, and which are ready.",
+    ("GET", "/v1/models"): "Models that generate text.",
+    ("GET", "/v1/models/{model}"): "One of them.",
+    ("POST", "/v1/chat/completions"): "Answers a chat, whole or as a stream of events.",
+    ("POST", "/v1/completions"): "Goes on with a text.",
+    ("GET", "/version"): "Version of the server, as vLLM tells it.",
+    ("GET", "/"): "The dashboard. The page holds no data; it asks for a key with the scope `view`.",
+    ("GET", "/dashboard/assets/{name}"): "Its styles, scripts and pictures.",
+    ("GET", "/dashboard/v1/status"): "Cluster, agents, models and this gateway, as JSON.",
+    ("GET", "/dashboard/v1/plan"): "The plan in force, its promises and what binds.",
+    ("GET", "/dashboard/v1/timelines"): "Reservations of devices and links, booked and real; "
+    "`?seconds=` says how far back.",
+    ("GET", "/dashboard/v1/requests"): "Recent requests of this gateway.",
+    ("GET", "/dashboard/v1/sessions"): "Sessions that generate, and where.",
+    ("GET", "/dashboard/v1/trace"): "Where the time of a recent request went; `?request_id=`, "
+    "or the last one.",
+}  # fmt: skip
+
+
+def served_routes() -> Iterator[tuple[str, str]]:
+    """Yields method and path of every route."""
+    app = web.Application()
+    app.add_routes([*oip_http.routes(), *openai_http.routes()])
+    Dashboard.__new__(Dashboard).add_to(app)  # what its routes answer with is not needed here
+    for route in app.router.routes():
+        if route.resource is not None and route.method != "HEAD":
+            yield route.method, route.resource.canonical
+
+
+def http_page() -> str:
+    """Returns the page.
+
+    Raises:
+        InternalError: If a route is not described here.
+    """
+    rows = []
+    for method, path in served_routes():
+        said = DESCRIPTIONS.get((method, path))
+        if said is None:
+            raise InternalError(f"docs_build/http.py does not describe {method} {path}")
+        rows.append((method, code(path), said))
+    return page("HTTP", _INTRO, table(("", "path", ""), rows))

@@ -1,0 +1,65 @@
+"""The page of metrics: what is counted, by whom, with which labels."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from docs_build.markdown import code, page, plain, table
+from services.telemetry import names
+from services.telemetry.metrics import Metrics
+from services.telemetry.names import MetricName
+
+_INTRO = """\
+Every process with `metrics_port` set shows these at `/metrics` in Prometheus' text format. The
+names below are the complete ones: a histogram `x` is read as `x_bucket`, `x_sum` and `x_count`.
+Labels are of low cardinality; ids of requests are in traces and logs, not here. A process of
+several [scheduler groups](../operations.md#several-schedulers) adds the label `group` to what a
+scheduler counts."""
+
+_SECTION = re.compile(r"^# (Gateway|Scheduler|Agent|Every process)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A metric as Prometheus sees it."""
+
+    name: str
+    kind: str
+    metric: MetricName
+    section: str
+
+
+def metrics_page() -> str:
+    """Returns the page."""
+    found = list(shown_metrics())
+    sections = []
+    for section in dict.fromkeys(each.section for each in found):
+        rows = [
+            (code(each.name), each.kind, ", ".join(map(code, each.metric.labels)),
+             plain(each.metric.help))
+            for each in found if each.section == section
+        ]  # fmt: skip
+        sections.append(f"## {section}\n\n" + table(("metric", "kind", "labels", ""), rows))
+    return page("Metrics", _INTRO, *sections)
+
+
+def shown_metrics() -> Iterator[Shown]:
+    """Yields every metric of `services.telemetry.names`, in the order of that file."""
+    kinds = {family.name: family.type for family in Metrics().registry.collect()}
+    section = "Every process"
+    for line in inspect.getsource(names).splitlines():
+        if (headline := _SECTION.match(line)) is not None:
+            section = headline.group(1)
+        name = line.partition(" = MetricName(")[0]
+        metric = getattr(names, name, None) if name.isupper() else None
+        if isinstance(metric, MetricName):
+            full = f"{metric.prefix}_{metric.name}"
+            if f"{full}_info" in kinds:
+                yield Shown(f"{full}_info", "gauge, always 1", metric, section)
+                continue
+            kind = kinds.get(full) or kinds.get(full.removesuffix("_total"), "gauge")
+            total = "_total" if kind == "counter" and not full.endswith("_total") else ""
+            yield Shown(full + total, kind, metric, section)
