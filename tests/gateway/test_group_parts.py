@@ -91,6 +91,16 @@ def test_a_peer_that_changed_groups_is_reached_where_it_is_now() -> None:
     assert known() == {"b": 2, "g": 9}
 
 
+def test_the_number_of_gateways_is_what_the_group_says_that_knows_most() -> None:
+    directories = Directories()
+    assert directories.merged().gateways == 0
+    directories.update(0, scheduler_pb2.Directory(gateways=2))
+    directories.update(1, scheduler_pb2.Directory(gateways=3))
+    assert directories.merged().gateways == 3
+    directories.update(1, scheduler_pb2.Directory(gateways=1))
+    assert directories.merged().gateways == 2
+
+
 class FakeLink:
     def __init__(self) -> None:
         self.is_connected = True
@@ -374,3 +384,28 @@ async def test_sessions_of_all_groups_are_listed_and_each_is_moved_by_its_own() 
     assert [(each.session_id, each.chain_id) for each in second.wishes] == [(6, "m/1")]
     with pytest.raises(InvalidInput, match="7"):
         await both.call("MoveSession", admin_pb2.MoveSessionRequest(session_id=7), 1.0)
+
+
+def test_timelines_of_all_groups_stand_side_by_side() -> None:
+    answers = {}
+    for group in (1, 0):
+        answers[group] = admin_pb2.GetTimelinesResponse(truncated=group == 1)
+        line = answers[group].resources.add(kind="gpu", owner=f"agent-{group}")
+        line.bookings.add(batch_id=group + 1, booked_start_ns=-5, booked_end_ns=5)
+    joint = sums.joint_timelines(answers)
+    assert joint.truncated
+    assert [(each.owner, each.group, each.bookings[0].batch_id) for each in joint.resources] == [
+        ("agent-0", 0, 1), ("agent-1", 1, 2),
+    ]  # fmt: skip
+
+
+def test_a_model_of_several_groups_has_the_attainment_of_the_worst() -> None:
+    statuses = {}
+    for group, ratio in enumerate((0.9, -1.0, 0.7)):
+        statuses[group] = admin_pb2.GetStatusResponse(audits=2, leaks_mended=group)
+        model = statuses[group].models.add(name="m", version="1", attainment_ratio=ratio)
+        model.pipelines_served.add(batch=group + 1)
+    joint = sums.joint_status(statuses, 3)
+    assert round(joint.models[0].attainment_ratio, 6) == 0.7
+    assert [each.batch for each in joint.models[0].pipelines_served] == [1, 2, 3]
+    assert (joint.audits, joint.leaks_mended) == (6, 3)

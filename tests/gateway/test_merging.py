@@ -22,7 +22,7 @@ from services.errors import InternalError
 from services.telemetry.metrics import Metrics
 from services.telemetry.tracing import TraceContext, Tracer
 from services.transport.frames import layout, tensor_views
-from services.transport.interface import Capabilities
+from services.transport.interface import NOBODY, Capabilities
 
 ELSEWHERE = "gateway-other"
 
@@ -31,6 +31,7 @@ class Frame:
     """A frame in plain memory."""
 
     capabilities = Capabilities("memory", True, False)
+    sender = NOBODY
 
     def __init__(self, header: bytes, payload: bytes) -> None:
         self.header = header

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import structlog
@@ -51,3 +53,17 @@ def test_exceptions_are_written_in_both_forms(capsys: pytest.CaptureFixture[str]
         except ValueError:
             get_logger("part").error("failed", exc_info=True)
         assert "ValueError" in capsys.readouterr().err
+
+
+def test_a_full_disk_loses_lines_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - closing it fails
+    monkeypatch.setattr("sys.stderr", full)
+    configure_logging("agent", "agent-0", "info", False)
+    try:
+        for _ in range(500):
+            get_logger("test").warning("written_nowhere", text="x" * 100)
+            logging.getLogger("library").warning("neither is this")
+    finally:
+        monkeypatch.undo()
+        with suppress(OSError):
+            full.close()

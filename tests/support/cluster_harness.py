@@ -16,6 +16,9 @@ from typing import Any
 
 import yaml
 
+from catenary.types import ClusterStatus
+from idle_book import idle_book
+
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "efficientnet-lite0"
 START_TIMEOUT_S = 150.0
@@ -56,6 +59,10 @@ class RunningCluster:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def assert_idle_book(self, test: str, timeout_s: float = 30.0) -> ClusterStatus:
+        """Fails unless the book gets empty, and stays so over two audits; see `idle_book`."""
+        return idle_book(self.grpc, self.admin, test, timeout_s)
+
     def logs(self) -> str:
         parts = []
         for file in sorted((self.data_dir / "logs").glob("*.log")):
@@ -90,6 +97,7 @@ def running_cluster(
     schedulers: int = 1,
     groups: int = 1,
     max_agents: int = 0,
+    tls: bool = False,
 ) -> Iterator[RunningCluster]:
     """Runs a cluster for the length of the block; shows its logs if the block fails."""
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -102,6 +110,8 @@ def running_cluster(
                   "--virtual-gpus", str(virtual_gpus),
                   "--schedulers", str(schedulers), "--groups", str(groups),
                   "--grpc-port", "0", "--http-port", "0", "--data-dir", str(data_dir)]  # fmt: skip
+    if tls:
+        arguments.append("--tls")
     if max_agents:
         arguments += ["--max-agents", str(max_agents)]
     for model in models:

@@ -88,6 +88,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
         self.session_script: Callable[[scheduler_pb2.SubmitSession], list[Down]] = lambda _: []
         self.answers: dict[str, Callable[[object], object]] = {}
         """To calls of operators, by their methods."""
+        self.presented: list[str] = []
+        """What came as `authorization` with orders to deploy."""
         self.gateway = GATEWAY
         self.heard: asyncio.Queue[scheduler_pb2.GatewayMessage] = asyncio.Queue()
         self.sessions = 0
@@ -180,10 +182,18 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
             await context.write(pack)
 
     async def GetStatus(self, request, context):  # noqa: N802
+        if "GetStatus" in self.answers:
+            return self.answers["GetStatus"](request)
         agents = [admin_pb2.AgentStatus(agent_id=f"of-{self.group or 's'}", state="ready")]
         return admin_pb2.GetStatusResponse(
             scheduler_id="s" + self.group, epoch=self.epoch, agents=agents, redis_connected=True
         )
+
+    async def GetPlan(self, request, context):  # noqa: N802
+        return self.answers["GetPlan"](request)
+
+    async def GetTimelines(self, request, context):  # noqa: N802
+        return self.answers["GetTimelines"](request)
 
     async def ListSessions(self, request, context):  # noqa: N802
         return self.answers["ListSessions"](request)
@@ -192,6 +202,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
         return self.answers["MoveSession"](request)
 
     async def DeployModel(self, request, context):  # noqa: N802
+        said = dict(context.invocation_metadata())
+        self.presented.append(str(said.get("authorization", "")))
         return admin_pb2.DeployModelResponse(plan_id=f"with {request.model}:{request.version}")
 
 

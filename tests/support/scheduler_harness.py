@@ -163,6 +163,7 @@ class AgentScript:
     partitions: list[scheduler_pb2.PartitionLoaded] = field(default_factory=list)
     batches: list[scheduler_pb2.BatchInAgent] = field(default_factory=list)
     epoch: int = 0
+    leader: str = ""
     incarnation: int = 1
     hold_loads: bool = False
     memory_bytes: int = 10**9
@@ -183,6 +184,8 @@ class FakeAgent(Client):
         self.name = name
         self.script = script or AgentScript()
         self.loaded: dict[tuple[int, int], scheduler_pb2.PartitionLoaded] = {}
+        self.holds: scheduler_pb2.Holdings | None = None
+        """What it answers audits; None: nothing, as an older one would."""
         hello = scheduler_pb2.AgentHello(
             agent_id=name, incarnation=self.script.incarnation,
             peer=common_pb2.Peer(peer_id=name, incarnation=self.script.incarnation),
@@ -190,7 +193,7 @@ class FakeAgent(Client):
             memory_bytes=self.script.memory_bytes, server_id=name,
             virtual_level=self.script.virtual_level,
             link_bytes_per_second=10**9, epoch=self.script.epoch,
-            partitions=self.script.partitions, batches=self.script.batches,
+            leader=self.script.leader, partitions=self.script.partitions, batches=self.script.batches,
             sessions=self.script.sessions,
         )  # fmt: skip
         message = scheduler_pb2.AgentMessage(hello=hello)
@@ -204,6 +207,24 @@ class FakeAgent(Client):
             self.loaded.pop((key.first_block, key.last_block), None)
         elif message.WhichOneof("kind") == "close_sessions" and self.script.answers_closes:
             await self.closed(*message.close_sessions.session_ids)
+        elif message.WhichOneof("kind") == "report_holdings" and self.holds is not None:
+            self.holds.number = message.report_holdings.number
+            await self.send(scheduler_pb2.AgentMessage(holdings=self.holds))
+
+    def hold(self, *sessions: int, route: Any = ()) -> None:
+        """Answers audits from now on: it hosts what is loaded, and has these sessions."""
+        self.holds = scheduler_pb2.Holdings()
+        for each in self.loaded.values():
+            self.holds.partitions.add(key=each.key)
+        for session in sessions:
+            for hop in route:
+                if hop.agent_id == self.name:
+                    key = next(
+                        each.key
+                        for each in self.loaded.values()
+                        if each.key.first_block <= hop.first_block < each.key.last_block
+                    )
+                    self.holds.sessions.add(session_id=session, route=[hop], partition=key)
 
     async def _load(self, order: scheduler_pb2.LoadPartition) -> None:
         if self.script.fail_loads:
@@ -275,6 +296,20 @@ class FakeGateway(Client):
             peer=common_pb2.Peer(peer_id=name, incarnation=incarnation),
         )  # fmt: skip
         super().__init__(port, scheduler_pb2.GatewayMessage(hello=hello), group=group)
+        self.waits: dict[int, tuple[int, ...]] | None = None
+        """What it answers audits: sessions by request; None: nothing, as an older one would."""
+
+    async def on_message(self, message: Any) -> None:
+        if message.WhichOneof("kind") != "report_unanswered" or self.waits is None:
+            return
+        said = scheduler_pb2.Unanswered(number=message.report_unanswered.number)
+        for request, sessions in self.waits.items():
+            believed = [
+                scheduler_pb2.BelievedSession(session_id=each, sent_ago_ns=3600 * 1000 * MS)
+                for each in sessions
+            ]
+            said.requests.add(request_id=request, sessions=believed)
+        await self.send(scheduler_pb2.GatewayMessage(unanswered=said))
 
     async def submit(self, number: int, **changes: Any) -> None:
         values = {

@@ -7,7 +7,7 @@ import time
 
 from catenary_protos.catenary.v1 import frame_pb2
 from gpu_agent.engine.emulated_link import EmulatedLink
-from services.transport.interface import Capabilities
+from services.transport.interface import NOBODY, Capabilities
 
 BYTES_PER_SECOND = 100_000
 SIZE = 5_000
@@ -29,6 +29,7 @@ class Frame:
         self.header = header.SerializeToString()
         self.payload = memoryview(bytes(SIZE))
         self.capabilities = Capabilities("shm", same_host=True, zero_copy=True)
+        self.sender = NOBODY
         self.released = False
 
     def release(self) -> None:

@@ -175,7 +175,6 @@ GOOD = x(2)
         (_tensor(offset=4096), {"t0": GOOD}, "INVALID_INPUT", "tensors"),
         (_tensor(shape=[2, -4]), {"t0": GOOD}, "INVALID_INPUT", "tensors"),
         (_tensor(datatype="FP99"), {"t0": GOOD}, "INVALID_INPUT", "tensors"),
-        (_bad(position=1), {"t0": GOOD}, "INVALID_INPUT", "position"),
         (_bad(batch_rows=17), {"t0": GOOD}, "INVALID_INPUT", "batch_rows"),
         (_bad(batch_rows=0), {"t0": GOOD}, "INVALID_INPUT", "batch_rows"),
         (_bad(first_row=1), {"t0": GOOD}, "INVALID_INPUT", "rows"),
@@ -206,6 +205,31 @@ async def test_a_wrong_frame_fails_its_batch_and_nothing_else(net, made, tensors
     assert node.engine.held_bytes == 0
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        header(agents=("a-9", "a-0"), blocks=[(0, 1), (0, 1)], position=1),
+        header(gateway="gw-1"),
+        header(position=2),
+    ],
+    ids=["not the hop before", "not the gateway to be answered", "behind the route"],
+)
+async def test_a_frame_of_somebody_else_than_the_route_says_harms_nothing(net, made):
+    """It may name a batch that others are still sending: that one is not even failed."""
+    gateway, node = await net.gateway(), await net.agent()
+    other = await net.gateway("gw-2")
+    executor = node.host(0, 1)
+    await gateway.send("a-0", header(batch_rows=2), t0=x(2)[:1])
+    await until(lambda: node.engine.held_batches == 1)
+    await other.send("a-0", made, t0=x(1))
+    await until(lambda: node.engine.refused_frames == 1)
+    assert node.told.messages == []
+    assert executor.ran == []
+    await gateway.send("a-0", header(batch_rows=2, first_row=1), t0=x(2)[1:])
+    np.testing.assert_array_equal((await gateway.next()).tensors["t1"], x(2) * 2)
+    assert node.engine.held_bytes == 0
+
+
 async def test_noise_instead_of_a_header_is_ignored(net):
     gateway, node = await net.gateway(), await net.agent()
     node.host(0, 1)
@@ -220,9 +244,10 @@ async def test_noise_instead_of_a_header_is_ignored(net):
 
 async def test_later_hops_of_an_older_epoch_may_finish(net):
     gateway, node = await net.gateway(), await net.agent("a-1")
+    before = await net.gateway("a-0")
     node.host(1, 2)
     node.engine.raise_epoch(9)
-    await gateway.send("a-1", header(agents=("a-0", "a-1"), position=1, epoch=3), t1=x(1))
+    await before.send("a-1", header(agents=("a-0", "a-1"), position=1, epoch=3), t1=x(1))
     assert (await gateway.next()).header.epoch == 3
 
 
@@ -312,10 +337,12 @@ async def test_an_unknown_peer_fails_the_batch_retryably(net):
 async def test_one_gateway_gone_does_not_cost_the_other_its_rows(net):
     gateway, node = await net.gateway(), await net.agent()
     node.host(0, 1)
-    made = header(rows=2)
-    made.slices[0].rows = 1
-    made.slices.add(gateway_id="gw-gone", request_id=1, rows=1, batch_row=1)
-    await gateway.send("a-0", made, t0=x(2))
+    gone = await net.gateway("gw-gone")
+    await gone.send("a-0", header(batch_rows=2, first_row=1, gateway="gw-gone"), t0=x(2)[1:])
+    await until(lambda: node.engine.held_batches == 1)
+    await net.remove("gw-gone")
+    net.introduce()
+    await gateway.send("a-0", header(batch_rows=2), t0=x(2)[:1])
     np.testing.assert_array_equal((await gateway.next()).tensors["t1"], x(2)[:1] * 2)
     [failed] = await node.told.wait_for("batch_failed")
     assert failed.failure.agent_id == "gw-gone"

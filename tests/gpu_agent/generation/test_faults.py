@@ -62,7 +62,6 @@ def _hop(**changes):
         (_hop(first_block=3), "PARTITION_LOST", "not loaded"),
         (opening(ONE, []), "INVALID_INPUT", "prompt_tokens"),
         (_changed(prompt_tokens=6), "INVALID_INPUT", "prompt_tokens"),
-        (_changed(gateway_id=""), "INVALID_INPUT", "gateway_id"),
         (_changed(budget_ns=0), "DEADLINE_EXCEEDED", "deadline"),
         (opening(ONE, [1, 50]), "INVALID_INPUT", "vocabulary"),
         (opening(ONE, [1] * 512), "INVALID_INPUT", "512"),

@@ -441,7 +441,7 @@ async def test_steps_that_nobody_waits_for_are_ignored(rings, late):
     caller = await rings.caller()
     old, _, nodes = await two_rings(rings, "1 to 1")
     step = frame_pb2.SessionMove.Step.Value(f"STEP_{late.upper()}")
-    move = frame_pb2.SessionMove(session_id=7, moved_session_id=1, step=step, agent_id="x")
+    move = frame_pb2.SessionMove(session_id=7, moved_session_id=1, step=step)
     kind = frame_pb2.FRAME_KIND_SESSION_MOVE
     await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
     await caller.peer.send("o-0", frame_pb2.FrameHeader(kind=kind, epoch=1, move=move))

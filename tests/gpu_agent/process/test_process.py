@@ -287,8 +287,26 @@ async def test_health_and_metrics_are_served_when_asked_for(bench):
     agent = await bench.agent(scheduler.port, health_port=0, metrics_port=0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{agent.health_port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest())
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service="live"))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        async for answer in stub.Watch(health_pb2.HealthCheckRequest(service="ready")):
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                break
     url = f"http://127.0.0.1:{agent.metrics_port}/metrics"
     page = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
     assert "catenary_partitions_loaded 0.0" in page
+
+
+async def test_an_audit_is_answered_with_everything_that_is_held(bench):
+    scheduler = await bench.scheduler()
+    await bench.agent(scheduler.port)
+    await scheduler.order_when_there(load_partition=bench.load(0, 2))
+    await scheduler.wait_for("partition_loaded")
+    asked = scheduler_pb2.ReportHoldings(number=41)
+    await scheduler.order(report_holdings=asked)
+    [answer] = await scheduler.wait_for("holdings")
+    assert answer.number == 41
+    assert [each.key for each in answer.partitions] == [bench.key(0, 2)]
+    assert answer.partitions[0].memory_bytes > 0
+    assert not answer.batches
+    assert not answer.sessions

@@ -264,9 +264,23 @@ def test_a_result_of_the_last_attempt_counts_however_late_it_is() -> None:
     assert bench.dispatcher.next_wakeup() is None
 
 
-def test_the_last_attempt_is_lost_with_its_agent() -> None:
+def test_the_last_attempt_that_is_lost_with_a_silent_agent_is_made_again() -> None:
+    """It was late twice because the agent was lost already, and nobody knew."""
     bench, _ = overdue_twice()
-    (reject,) = bench.tell(500, AgentLost(AgentId("a")))
+    assert bench.tell(500, AgentLost(AgentId("a"))) == []
+    back = Agent(AgentId("a"), "cpu", ServerId("a"), 1 << 30, 10**9)
+    (again,) = bench.tell(600, AgentJoined(back))
+    assert isinstance(again, DispatchBatch)
+
+
+def test_a_batch_that_is_really_lost_too_often_is_an_error() -> None:
+    bench = Bench(PooledConfig(), model(pipeline(1, stage(CATS, 0, "a", 10))))
+    batch = only(bench.ask(0, slo=1000))
+    for _ in range(2):
+        failed = BatchFailed(batch.batch, AgentId("a"), "PARTITION_LOST", "gone", retryable=True)
+        batch = only(bench.tell(1, failed))
+    failed = BatchFailed(batch.batch, AgentId("a"), "PARTITION_LOST", "gone", retryable=True)
+    (reject,) = bench.tell(1, failed)
     assert isinstance(reject, Reject)
     assert reject.reason == "PARTITION_LOST"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.scaling import Crew, agents_wanted, next_to_go
+from scheduler.scaling import Crew, agents_wanted, last_of_each, next_to_go
 from services.domain.ids import AgentId, ModelKey
 
 ONE, TWO = ModelKey("one", "1"), ModelKey("two", "1")
@@ -47,3 +47,9 @@ def test_nobody_goes_without_whom_a_model_lacks_a_worker() -> None:
 def test_the_second_agent_of_a_broken_chain_goes_too() -> None:
     assert going({ONE: crew(1, "ab", "cd")}, {"a": 1, "b": 1}, "abcd") == "d"
     assert going({ONE: crew(1, "ab")}, {"c": 1}, "abc") == "c"
+
+
+def test_the_last_of_each_set_of_names_is_found() -> None:
+    names = ["l4-9", "l4-10", "l4-2", "a100-0", "odd", "even"]
+    assert last_of_each(AgentId(name) for name in names) == {"l4-10", "a100-0", "even"}
+    assert last_of_each([]) == frozenset()

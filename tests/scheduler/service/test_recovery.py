@@ -10,10 +10,19 @@ from typing import Any
 
 import grpc.aio
 
-from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from scheduler.process import SchedulerProcess
 from scheduler.settings import SchedulerSettings
-from scheduler_harness import COMPUTE_NS, MS, AgentScript, Crowd, crash, scheduler, until
+from scheduler_harness import (
+    COMPUTE_NS,
+    MS,
+    AgentScript,
+    Crowd,
+    admin,
+    crash,
+    scheduler,
+    until,
+)
 from services.embedded_redis import EmbeddedRedis
 
 Configured = Callable[..., SchedulerSettings]
@@ -179,3 +188,60 @@ async def test_a_paused_leader_that_was_replaced_steps_down(
         await redis.delete(keys.lease)
         await leads(old)
         assert old.term().epoch == 6
+
+
+async def test_an_agent_of_another_leader_of_the_same_epoch_lifts_ours(
+    configured: Configured, crowd: Crowd
+) -> None:
+    async with scheduler(configured(expected_agents=2)) as process:
+        await leads(process)
+        before = process.term().epoch
+        await crowd.agent(process.port, "agent-0", hosting(0, 2, epoch=before))
+        own = process.term()._lease.token
+        await crowd.agent(process.port, "agent-1", hosting(2, 4, epoch=before, leader=own))
+        await asyncio.sleep(0)
+        assert process.term().epoch == before
+        refused = await crowd.agent(
+            process.port, "agent-2", hosting(0, 2, epoch=before, leader="scheduler-9/other")
+        )
+        await until(lambda: refused.ended, "it is refused")
+        await until(lambda: process.term().epoch > before, "the epoch is lifted")
+
+
+async def test_a_draining_agent_goes_on_draining_under_a_new_leader(
+    configured: Configured, crowd: Crowd, tmp_path: Path
+) -> None:
+    pool = [{"blocks": [0, 4], "agents": ["agent-0", "agent-1"]}]
+    file = tmp_path / "plan.json"
+    models = [{"name": "toy", "pipelines": [{"batch": 2, "partitions": pool}]}]
+    file.write_text(json.dumps({"models": models}))
+    async with scheduler(configured(plan_file=file)) as old:
+        gateway = await crowd.gateway(old.port)
+        for name in ("agent-0", "agent-1"):
+            await crowd.agent(old.port, name)
+        await until(lambda: gateway.ready, "ready")
+        async with admin(old.port) as stub:
+            await stub.DrainAgent(admin_pb2.DrainAgentRequest(agent_id="agent-1"), timeout=5)
+        await old.term().write_behind.flush()
+        await crash(old)
+    async with scheduler(configured(plan_file=file, scheduler_id="scheduler-1")) as new:
+        await leads(new)
+        roster = new.term().cluster.roster
+        back = await crowd.gateway(new.port)
+        other = await crowd.agent(new.port, "agent-0", hosting(0, 4, epoch=1))
+        going = await crowd.agent(new.port, "agent-1", hosting(0, 4, epoch=1))
+
+        def states() -> dict[str, str]:
+            return {str(agent): record.state for agent, record in roster.items()}
+
+        await until(lambda: states() == {"agent-0": "ready", "agent-1": "draining"}, "draining")
+        await until(lambda: going.all("drain"), "it is told that it may go")
+        assert not other.all("drain")
+        await until(lambda: back.ready, "ready")
+        for number in range(1, 4):
+            await back.submit(number)
+            assert (await back.dispatched(number)).route[0].agent_id == "agent-0"
+        await going.close()
+        # Whoever is started anew under its name is not meant.
+        await crowd.agent(new.port, "agent-1", hosting(0, 4, epoch=2, incarnation=2))
+        await until(lambda: states() == {"agent-0": "ready", "agent-1": "ready"}, "both serve")

@@ -77,3 +77,32 @@ async def test_scripts_survive_a_server_that_forgot_them(redis: Redis) -> None:
     assert await lease.try_acquire()
     await redis.script_flush()
     assert await lease.renew()
+
+
+async def test_a_standby_leaves_a_forgetful_redis_to_whoever_led(redis: Redis) -> None:
+    leader, standby = candidate(redis, "a"), candidate(redis, "b")
+    assert await leader.try_acquire(beyond=6)
+    assert not await standby.try_acquire(unless_forgotten=True)
+    await redis.flushall()
+    assert not await standby.try_acquire(unless_forgotten=True)
+    assert standby.is_forgotten
+    assert await redis.get(KEYS.lease) is None
+    # If nobody comes it leads after all, and goes beyond what it was told before.
+    assert await standby.try_acquire()
+    assert (standby.epoch, standby.is_forgotten) == (8, True)
+
+
+async def test_a_candidate_is_told_how_long_the_lease_of_another_lasts(redis: Redis) -> None:
+    leader, standby = candidate(redis, "a", ttl_s=5.0), candidate(redis, "b")
+    assert await leader.try_acquire()
+    assert not await standby.try_acquire()
+    assert 4.0 < standby.left_s <= 5.0
+
+
+async def test_only_a_lease_that_lasts_too_long_can_be_broken(redis: Redis) -> None:
+    leader, standby = candidate(redis, "a", ttl_s=5.0), candidate(redis, "b", ttl_s=5.0)
+    assert await leader.try_acquire()
+    assert not await standby.break_frozen()
+    await redis.pexpire(KEYS.lease, 3_600_000)
+    assert await standby.break_frozen()
+    assert await standby.try_acquire()

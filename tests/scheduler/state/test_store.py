@@ -114,3 +114,19 @@ def test_translation_moves_by_the_difference_of_the_clocks() -> None:
     ours = ClockAnchor(scheduler_ns=70_000_000_000, redis_us=3_000_000)
     # Two seconds passed: their 5 s are our 68 s.
     assert 5_000_000_000 + translation_ns(theirs, ours) == 68_000_000_000
+
+
+def test_a_clock_of_redis_that_was_set_back_moves_nothing_into_the_future() -> None:
+    theirs = ClockAnchor(scheduler_ns=5_000_000_000, redis_us=3_600_000_000)
+    ours = ClockAnchor(scheduler_ns=70_000_000_000, redis_us=2_000_000)
+    assert 5_000_000_000 + translation_ns(theirs, ours) == 70_000_000_000
+
+
+async def test_a_batch_whose_answer_was_lost_is_applied_once(
+    redis: Redis, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(redis, KEYS)
+    monkeypatch.setattr("scheduler.state.store.time.monotonic_ns", lambda: 7)
+    for _ in range(2):
+        await store.apply(lease, Changes(events=[{"kind": "leader"}]))
+    assert await redis.xlen(KEYS.events) == 1

@@ -191,3 +191,51 @@ async def test_an_overflow_while_redis_is_away_ends_in_a_snapshot(
         await server.start()
         await settled(leader)
     assert len(await leader.stored()) == 50
+
+
+async def test_a_replica_without_our_last_writes_is_written_anew(redis: Redis) -> None:
+    leader = Leader(redis)
+    assert await leader.lease.try_acquire()
+    async with running(leader):
+        leader.put("a", "1")
+        await settled(leader)
+        older = await redis.dump(KEYS.clock)
+        leader.put("b", "2")
+        await settled(leader)
+        # Lease and epoch are as they were, what came last is not there.
+        await redis.restore(KEYS.clock, 0, older, replace=True)
+        await redis.hdel(KEYS.table(Table.PLAN), "b")
+        leader.put("c", "3")
+        await settled(leader)
+    assert await leader.stored() == {"a": "1", "b": "2", "c": "3"}
+    assert leader.epochs == []
+
+
+async def test_what_keeps_redis_from_writing_is_named_once(redis: Redis) -> None:
+    leader = Leader(redis)
+    kinds: list[str] = []
+    sources = Sources(lambda: None, leader.snapshot, leader.epochs.append, kinds.append)
+    leader.write_behind = WriteBehind(leader.store, leader.lease, leader.journal, sources, RHYTHM)
+    assert await leader.lease.try_acquire()
+    await redis.config_set("maxmemory", "1")
+    async with running(leader):
+        leader.put("a", "1")
+        await until(lambda: len(kinds) > 1, "two failures")
+        assert not leader.write_behind.connected
+        assert leader.write_behind.problem
+        await redis.config_set("maxmemory", "0")
+        await settled(leader)
+        assert not leader.write_behind.problem
+    assert set(kinds) == {"memory_full"}
+
+
+async def test_of_two_leaders_of_one_epoch_the_second_goes_beyond(redis: Redis) -> None:
+    leader = Leader(redis)
+    assert await leader.lease.try_acquire(beyond=6)
+    async with running(leader):
+        leader.write_behind.go_beyond(7)
+        leader.put("a", "1")
+        await settled(leader)
+        assert leader.epochs == []
+        leader.write_behind.go_beyond(7, shared=True)
+        await until(lambda: leader.epochs == [8], "the epoch is lifted")

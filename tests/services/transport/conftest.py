@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from services.transport.interface import Address
-from services.transport.settings import TransportSecurity, TransportSettings, host_id
-from tests.services.transport.peers import KINDS, RECEIVER, ForeignPeer, Kit, Spawn, secured
+from services.transport.settings import TransportSettings, host_id
+from tests.services.transport.peers import KINDS, RECEIVER, ForeignPeer, Kit, Spawn
+from tests.support.certificates import Certificates
 
 
 @pytest.fixture(params=KINDS)
 async def kit(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kit]:
     kind = str(request.param)
-    security = secured(tmp_path) if kind.endswith("tls") else TransportSecurity()
-    settings = TransportSettings(runtime_dir=tmp_path / "run", security=security)
-    made = Kit(kind, settings, [])
+    certificates = Certificates(tmp_path / "certs") if kind.endswith("tls") else None
+    made = Kit(kind, TransportSettings(runtime_dir=tmp_path / "run"), [], certificates)
     yield made
     for endpoint in made.opened:
         await endpoint.close()

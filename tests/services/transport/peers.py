@@ -8,14 +8,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import trustme
-
-from services.security.tls import ClientSecurity, ServerSecurity
 from services.transport.grpc_stream import GrpcEndpoint
 from services.transport.interface import Address, Endpoint, FrameHandler, ReceivedFrame
-from services.transport.settings import TransportSecurity, TransportSettings
+from services.transport.settings import TransportSettings
 from services.transport.shm import ShmEndpoint
 from services.transport.tcp import TcpEndpoint
+from tests.support.certificates import Certificates
 
 ENDPOINTS = {"shm": ShmEndpoint, "tcp": TcpEndpoint, "grpc": GrpcEndpoint}
 KINDS = ["shm", "tcp", "tcp+tls", "grpc", "grpc+tls"]
@@ -42,6 +40,8 @@ class Kit:
     kind: str
     settings: TransportSettings
     opened: list[Endpoint]
+    certificates: Certificates | None = None
+    """With TLS every endpoint has one of its own, as an agent."""
 
     @property
     def transport(self) -> str:
@@ -50,21 +50,12 @@ class Kit:
     async def endpoint(
         self, peer_id: str, handler: FrameHandler | None = None, **changes: object
     ) -> Endpoint:
+        if self.certificates is not None:
+            changes = {"security": self.certificates.transport("agent", peer_id), **changes}
         endpoint = ENDPOINTS[self.transport](peer_id, replace(self.settings, **changes))
         await endpoint.start(handler or Inbox())
         self.opened.append(endpoint)
         return endpoint
-
-
-def secured(folder: Path) -> TransportSecurity:
-    authority = trustme.CA()
-    pair = authority.issue_cert("127.0.0.1")
-    files = {name: folder / f"{name}.pem" for name in ("cert", "key", "ca")}
-    pair.cert_chain_pems[0].write_to_path(files["cert"])
-    pair.private_key_pem.write_to_path(files["key"])
-    authority.cert_pem.write_to_path(files["ca"])
-    mine = {"cert_file": files["cert"], "key_file": files["key"], "ca_file": files["ca"]}
-    return TransportSecurity(ServerSecurity(**mine), ClientSecurity(**mine))
 
 
 @dataclass
