@@ -57,8 +57,8 @@ test: lint type unit ## everything CI runs
 test-system: $(NATIVE) $(TOOLS) ## real processes, killed and restarted; takes longer
 	$(BIN)/pytest -m system --timeout 600
 
-test-browser: $(NATIVE) $(TOOLS) ## the dashboard in a headless Chromium; pictures in build/screenshots
-	$(BIN)/pytest -m system --timeout 600 tests/system/test_dashboard.py tests/system/test_dashboard_page.py
+test-browser: $(NATIVE) $(TOOLS) ## the dashboard in a headless Chromium; pictures in build/screenshots (QUICK=1: the page alone)
+	$(BIN)/pytest -m system --timeout 600 tests/system/test_dashboard_page.py $(if $(QUICK),,tests/system/test_dashboard.py)
 
 # Load generators bring dozens of packages; they see those of the main environment, never the reverse.
 $(TOOLS): $(STAMP) requirements/load-tools.txt
