@@ -251,6 +251,9 @@ async def _first_failure(*endless: Coroutine[Any, Any, None]) -> None:
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
+            if task.cancelled():
+                # gRPC says so to a writer whose call the reader gave up at the same moment.
+                raise Unavailable("the stream was given up")
             task.result()
     finally:
         for task in tasks:

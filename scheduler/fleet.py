@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -144,15 +144,29 @@ class Fleet:
         record = self.roster.get(agent)
         return record is not None and record.session is not None
 
-    def missing(self, placement: Placement, now_s: float) -> list[tuple[AgentId, PartitionKey]]:
-        """Returns what a placement lacks, without what need not be waited for."""
-        hosts = hosts_in(self.roster)
-        return targets.missing(placement, hosts, lambda agent: self._is_excused(agent, now_s))
+    def missing(
+        self, placement: Placement, now_s: float, unable: Collection[AgentId] = ()
+    ) -> list[tuple[AgentId, PartitionKey]]:
+        """Returns what a placement lacks, without what need not be waited for.
+
+        Args:
+            placement: What is asked about.
+            now_s: On `time.monotonic`.
+            unable: Agents that are not waited for either.
+        """
+
+        def is_excused(agent: AgentId) -> bool:
+            return agent in unable or self._is_excused(agent, now_s)
+
+        return targets.missing(placement, hosts_in(self.roster), is_excused)
 
     def loaded_models(
         self, placement: Placement, now_s: float, *, resuming: bool = False
     ) -> set[ModelKey]:
         """Returns the models of a placement of which nothing is missing.
+
+        An agent that failed too often to load its part is not waited for either, as long as every
+        pool, or a chain, has all it needs; it joins if it succeeds after all.
 
         Args:
             placement: What is asked about.
@@ -163,6 +177,8 @@ class Fleet:
         for model in placement.models:
             part = Placement((model,))
             lacking = self.missing(part, now_s)
+            if unable := {agent for agent, key in lacking if self._orders.gave_up(agent, key)}:
+                lacking = self.missing(part, now_s, unable)
             if lacking and resuming and model.chains:
                 lacking = targets.missing(part, hosts_in(self.roster), lambda agent: True)
             if not lacking:

@@ -207,7 +207,7 @@ class SchedulerSettings(ProcessSettings):
     )
     load_attempts: int = Field(
         default=3, ge=1, description="An agent that failed this often to load a partition of a new "
-        "plan ends the change of plan.",
+        "plan ends the change of plan; a model that is not served yet begins without it.",
     )  # fmt: skip
     recovery_s: float = Field(
         default=2.0, ge=0.0, description="After a change of leader, longest wait for the plan's "

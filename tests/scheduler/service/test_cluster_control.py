@@ -106,6 +106,21 @@ async def test_a_partition_that_cannot_be_loaded_is_retried_and_its_reason_shown
         await until(lambda: gateway.ready, "loaded at the second attempt")
 
 
+async def test_an_agent_that_cannot_load_its_part_holds_nobody_up(
+    configured: Configured, crowd: Crowd, plan_file: Path
+) -> None:
+    async with scheduler(configured(plan_file=plan_file, load_attempts=1)) as process:
+        gateway = await crowd.gateway(process.port)
+        for name in ("agent-0", "agent-1"):
+            await crowd.agent(process.port, name)
+        late = await crowd.agent(process.port, "agent-2", AgentScript(fail_loads=2))
+        await until(lambda: gateway.ready, "the other agent of the pool is enough")
+        assert not late.loaded
+        await until(lambda: bool(late.loaded), "it is asked again")
+        joined = process.term().cluster.roster
+        await until(lambda: all(record.joined for record in joined.values()), "and joins")
+
+
 async def test_a_model_too_slow_for_its_deadline_says_so_and_hinders_no_other(
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
