@@ -35,5 +35,11 @@ class PooledConfig:
     """An open request is answered DEADLINE_EXCEEDED this long after its deadline."""
     max_attempts: int = 3
     """How often the same rows may be dispatched."""
+    late_retries: int = 50
+    """Batches that are merely late and may be dispatched again at once; see `late_retry_share`."""
+    late_retry_share: float = 0.2
+    """As many more for each batch that is dispatched for the first time. Without such a budget a
+    cluster that is slower than booked for a moment, as a whole, makes itself more work by its own
+    retries, and may stay slow for good. What an agent that was lost had is not counted."""
     retry_after_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
     """Advice to rejected clients where nothing better is known."""

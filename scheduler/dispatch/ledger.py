@@ -18,7 +18,8 @@ from services.errors import NoActivePlan, PartitionLost
 _COUNTERS = (
     "arrived_requests", "completed_requests", "cancelled_requests", "rejected_requests",
     "decisions",
-    "dispatched_batches", "dispatched_rows", "retried_rows", "overdue_batches", "failed_batches",
+    "dispatched_batches", "dispatched_rows", "retried_rows", "overdue_batches",
+    "withheld_retries", "failed_batches",
     "undelivered_requests", "corrections", "displaced_batches", "late_corrections",
     "drift_ns_sum", "drift_ns_max",
 )  # fmt: skip
@@ -46,6 +47,20 @@ class Ledger:
         self.strays = False
         """There may be queues of models that no plan serves."""
         self._sequence = 0
+        self._late_retries = float(config.late_retries)
+
+    def first_dispatched(self) -> None:
+        """A batch went out for the first time: it pays for a part of a late retry."""
+        most = float(self.config.late_retries)
+        self._late_retries = min(most, self._late_retries + self.config.late_retry_share)
+
+    def may_retry_late(self) -> bool:
+        """True if a batch that is merely late may go out again; that is paid then."""
+        if self._late_retries < 1.0:
+            self.counters["withheld_retries"] += 1
+            return False
+        self._late_retries -= 1.0
+        return True
 
     def overdue_at(self, finish: Nanoseconds) -> Nanoseconds:
         """Returns when a batch that should finish at `finish` counts as lost."""

@@ -156,10 +156,11 @@ class Lifecycle(Ledger):
             batch = self.tracker.batches.get(batch_id)
             if batch is not None:
                 self.counters["overdue_batches"] += 1
-                if any(part.attempt + 1 >= self.config.max_attempts for part in batch.rows):
-                    self._wait_on(batch)
-                else:
+                last = any(part.attempt + 1 >= self.config.max_attempts for part in batch.rows)
+                if not last and self.may_retry_late():
                     self.retry(batch, None, late=True)
+                else:
+                    self._wait_on(batch)
         for request in self.tracker.due(self.now):
             last_moment = request.deadline + self.config.deadline_grace_ns
             if self.now >= last_moment:
@@ -274,7 +275,7 @@ class Lifecycle(Ledger):
         self.again(rows)
 
     def _wait_on(self, batch: Batch) -> None:
-        """Late is not lost: the last attempt has until its requests' deadlines."""
+        """Late is not lost: the last attempt, and what may not be retried, has until the deadlines."""
         latest = max(request.deadline for request in batch.requests())
         self.book.reserve(batch.batch_id, (), latest + self.config.deadline_grace_ns + 1)
 

@@ -192,6 +192,8 @@ class PooledDispatcher:
         life = self._life
         finish = decision.path.finish_ns
         rows = queue.take(decision.rows, finish)
+        if not any(part.attempt for part in rows):
+            life.first_dispatched()
         slices = []
         batch_row = 0
         for part in rows:

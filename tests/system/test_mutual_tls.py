@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 CHAT = "smollm2-135m"
 OVER_TCP = {"gateway": {"transports": ["tcp"]}, "agent": {"transports": ["tcp"]}}
-PROMPT = "Why is the sky blue?"
+PROMPT = "Once upon a time"
 PAIRS = 150
 MOST_COST = 1.3
 """A request under mutual TLS takes at most so many times as long as without, over TCP."""

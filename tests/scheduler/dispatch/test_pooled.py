@@ -256,6 +256,26 @@ def test_an_overdue_batch_is_dispatched_again_and_the_last_one_has_until_the_dea
     assert bench.dispatcher.next_wakeup() is None
 
 
+def test_what_is_merely_late_is_retried_within_a_budget_only() -> None:
+    """Otherwise a cluster that is slow as a whole makes itself two thirds of its work."""
+    config = PooledConfig(overdue_grace_ns=MS, late_retries=1, late_retry_share=0.5)
+    bench = Bench(config, model(pipeline(1, stage(CATS, 0, "a", 10))))
+    only(bench.ask(0, slo=1000))
+    _, (_, again) = bench.wake()
+    assert isinstance(again, DispatchBatch)
+    assert bench.wake()[1] == []  # the budget is used up: it waits, and is not given up
+    assert bench.dispatcher.statistics()["withheld_retries"] == 1
+    assert bench.tell(400, StageReported(again.batch, 0, 390 * MS, 400 * MS)) == []
+    assert bench.tell(400, RequestCompleted(request(1))) == []
+    assert bench.dispatcher.statistics()["completed_requests"] == 1
+    for number in (2, 3):  # two halves make a whole
+        late = only(bench.ask(500 * number, slo=400))
+        _, commands = bench.wake()
+        assert [c for c in commands if isinstance(c, DispatchBatch)] == [] or number == 3
+        bench.tell(500 * number + 100, StageReported(late.batch, 0, 0, 500 * number * MS))
+        bench.tell(500 * number + 100, RequestCompleted(request(number)))
+
+
 def test_a_result_of_the_last_attempt_counts_however_late_it_is() -> None:
     bench, batch = overdue_twice()
     assert bench.tell(900, StageReported(batch.batch, 0, 890 * MS, 900 * MS)) == []
