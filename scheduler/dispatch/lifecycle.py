@@ -275,7 +275,7 @@ class Lifecycle(Ledger):
         self.again(rows)
 
     def _wait_on(self, batch: Batch) -> None:
-        """Late is not lost: the last attempt, and what may not be retried, has until the deadlines."""
+        """Late is not lost: it has until the deadlines of its requests."""
         latest = max(request.deadline for request in batch.requests())
         self.book.reserve(batch.batch_id, (), latest + self.config.deadline_grace_ns + 1)
 

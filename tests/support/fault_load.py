@@ -58,6 +58,8 @@ class Shape:
     """How much is asked for, and how soon it must be there."""
 
     images_per_s: float = 6.0
+    images_at_once: int = 1
+    """They come in groups of so many: a lone one always goes to the same of two idle agents."""
     texts_per_s: float = 1.0
     slo_ms: float = 20_000.0
     tokens: int = TOKENS
@@ -110,7 +112,7 @@ class Load:
         due: dict[Kind, float] = {}
         every_s: dict[Kind, float] = {}
         if self._shape.images_per_s:
-            every_s["image"] = 1.0 / self._shape.images_per_s
+            every_s["image"] = self._shape.images_at_once / self._shape.images_per_s
         if self._shape.texts_per_s:
             every_s["text"] = 1.0 / self._shape.texts_per_s
         due = dict.fromkeys(every_s, 0.0)
@@ -125,8 +127,9 @@ class Load:
             else:
                 break
             due[kind] += every_s[kind]
-            tasks.append(asyncio.create_task(self._one(kind, len(self.outcomes))))
-            await asyncio.sleep(0)
+            for _ in range(self._shape.images_at_once if kind == "image" else 1):
+                tasks.append(asyncio.create_task(self._one(kind, len(self.outcomes))))
+                await asyncio.sleep(0)
         await asyncio.gather(*tasks)
 
     async def _one(self, kind: Kind, number: int) -> None:

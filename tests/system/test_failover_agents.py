@@ -73,7 +73,7 @@ def whole_on_both(repository: Path) -> dict[str, object]:
 
 async def test_a_slow_agent_gets_less_until_it_is_fast_again(tmp_path: Path) -> None:
     test = "straggler"
-    shape = Shape(images_per_s=10.0, texts_per_s=0.0)
+    shape = Shape(images_per_s=12.0, images_at_once=3, texts_per_s=0.0)
     placement = whole_on_both(shared_models())
     async with (
         fault_cluster(tmp_path, texts=False, placement=placement) as cluster,
