@@ -45,7 +45,7 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
     while True:
         now_s = time.monotonic()
         term.expire_waiting()
-        term.set_stragglers_aside()
+        term.stragglers.look()
         term.autoscaler.tick(now_ns())
         term.audits.tick(now_ns())
         if now_s >= heartbeat_s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import scheduler_pb2
@@ -45,7 +46,7 @@ from scheduler.peers import Peers
 from scheduler.persistence import FileMark, Persistence, Sources
 from scheduler.planner_wiring import planner_of
 from scheduler.recovery import queued_reservations, take_over
-from scheduler.roster import AgentRecord
+from scheduler.roster import AgentRecord, AgentSession
 from scheduler.router import Router, Stamp
 from scheduler.session_desk import SessionDesk
 from scheduler.session_moves import SessionMoves
@@ -56,7 +57,7 @@ from scheduler.state.lease import Lease
 from scheduler.state.store import Store
 from scheduler.state.write_behind import Rhythm, WriteBehind
 from scheduler.state.write_behind import Sources as WriteSources
-from scheduler.stragglers import Stragglers
+from scheduler.straggler_desk import StragglerDesk, StragglerRules
 from scheduler.switch_report import SwitchReport, observe_switch
 from scheduler.timelines import Timelines
 from scheduler.utilisation import Utilisation
@@ -110,8 +111,10 @@ class Term:
         self.utilisation = Utilisation()
         self.timelines = Timelines()
         self.slowdowns = Slowdowns()
-        self.stragglers = Stragglers(settings.straggler_factor)
-        self._dispatched: Plan | None = None
+        self.stragglers = StragglerDesk(
+            StragglerRules(settings.straggler_factor, settings.silence_s / 2),
+            self._connected_agents, self._dispatch, self.note, around.metrics.stragglers.set,
+        )  # fmt: skip
         book, first = Book(), first_id(lease.epoch)
         self.book, self.slots = book, book.slots
         self.first_id = first
@@ -339,35 +342,7 @@ class Term:
     def dispatch_by(self, plan: Plan) -> None:
         """Dispatch by this plan, or this part of one, from now on."""
         self.boundaries.planned(plan)
-        self._dispatched = plan
-        self._dispatch_without_stragglers(plan)
-
-    def set_stragglers_aside(self) -> None:
-        """Gives nothing new to agents that became slow, and tries those again that were."""
-        before = self.stragglers.slow
-        if not self.stragglers.look(now_ns(), self._quiet_agents()):
-            return
-        slow = self.stragglers.slow
-        for agent in sorted(slow ^ before):
-            kind = "straggler_set_aside" if agent in slow else "straggler_tried_again"
-            _log.warning(kind, agent=agent)
-            self.note(kind, {"agent": agent})
-        self._around.metrics.stragglers.set(len(slow))
-        if self._dispatched is not None:
-            self._dispatch_without_stragglers(self._dispatched)
-
-    def _quiet_agents(self) -> frozenset[AgentId]:
-        """Returns who has said nothing for half as long as it takes to be lost."""
-        since_s = time.monotonic() - self.settings.silence_s / 2
-        return frozenset(
-            agent
-            for agent, record in self.cluster.roster.items()
-            if record.session is not None and record.session.heard_s < since_s
-        )
-
-    def _dispatch_without_stragglers(self, plan: Plan) -> None:
-        left = self.stragglers.without(plan)
-        self.feed(PlanActivated(self.sessions.latency.refreshed(left)), now_ns())
+        self.stragglers.planned(plan)
 
     def plan_activated(self, plan: Plan) -> None:
         """This is the plan in force from now on."""
@@ -448,7 +423,15 @@ class Term:
         if booked is not None:
             real_ns = event.compute_end_ns - event.compute_start_ns
             self.slowdowns.reported(booked.agent, real_ns, booked.duration_ns, now)
-            self.stragglers.reported(booked.agent, real_ns, booked.duration_ns, now)
+            self.stragglers.reported(booked.agent, real_ns, booked.duration_ns)
+
+    def _connected_agents(self) -> Iterator[tuple[AgentId, AgentSession]]:
+        for agent, record in self.cluster.roster.items():
+            if record.session is not None:
+                yield agent, record.session
+
+    def _dispatch(self, plan: Plan) -> None:
+        self.feed(PlanActivated(self.sessions.latency.refreshed(plan)), now_ns())
 
     def _welcome(self) -> scheduler_pb2.Welcome:
         return scheduler_pb2.Welcome(
