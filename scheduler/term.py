@@ -19,6 +19,7 @@ from scheduler.cluster import Cluster, Limits
 from scheduler.converters import rejection
 from scheduler.deployments import Deployments
 from scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
+from scheduler.dispatch.availability import Availability
 from scheduler.dispatch.events import (
     AgentDraining,
     AgentJoined,
@@ -104,6 +105,7 @@ class Term:
         self.deployments = Deployments(
             ModelRepository(settings.model_repository), settings.packing_goal()
         )
+        self.availability = Availability()
         self.measured = Measured()
         self.peers = Peers(settings.silence_s)
         self.file_mark = FileMark()
