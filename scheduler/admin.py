@@ -15,6 +15,7 @@ from scheduler.deployments import Wish
 from scheduler.explain import explain
 from scheduler.planning import placement_document
 from scheduler.promises import promises_of
+from scheduler.roster import servers_of
 from scheduler.session_admin import move_session, session_list, sessions_of
 from scheduler.status import status_of
 from scheduler.switch_report import SwitchReport
@@ -97,7 +98,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             notes = wishes.notes
             return admin_pb2.GetPlanResponse(
                 plan_json=json.dumps(placement_document(active.placement), indent=2),
-                explanation=explain(active.plan, notes, wishes.problem(), report),
+                explanation=explain(
+                    active.plan, notes, wishes.problem(), report, servers_of(term.cluster.roster)
+                ),
                 plan_id=active.plan.plan_id,
                 planner=notes.planner if notes is not None else "",
                 last_switch=report.as_message() if report is not None else None,

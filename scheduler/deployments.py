@@ -112,6 +112,7 @@ class Deployment:
             objectives=self.manifest.objectives,
             cache_oversubscription=self.manifest.cache_oversubscription,
             packing=self.packing,
+            block_bytes=self.assumed_block_bytes,
         )
 
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from scheduler.plan_notes import PlanNotes
+from scheduler.planning.survival import survival_of
 from scheduler.switch_report import SwitchReport
-from services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
+from services.domain.ids import (
+    NANOSECONDS_PER_MILLISECOND,
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    ServerId,
+)
 from services.domain.latency import TokenObjectives
 from services.domain.packing import PackingGoal
 from services.domain.plan import Chain, ModelPlan, Pipeline, Plan, Stage
 
 
-def explain(plan: Plan, notes: PlanNotes | None, problem: str, report: SwitchReport | None) -> str:
+def explain(
+    plan: Plan,
+    notes: PlanNotes | None,
+    problem: str,
+    report: SwitchReport | None,
+    servers: Mapping[AgentId, ServerId],
+) -> str:
     """Returns what runs where and why, for a reader who has not seen the JSON.
 
     Args:
@@ -18,6 +32,7 @@ def explain(plan: Plan, notes: PlanNotes | None, problem: str, report: SwitchRep
         notes: How it was made.
         problem: Why it is not the plan there should be; empty if it is.
         report: The switch under way, else the last one.
+        servers: Of each agent that is known.
     """
     lines = [f"Plan {plan.plan_id} serves {len(plan.models)} model(s)."]
     if notes is not None:
@@ -25,7 +40,7 @@ def explain(plan: Plan, notes: PlanNotes | None, problem: str, report: SwitchRep
     if problem:
         lines.append(f"Note: {problem}.")
     for model in plan.models:
-        lines += ["", *_model(model)]
+        lines += ["", *_model(model), _survival(model, servers)]
     if report is not None:
         lines += ["", report.in_words()]
     return "\n".join(lines)
@@ -44,6 +59,11 @@ def _model(model: ModelPlan) -> list[str]:
         lines += [f"    {_stage(stage, pipeline.batch_size)}" for stage in pipeline.stages]
         lines += [f"    {_limits(pipeline)}"]
     return lines
+
+
+def _survival(model: ModelPlan, servers: Mapping[AgentId, ServerId]) -> str:
+    survival = survival_of(model, servers)
+    return f"  {'Warning: it' if survival.is_fragile else 'It'} {survival.in_words()}."
 
 
 _PACKING: dict[PackingGoal, str] = {

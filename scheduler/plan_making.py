@@ -10,7 +10,7 @@ from scheduler.chain_making import ChainMaker, ChainsMade, ChainWish
 from scheduler.deployments import Deployments
 from scheduler.measured import Measured
 from scheduler.plan_notes import CHAINS, EVEN, POOLED, PlanNotes
-from scheduler.planning import DeployedModel, Placement, even_split
+from scheduler.planning import DeployedModel, Placement, replicated
 from scheduler.planning.live import (
     Hosted,
     LiveCluster,
@@ -32,6 +32,8 @@ from services.log import get_logger
 _log = get_logger(__name__)
 
 Mode = Literal["auto", "pooled", "even"]
+_SHARE_ALONE, _SHARE_BESIDE_CHAINS = 0.9, 0.4
+"""Of an agent's memory, what replicas may take, so that chains find room beside them."""
 Solve = Callable[[PoolingProblem], Awaitable[Solution]]
 
 
@@ -104,20 +106,22 @@ class PlanMaker:
         Raises:
             PlanInfeasible: there is no agent, or a model has no blocks.
         """
-        made = self._kept(wanted) if wanted.chains_only else self.split(wanted.others)
+        made = self._kept(wanted) if wanted.chains_only else self.split(wanted)
         if self._chains is None or not wanted.generating:
             return made
         return _joined(made, self._chains.make_now(_chain_wish(wanted), made.placement))
 
     def split(self, wanted: Wanted, fallback: str = "", *, has_failed: bool = False) -> Made:
-        """Returns an even split; nothing if there is nothing to split.
+        """Returns a plan from sizes alone; an empty one if no model is served by pipelines.
 
         Raises:
             PlanInfeasible: there is no agent, or a model has no blocks.
         """
-        if not wanted.models:
+        models = wanted.others.models
+        if not models:
             return Made(Placement(()), PlanNotes(CHAINS, wanted.cause))
-        placement = even_split(wanted.models, wanted.agents)
+        share = _SHARE_BESIDE_CHAINS if wanted.generating else _SHARE_ALONE
+        placement = replicated(models, wanted.agents, memory_share=share)
         return Made(placement, PlanNotes(EVEN, wanted.cause, fallback), has_failed)
 
     async def make(self, wanted: Wanted) -> Made:
@@ -132,9 +136,9 @@ class PlanMaker:
         if wanted.chains_only:
             made = self._kept(wanted)
         elif self.mode == "even" or not wanted.others.models:
-            made = self.split(wanted.others)
+            made = self.split(wanted)
         else:
-            made = await self._pooled_or_even(wanted.others)
+            made = await self._pooled_or_even(wanted)
         if self._chains is None or not wanted.generating:
             return made
         return _joined(made, await self._chains.make(_chain_wish(wanted), made.placement))
@@ -147,7 +151,7 @@ class PlanMaker:
 
     async def _pooled_or_even(self, wanted: Wanted) -> Made:
         try:
-            made = await self._pooled(wanted)
+            made = await self._pooled(wanted.others)
         except PlanInfeasible as error:
             _log.warning("no_pooled_plan", error=error.message)
             return self.split(wanted, error.message)

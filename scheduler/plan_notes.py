@@ -18,7 +18,7 @@ class PlanNotes:
     planner: str
     cause: str
     fallback: str = ""
-    """Why it is an even split although the pooled planner was wanted; empty if it is not."""
+    """Why it was made from sizes alone though the pooled planner was wanted, if it was."""
     lines: tuple[str, ...] = ()
     """The pooled planner's own words."""
     remarks: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class PlanNotes:
         if self.planner == CHAINS:
             return [f"The chain planner made it because {self.cause}.", *self.chain_lines]
         if self.planner == EVEN:
-            said = [f"It is an even split, made because {self.cause}."]
+            said = [f"It replicates whole models where memory allows, made because {self.cause}."]
             if self.fallback:
                 said.append(f"The pooled planner was not used: {self.fallback}.")
             return [*said, *self.remarks, *self.chain_lines]

@@ -6,13 +6,15 @@ computed here from the plan, its times and what was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
 from scheduler.plan_notes import POOLED, PlanNotes
 from scheduler.planning.chains import response_bounds
-from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
+from scheduler.planning.survival import survival_of
+from scheduler.roster import servers_of
+from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds, ServerId
 from services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Pipeline, Stage
 from services.errors import CatenaryError
 
@@ -26,7 +28,17 @@ def promises_of(term: Term) -> list[admin_pb2.PlanPromise]:
     """Returns one promise per model of the plan in force."""
     active = term.cluster.active
     models = active.plan.models if active is not None else ()
-    return [_of_chains(term, model) if model.chains else _of_pools(term, model) for model in models]
+    servers = servers_of(term.cluster.roster)
+    return [_promise(term, model, servers) for model in models]
+
+
+def _promise(
+    term: Term, model: ModelPlan, servers: Mapping[AgentId, ServerId]
+) -> admin_pb2.PlanPromise:
+    promise = _of_chains(term, model) if model.chains else _of_pools(term, model)
+    survival = survival_of(model, servers)
+    promise.survives, promise.fragile = survival.in_words(), survival.is_fragile
+    return promise
 
 
 # ---- pools ----

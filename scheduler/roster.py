@@ -10,7 +10,7 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from scheduler.planning.live import GenerationCost
 from scheduler.sessions import Session
 from scheduler.targets import CacheNeed, Need
-from services.domain.ids import AgentId, PartitionKey
+from services.domain.ids import AgentId, PartitionKey, ServerId
 from services.domain.plan import Agent
 
 AgentSession = Session[scheduler_pb2.SchedulerToAgentMessage]
@@ -90,6 +90,11 @@ class AgentRecord:
 
 
 Roster = dict[AgentId, AgentRecord]
+
+
+def servers_of(roster: Roster) -> dict[AgentId, ServerId]:
+    """Returns the server of every agent that was ever seen."""
+    return {agent: record.agent.server for agent, record in roster.items()}
 
 
 def present(roster: Roster) -> list[AgentRecord]:

@@ -46,8 +46,9 @@ from scheduler.model_table import model_table
 from scheduler.peers import Peers
 from scheduler.persistence import FileMark, Persistence, Sources
 from scheduler.planner_wiring import planner_of
+from scheduler.planning.survival import survival_of
 from scheduler.recovery import queued_reservations, take_over
-from scheduler.roster import AgentRecord, AgentSession
+from scheduler.roster import AgentRecord, AgentSession, servers_of
 from scheduler.router import Router, Stamp
 from scheduler.session_desk import SessionDesk
 from scheduler.session_moves import SessionMoves
@@ -350,6 +351,12 @@ class Term:
         """This is the plan in force from now on."""
         self._around.metrics.set_active_plan(plan.plan_id)
         self._journal_event("plan_activated", {"plan": plan.plan_id})
+        servers = servers_of(self.cluster.roster)
+        survivals = [(str(model.model), survival_of(model, servers)) for model in plan.models]
+        fragile = {name: survival for name, survival in survivals if survival.is_fragile}
+        self._around.metrics.fragile_models.set(len(fragile))
+        for name, survival in fragile.items():
+            _log.warning("plan_is_fragile", model=name, problem=survival.in_words())
 
     def switch_ended(self, report: SwitchReport) -> None:
         """A change of plan is done, or was rolled back."""

@@ -1,7 +1,8 @@
 """From models and agents to a `Plan`: pure functions, no I/O.
 
 placement    what a person may write: which blocks run where, and how many rows a batch has
-even_split   a placement made from nothing but block times and the agents present
+even_split   a pipeline made from nothing but block times and the agents present
+replicas     a placement that replicates whole models first, as far as memory allows
 complete     placement + measured times -> Plan, or `PlanInfeasible` naming the constraint
 """
 
@@ -23,6 +24,7 @@ from scheduler.planning.placement import (
     parse_placement,
     placement_document,
 )
+from scheduler.planning.replicas import replicated
 
 __all__ = [
     "ChainLatency",
@@ -42,5 +44,6 @@ __all__ = [
     "hosts_for",
     "parse_placement",
     "placement_document",
+    "replicated",
     "without_agents",
 ]

@@ -41,6 +41,10 @@ ChainLatency = Callable[[ModelKey, Sequence[ChainHop]], LatencyLines | None]
 """Latency lines of a path through a model; None if nothing is known of it."""
 
 
+class _TooSlow(PlanInfeasible):
+    """Not even one row meets the objective on one pipeline; others of the model may be faster."""
+
+
 def unknown_time(model: ModelKey, hops: Sequence[ChainHop]) -> Nanoseconds:
     """A `ServiceTime` where nothing is known: more agents take longer."""
     return NANOSECONDS_PER_SECOND * len(hops)
@@ -145,10 +149,15 @@ def _cache(model: ModelKey, host: HostPlacement) -> CacheCapacity:
 def _model(model: ModelPlacement, table: BlockTable, compute_ns: ComputeTimes) -> ModelPlan:
     if not model.pipelines:
         raise PlanInfeasible(f"{model.model}: no pipeline")
-    pipelines = tuple(
-        _pipeline(model, number, table, compute_ns) for number in range(len(model.pipelines))
-    )
-    return ModelPlan(model.model, model.slo_ns, pipelines, model.float16_boundaries)
+    pipelines, too_slow = [], []
+    for number in range(len(model.pipelines)):
+        try:
+            pipelines.append(_pipeline(model, number, table, compute_ns))
+        except _TooSlow as error:
+            too_slow.append(error)
+    if not pipelines:
+        raise too_slow[0]
+    return ModelPlan(model.model, model.slo_ns, tuple(pipelines), model.float16_boundaries)
 
 
 def _pipeline(
@@ -163,7 +172,7 @@ def _pipeline(
         batch -= 1
     least = _compute(stages, 1)
     if least > model.slo_ns:
-        raise PlanInfeasible(
+        raise _TooSlow(
             f"{model.model}: SLO of {model.slo_ns / 1e6:g} ms cannot be met, one row takes "
             f"{least / 1e6:.3f} ms of compute in pipeline {number}"
         )

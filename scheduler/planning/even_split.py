@@ -1,7 +1,7 @@
-"""A simple placement from block times alone: balanced partitions, agents in proportion.
+"""A pipeline from block times alone: balanced partitions, agents in proportion.
 
 Nothing is assumed of the agents but that they exist: their memory and speed are not looked at.
-The optimal planner replaces this; it stays as the default for a handful of like devices.
+`replicas` cuts models by it that are too large for one agent, or are to be cut.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class DeployedModel:
     """Of such a model: slots per session of full length that fits; None: as the cluster."""
     packing: PackingGoal = "off"
     """Of such a model: what its sessions are moved for."""
+    block_bytes: tuple[int, ...] = ()
+    """Memory of each block's weights; empty if that is not known."""
 
 
 def even_split(models: Sequence[DeployedModel], agents: Sequence[Agent]) -> Placement:

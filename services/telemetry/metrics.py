@@ -66,6 +66,7 @@ class Metrics:
         self._scaled: set[str] = set()
         self._define_gateway()
         self._define_scheduler()
+        self._define_leadership()
         self._define_agent()
         self.frames_refused = self._counter(names.FRAMES_REFUSED)
         self.certificate_expiry = self._gauge(names.CERTIFICATE_EXPIRY)
@@ -144,6 +145,8 @@ class Metrics:
         self.migration_held_seconds = self._histogram(names.MIGRATION_HELD_SECONDS, TOKEN_BUCKETS)
         self.sessions_moving = self._gauge(names.SESSIONS_MOVING)
         self.sessions_stray = self._gauge(names.SESSIONS_STRAY)
+
+    def _define_leadership(self) -> None:
         self.gateways = self._gauge(names.GATEWAYS)
         self.leader = self._gauge(names.LEADER)
         self.epoch = self._gauge(names.EPOCH)
@@ -154,6 +157,7 @@ class Metrics:
         self.redis_connected = self._gauge(names.REDIS_CONNECTED)
         self.redis_pending = self._gauge(names.REDIS_PENDING)
         self.stragglers = self._gauge(names.STRAGGLERS)
+        self.fragile_models = self._gauge(names.FRAGILE_MODELS)
         self.redis_failures = self._counter(names.REDIS_FAILURES)
 
     def _define_agent(self) -> None:

@@ -234,6 +234,9 @@ PLAN_DOWNTIME = MetricName(
 REDIS_CONNECTED = MetricName("redis_connected", "1 while writes reach Redis.")
 REDIS_PENDING = MetricName("redis_pending_changes", "Changes not yet written to Redis.")
 STRAGGLERS = MetricName("stragglers", "Agents that get no new batches as they are far too slow.")
+FRAGILE_MODELS = MetricName(
+    "fragile_models", "Models of the plan that the loss of one agent would leave unserved."
+)
 REDIS_FAILURES = MetricName(
     "redis_failures", "Attempts to write to Redis that failed, by what was wrong.", ("reason",)
 )

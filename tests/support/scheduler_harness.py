@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -174,6 +175,16 @@ class AgentScript:
     answers_closes: bool = True
     decode_ns: int = 10 * MS
     group: int | None = None
+
+
+def cut_in_two(folder: Path) -> Path:
+    """Writes a plan with the halves of the toy model on two agents."""
+    halves = [{"blocks": [0, 2], "agents": ["agent-0"]}, {"blocks": [2, 4], "agents": ["agent-1"]}]
+    file = folder / "cut-in-two.json"
+    file.write_text(
+        json.dumps({"models": [{"name": "toy", "pipelines": [{"batch": 2, "partitions": halves}]}]})
+    )
+    return file
 
 
 class FakeAgent(Client):

@@ -19,6 +19,7 @@ export class Plan {
         { name: "p99 now", number: true, cell: ({ local }) => (local && local.p99_ns ? duration(local.p99_ns) : "–") },
         { name: "Objective", number: true, cell: ({ promise }) => (promise.slo_ns ? duration(promise.slo_ns) : "–") },
         { name: "Sessions", number: true, cell: ({ promise, model }) => (promise.sessions ? `${model ? model.sessions : "–"} of ${promise.sessions}` : "–") },
+        { name: "Survives", wide: true, cell: ({ promise }) => promise.survives || "–" },
         { name: "What binds", wide: true, cell: ({ promise }) => promise.binds || "nothing known" },
       ],
     });

@@ -2,7 +2,8 @@
 
 Agents that host a partition of the plan already keep it, because what need not be loaded costs
 nothing. Others are taken from servers in turn, so that a pool spreads over as many network cards
-as it can. Agents the plan leaves over join the pools of their class that are busiest.
+as it can. Agents the plan leaves over join the pools of their
+class whose one agent is the only way through a model, then those that are busiest.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class _Pool:
     planned: PooledPartition
     work_us: float
     """Time of its agents that the promised load takes, per second."""
+    is_only_way: bool
+    """True if its model has no pipeline that goes around it."""
     agents: list[AgentId] = field(default_factory=list)
 
     @property
@@ -72,9 +75,11 @@ def place(
         if not model_plan.pipelines:
             raise PlanInfeasible(f"the plan has no pipeline for {model.key}")
         pipelines = []
-        for pipeline in _merged(model_plan.pipelines):
+        merged = _merged(model_plan.pipelines)
+        for pipeline in merged:
             stages = [
-                _pool(model, pooled[model_plan.name], pipeline, p) for p in pipeline.partitions
+                _pool(model, pooled[model_plan.name], pipeline, part, is_only_way=len(merged) == 1)
+                for part in pipeline.partitions
             ]
             pools += stages
             pipelines.append((pipeline.batch, stages))
@@ -109,12 +114,17 @@ def _joined(one: PooledPipeline, other: PooledPipeline) -> PooledPipeline:
 
 
 def _pool(
-    model: DeployedModel, pooled: PooledModel, pipeline: PooledPipeline, part: PooledPartition
+    model: DeployedModel,
+    pooled: PooledModel,
+    pipeline: PooledPipeline,
+    part: PooledPartition,
+    *,
+    is_only_way: bool,
 ) -> _Pool:
     times = pooled.latency_us[part.gpu, part.level]
     batch_us = float(times[part.first_block : part.last_block, pipeline.batch - 1].sum())
     key = PartitionKey(model.key, part.first_block, part.last_block)
-    return _Pool(key, part, pipeline.throughput_rps * batch_us / pipeline.batch)
+    return _Pool(key, part, pipeline.throughput_rps * batch_us / pipeline.batch, is_only_way)
 
 
 def _model(model: DeployedModel, pipelines: list[tuple[int, list[_Pool]]]) -> ModelPlacement:
@@ -152,7 +162,9 @@ def _fill(group: DeviceGroup, pools: list[_Pool], hosted: Hosted) -> list[AgentI
         return rest
     for agent in rest:
         hosting = [pool for pool in pools if pool.key in hosted.get(agent, ())]
-        max(hosting or pools, key=lambda pool: pool.load).agents.append(agent)
+        # The loss of one agent must not end a model; only then does load decide.
+        fragile = [pool for pool in pools if pool.is_only_way and len(pool.agents) == 1]
+        max(fragile or hosting or pools, key=lambda pool: pool.load).agents.append(agent)
     return []
 
 

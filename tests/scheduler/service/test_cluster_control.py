@@ -74,21 +74,22 @@ async def test_a_restarted_agent_loads_again_and_joins_its_pool(
         assert process.term().cluster.plan_id == plan_id
 
 
-async def test_an_even_split_follows_the_agents(configured: Configured, crowd: Crowd) -> None:
+async def test_replicas_follow_the_agents(configured: Configured, crowd: Crowd) -> None:
     async with scheduler(configured()) as process:
         gateway = await crowd.gateway(process.port)
         first = await crowd.agent(process.port, "agent-0")
         await until(lambda: gateway.ready, "ready on one agent")
         assert list(first.loaded) == [(0, 4)]
         second = await crowd.agent(process.port, "agent-1")
-        await until(lambda: list(first.loaded) == [(0, 2)], "re-split, the old one unloaded")
-        assert list(second.loaded) == [(2, 4)]
-        # Service was never interrupted: the new partitions were loaded first.
-        assert all(m.models[0].ready for m in gateway.all("models") if m.plan_id)
+        await until(lambda: list(second.loaded) == [(0, 4)], "the new agent has it whole")
+        await until(lambda: process.term().cluster.is_settled, "two replicas serve")
         await second.close()
-        await until(lambda: not gateway.ready, "half the model is gone")
-        await until(lambda: gateway.ready, "re-split without it")
-        assert (0, 4) in first.loaded
+        await until(lambda: process.term().cluster.roster["agent-1"].session is None, "one is gone")
+        await gateway.submit(1)
+        assert {hop.agent_id for hop in (await gateway.dispatched(1)).route} == {"agent-0"}
+        # Service was never interrupted, neither by the arrival nor by the loss.
+        assert all(m.models[0].ready for m in gateway.all("models") if m.plan_id)
+        assert list(first.loaded) == [(0, 4)]
 
 
 async def test_a_partition_that_cannot_be_loaded_is_retried_and_its_reason_shown(

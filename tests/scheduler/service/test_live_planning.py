@@ -54,7 +54,7 @@ def used(answer: admin_pb2.GetPlanResponse) -> dict[str, set[str]]:
     }
 
 
-async def test_without_profiles_models_are_split_evenly_and_the_reason_is_told(
+async def test_without_profiles_models_are_replicated_and_the_reason_is_told(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(configured()) as process, admin(process.port) as stub:
@@ -63,8 +63,26 @@ async def test_without_profiles_models_are_split_evenly_and_the_reason_is_told(
         await until(lambda: gateway.ready, "ready")
         answer = await shown(stub)
         assert answer.planner == "even"
-        assert "It is an even split, made because agent-0 came" in answer.explanation
+        assert (
+            "It replicates whole models where memory allows, made because agent-0 came"
+            in answer.explanation
+        )
         assert "The pooled planner was not used: toy:1 has no profile." in answer.explanation
+        assert "Warning: it does not survive the loss of agent-0." in answer.explanation
+        (promise,) = answer.promises
+        assert promise.fragile
+        await crowd.agent(process.port, "agent-1")
+
+        first_plan = answer.plan_id
+        await until(
+            lambda: (
+                process.term().cluster.plan_id != first_plan and process.term().cluster.is_settled
+            ),
+            "two replicas",
+        )
+        answer = await shown(stub)
+        assert "It survives the loss of any one agent" in answer.explanation
+        assert "survives the loss of any one agent" in answer.promises[0].survives
 
 
 async def test_with_profiles_the_plan_is_pooled_and_says_what_it_promises(

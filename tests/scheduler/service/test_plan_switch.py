@@ -334,6 +334,8 @@ async def test_a_new_leader_serves_by_the_old_plan_and_begins_the_switch_again(
         held = AgentScript()
         gateway, agents = await serving(old, crowd, AgentScript())
         agents.append(await crowd.agent(old.port, "agent-9", held))
+        cut = plan((0, 2, ["agent-0"]), (2, 4, ["agent-9"]))
+        await stub.ApplyPlan(request(cut), timeout=30)
         await until(lambda: list(agents[0].loaded) == [(0, 2)], "split over both")
         held.hold_loads = True
         moved = plan((0, 1, ["agent-0"]), (1, 4, ["agent-9"]))

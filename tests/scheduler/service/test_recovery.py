@@ -20,6 +20,7 @@ from scheduler_harness import (
     Crowd,
     admin,
     crash,
+    cut_in_two,
     scheduler,
     until,
 )
@@ -41,9 +42,9 @@ async def leads(process: SchedulerProcess) -> None:
 
 
 async def test_a_new_scheduler_adopts_rows_in_flight_and_sends_the_others(
-    configured: Configured, crowd: Crowd
+    configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
-    async with scheduler(configured(expected_agents=2)) as old:
+    async with scheduler(configured(plan_file=cut_in_two(tmp_path))) as old:
         gateway = await crowd.gateway(old.port)
         agents = [await crowd.agent(old.port, f"agent-{i}") for i in range(2)]
         await until(lambda: gateway.ready, "ready")

@@ -1,21 +1,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from scheduler.settings import SchedulerSettings
-from scheduler_harness import MS, AgentScript, Crowd, scheduler, until
+from scheduler_harness import MS, AgentScript, Crowd, cut_in_two, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
 
 
 async def test_agents_load_what_the_plan_says_and_requests_are_dispatched(
-    configured: Configured, crowd: Crowd
+    configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
-    async with scheduler(configured(expected_agents=2)) as process:
+    async with scheduler(configured(plan_file=cut_in_two(tmp_path))) as process:
         gateway = await crowd.gateway(process.port)
         agents = [await crowd.agent(process.port, f"agent-{i}") for i in range(2)]
         await until(lambda: gateway.ready, "the model is ready")

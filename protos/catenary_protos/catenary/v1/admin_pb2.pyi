@@ -597,6 +597,8 @@ class PlanPromise(_message.Message):
     RESPONSE_LOWER_NS_FIELD_NUMBER: _builtins.int
     RESPONSE_UPPER_NS_FIELD_NUMBER: _builtins.int
     BINDS_FIELD_NUMBER: _builtins.int
+    SURVIVES_FIELD_NUMBER: _builtins.int
+    FRAGILE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.str
     throughput_per_s: _builtins.float
@@ -611,6 +613,10 @@ class PlanPromise(_message.Message):
     response_upper_ns: _builtins.int
     binds: _builtins.str
     """In words; empty: nothing known to bind."""
+    survives: _builtins.str
+    """In words, whose loss the model would still be served after, or not."""
+    fragile: _builtins.bool
+    """True if the loss of one agent is enough to leave it unserved."""
     def __init__(
         self,
         *,
@@ -623,10 +629,12 @@ class PlanPromise(_message.Message):
         response_lower_ns: _builtins.int = ...,
         response_upper_ns: _builtins.int = ...,
         binds: _builtins.str = ...,
+        survives: _builtins.str = ...,
+        fragile: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["binds", b"binds", "latency_ns", b"latency_ns", "model", b"model", "response_lower_ns", b"response_lower_ns", "response_upper_ns", b"response_upper_ns", "sessions", b"sessions", "slo_ns", b"slo_ns", "throughput_per_s", b"throughput_per_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binds", b"binds", "fragile", b"fragile", "latency_ns", b"latency_ns", "model", b"model", "response_lower_ns", b"response_lower_ns", "response_upper_ns", b"response_upper_ns", "sessions", b"sessions", "slo_ns", b"slo_ns", "survives", b"survives", "throughput_per_s", b"throughput_per_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
