@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from gateway.bookkeeping import Bookkeeping
 from gateway.doors import on_behalf_of, passed_on
 from gateway.grpc_calls import answered, metadata_of
 from gateway.local_answers import (
+    LocalStatus,
     RunningRequests,
     add_attainment,
     name_requests,
@@ -26,6 +28,11 @@ from services.security.keys import SCOPE_ADMIN, SCOPE_VIEW, ApiKeys
 DEFAULT_TIMEOUT_S = 30.0
 LONGEST_TIMEOUT_S = 600.0
 """Deployments and drains take minutes."""
+VIEW_TIMEOUT_S = 1.5
+"""To look takes a scheduler milliseconds; a person is told within two seconds that it does not."""
+FROZEN_AFTER_S = 1.9
+"""A scheduler sends heartbeats every second; one that has missed nearly two is taken as frozen."""
+_LOOK_EVERY_S = 0.1
 _VIEWS = frozenset({"GetStatus", "GetPlan", "ListSessions", "GetTimelines"})
 """What only looks."""
 _RETRY_NS = 1_000_000_000
@@ -46,6 +53,11 @@ class HasChannel(Protocol):
         """Goes with every call."""
         ...
 
+    @property
+    def silent_s(self) -> float:
+        """How long the scheduler that leads has said nothing."""
+        ...
+
 
 class SchedulerAdmin:
     """Calls the Admin service of the scheduler that leads."""
@@ -59,7 +71,7 @@ class SchedulerAdmin:
         """Returns the scheduler's answer; with one group it does not matter which is named.
 
         Raises:
-            Unavailable: no scheduler leads this gateway at present.
+            Unavailable: no scheduler leads this gateway at present, or the one that does is frozen.
             grpc.aio.AioRpcError: what the scheduler answered.
         """
         channel = self._link.channel
@@ -67,7 +79,36 @@ class SchedulerAdmin:
             raise Unavailable("no scheduler is connected", retry_after_ns=_RETRY_NS)
         rpc = getattr(admin_pb2_grpc.AdminStub(channel), method)
         limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else min(timeout_s, LONGEST_TIMEOUT_S)
-        return await rpc(request, timeout=limit_s, metadata=passed_on(self._link.metadata))
+        looks_only = method in _VIEWS
+        if looks_only:
+            limit_s = min(limit_s, VIEW_TIMEOUT_S)
+        answer = rpc(request, timeout=limit_s, metadata=passed_on(self._link.metadata))
+        try:
+            return await self._unless_frozen(answer)
+        except grpc.aio.AioRpcError as error:
+            if looks_only and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise Unavailable(
+                    f"the scheduler has not answered within {limit_s:.1f} s",
+                    retry_after_ns=_RETRY_NS,
+                ) from error
+            raise
+
+    async def _unless_frozen(self, answer: Any) -> Any:
+        """Waits for an answer as long as the scheduler is heard of at all."""
+        waiting = asyncio.ensure_future(answer)
+        try:
+            while True:
+                done, _ = await asyncio.wait({waiting}, timeout=_LOOK_EVERY_S)
+                if done:
+                    return waiting.result()
+                if self._link.silent_s > FROZEN_AFTER_S:
+                    raise Unavailable(
+                        f"the scheduler has said nothing for {self._link.silent_s:.1f} s; what was"
+                        " asked of it may still happen",
+                        retry_after_ns=_RETRY_NS,
+                    )
+        finally:
+            waiting.cancel()
 
     def watch_scaling(
         self, request: admin_pb2.WatchScalingRequest
@@ -93,18 +134,28 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         scheduler: SchedulerAdmin,
         books: Bookkeeping,
         requests: RunningRequests,
+        known: LocalStatus,
     ) -> None:
         self._keys = keys
         self._scheduler = scheduler
         self._books = books
         self._requests = requests
+        self._known = known
 
     @answered
     async def GetStatus(  # noqa: N802 - named by the protocol, like all below
         self, request: admin_pb2.GetStatusRequest, context: Context
     ) -> admin_pb2.GetStatusResponse:
-        """The cluster as the scheduler sees it, and what became of requests to this gateway."""
-        answer: admin_pb2.GetStatusResponse = await self._forward("GetStatus", request, context)
+        """The cluster as the scheduler sees it, and what became of requests to this gateway.
+
+        While no scheduler answers it is what this gateway knows, with the reason.
+        """
+        self._authorize(context, SCOPE_VIEW)
+        answer: admin_pb2.GetStatusResponse
+        try:
+            answer = await self._forward("GetStatus", request, context)
+        except Unavailable as error:
+            answer = self._known.status(error.message)
         add_attainment(answer, self._books.outcomes)
         return answer
 

@@ -13,7 +13,13 @@ from gateway import delivery
 from gateway.bookkeeping import OK, Bookkeeping
 from gateway.catalog import Catalog
 from gateway.deadlines import Deadlines
-from gateway.inference import Arrival, InferenceRequest, InferenceResponse, Tensor
+from gateway.inference import (
+    LONGEST_BUDGET_NS,
+    Arrival,
+    InferenceRequest,
+    InferenceResponse,
+    Tensor,
+)
 from gateway.pending import Attempt, PendingRequest
 from gateway.recent_requests import FinishedRequest
 from gateway.results import ResultMerger
@@ -27,7 +33,6 @@ from services.errors import (
 )
 from services.transport.interface import ReceivedFrame
 
-LONGEST_BUDGET_NS = 3_600_000_000_000
 DEFAULT_SLO_NS = 30_000_000_000
 """For models that name none."""
 

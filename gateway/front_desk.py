@@ -16,7 +16,6 @@ from gateway.data_plane import DataPlane, budget_of
 from gateway.generation.answer import Generation
 from gateway.generation.intake import request_of
 from gateway.generation.plane import SessionPlane
-from gateway.generation.plane import budget_of as generation_budget
 from gateway.generation.request import GenerationTerms, Prompt
 from gateway.generation.text_codec import TextCodecs
 from gateway.guard import Guard
@@ -29,6 +28,9 @@ from services.security.keys import SCOPE_INFER, ApiKeys, Principal
 from services.telemetry.tracing import Tracer
 
 _LONGEST_ID = 256
+
+
+_ANSWER_MARGIN_S = 0.05
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ class GeneratingVisit:
         """
         codec = await self._codecs.of(self.model.key)
         request = await request_of(self.model, codec, request_id, prompt, sampling, terms)
-        left_ns = arrival.monotonic_ns + generation_budget(request, arrival) - time.monotonic_ns()
+        left_ns = self._sessions.limits(request, arrival).due_ns(0) - time.monotonic_ns()
         request, watcher = self._guard.admit_generation(self.principal, request, left_ns)
         self.handed_over = True
         try:
@@ -129,7 +131,7 @@ class FrontDesk:
     ) -> Arrival:
         """Returns the stamp of a request that came in just now."""
         trace, parent_span_id = self.tracer.root(traceparent)
-        budget_ns = None if budget_s is None else max(0, int(min(budget_s, 1e6) * 1e9))
+        budget_ns = None if budget_s is None else _answer_within_ns(budget_s)
         return Arrival(
             method, time.monotonic_ns(), time.time_ns(), trace, parent_span_id, budget_ns
         )
@@ -240,3 +242,12 @@ class FrontDesk:
     def new_id(self) -> str:
         """Returns an id for a request that brings none."""
         return f"{self.gateway_id}-{self._start}-{next(self._numbers)}"
+
+
+def _answer_within_ns(left_s: float) -> int:
+    """Returns when to answer a client that waits for `left_s` more.
+
+    A little earlier, so that the reason arrives and not the client's own bare deadline.
+    """
+    margin_s = min(_ANSWER_MARGIN_S, left_s / 10)
+    return max(0, int((min(left_s, 1e6) - margin_s) * 1e9))

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from gateway.catalog import Model
 from services.telemetry.tracing import TraceContext
 
+LONGEST_BUDGET_NS = 3_600_000_000_000
+"""No request is worked on for longer than an hour."""
 Tensor = NDArray[np.generic]
 """Fixed-size datatypes as their dtype; BYTES as object arrays of `bytes`."""
 

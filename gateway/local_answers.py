@@ -6,6 +6,7 @@ import time
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import admin_pb2
+from gateway.catalog import Catalog
 from gateway.outcomes import RecentOutcomes
 from gateway.recent_requests import RecentRequests
 from services.domain.ids import ModelKey
@@ -13,6 +14,30 @@ from services.domain.ids import ModelKey
 MOST_REQUESTS = 500
 """Of one answer to `ListRequests`."""
 _USUAL_REQUESTS = 50
+
+
+class LocalStatus:
+    """The cluster as one gateway last heard of it, for when no scheduler answers."""
+
+    def __init__(self, gateway_id: str, catalog: Catalog) -> None:
+        self._gateway_id = gateway_id
+        self._catalog = catalog
+
+    def status(self, problem: str) -> admin_pb2.GetStatusResponse:
+        """Returns the models of the last model table, and why there is nothing better."""
+        return admin_pb2.GetStatusResponse(
+            gateways=[self._gateway_id],
+            models=[
+                admin_pb2.ModelStatus(
+                    name=model.key.name,
+                    version=model.key.version,
+                    ready=model.ready,
+                    reason=model.not_ready_reason,
+                )
+                for model in self._catalog.models()
+            ],
+            scheduler_problem=problem,
+        )
 
 
 class RunningRequests(Protocol):

@@ -27,12 +27,13 @@ from gateway.doors import admin_security, door_security
 from gateway.external_scaler import ExternalScaler
 from gateway.fairness.door import FairDoor
 from gateway.front_desk import FrontDesk
-from gateway.generation.plane import SessionPlane
+from gateway.generation.plane import Pace, SessionPlane
 from gateway.generation.text_codec import TextCodecs
 from gateway.generation_grpc import GenerationService
 from gateway.groups.schedulers import Schedulers
 from gateway.guard import Guard
 from gateway.http_door import HttpDoor
+from gateway.local_answers import LocalStatus
 from gateway.oip_grpc import InferenceService
 from gateway.quotas import Quotas
 from gateway.readiness import Readiness
@@ -87,7 +88,9 @@ class GatewayProcess:
         self._plane = DataPlane(self._catalog, outbox, self._hub, books)
         self._sessions = SessionPlane(
             self.name, outbox, self._hub, books, self._plane.numbers,
-            int(settings.progress_interval_s * 1e9),
+            Pace(
+                int(settings.progress_interval_s * 1e9), int(settings.generation_silence_s * 1e9)
+            ),
         )  # fmt: skip
         self._plane.results.others[frame_pb2.FRAME_KIND_SESSION_TOKENS] = self._sessions.tokens
         self._admission = Admission(
@@ -106,7 +109,10 @@ class GatewayProcess:
             min(settings.max_prompt_bytes, settings.max_request_bytes),
         )  # fmt: skip
         self._repository = Repository(self._catalog, scheduler_admin)
-        self._admin_service = AdminService(self._keys, scheduler_admin, books, self._sessions)
+        known = LocalStatus(self.name, self._catalog)
+        self._admin_service = AdminService(
+            self._keys, scheduler_admin, books, self._sessions, known
+        )
         dashboard = None
         if settings.dashboard:
             is_open = settings.insecure or settings.doors_insecure

@@ -86,6 +86,11 @@ class SchedulerLink:
         """True between a scheduler's welcome and the loss of its stream."""
         return self._writer is not None
 
+    @property
+    def silent_s(self) -> float:
+        """How long the scheduler that leads has said nothing, heartbeats included."""
+        return time.monotonic() - self._heard_s
+
     def send(self, message: scheduler_pb2.GatewayMessage) -> None:
         """Queues a message for the scheduler; dropped while there is none.
 

@@ -111,6 +111,12 @@ class GatewaySettings(ProcessSettings):
         gt=0.0,
         description="How often the scheduler hears how far running generations are.",
     )
+    generation_silence_s: float = Field(
+        default=60.0,
+        gt=0.0,
+        description="An answer that gets no further token for so long is given up. There is no"
+        " limit on the whole answer unless its client names one.",
+    )
     unavailable_grace_s: float = Field(
         default=3.0,
         ge=0.0,

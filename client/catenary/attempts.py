@@ -6,7 +6,7 @@ import random
 import time
 from typing import Any
 
-from catenary.calls import Call
+from catenary.calls import LOOK_TIMEOUT_S, Call
 from catenary.connection import Connection
 from catenary.errors import CatenaryError, DeadlineExceededError, UnavailableError
 from catenary.targets import Targets
@@ -28,7 +28,7 @@ class Attempts:
         self._targets = targets
         self._left: set[str] = set()
         self._policy = self.connection.retry
-        self._limit_s = self.connection.timeout_s if call.timeout_s is None else call.timeout_s
+        self._limit_s = _limit_s(call, self.connection.timeout_s)
         self._started = time.monotonic()
         self._made = 1
 
@@ -77,3 +77,10 @@ class Attempts:
     def out_of_patience(self) -> DeadlineExceededError:
         """Returns the error for a limit that only this side knows of."""
         return DeadlineExceededError(f"no answer within {self._limit_s:g} s")
+
+
+def _limit_s(call: Call[Any], usual_s: float) -> float:
+    """Returns the limit of a call: the caller's own, else one that fits what is asked."""
+    if call.timeout_s is not None:
+        return call.timeout_s
+    return min(usual_s, LOOK_TIMEOUT_S) if call.looks_only else usual_s

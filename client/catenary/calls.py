@@ -16,6 +16,8 @@ from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 
 Service = Literal["inference", "admin", "generation"]
 Reply = TypeVar("Reply")
+LOOK_TIMEOUT_S = 2.0
+"""A gateway says within this that the scheduler does not answer; it may be frozen itself."""
 
 
 @dataclass(slots=True)
@@ -29,6 +31,8 @@ class Call(Generic[Reply]):
         read: Turns the reply into what the caller gets.
         timeout_s: The caller's own limit; None leaves it to the client's default.
         repeatable: A second execution does no harm, so a retry policy may apply.
+        looks_only: It changes nothing and is answered from memory, so that without a limit of the
+            caller's own it is given `LOOK_TIMEOUT_S`.
         tells_deadline: The limit travels as the gRPC deadline. Inference without a limit of its
             own keeps the client's default to itself: on the wire it would become the request's
             SLO and hide the model's.
@@ -41,6 +45,7 @@ class Call(Generic[Reply]):
     timeout_s: float | None = None
     repeatable: bool = True
     tells_deadline: bool = True
+    looks_only: bool = False
     slo_ms: float | None = None
 
     @property
@@ -70,25 +75,33 @@ def infer(request: types.InferRequest, timeout_s: float | None) -> Call[types.In
 
 def live() -> Call[bool]:
     """Whether the server process runs."""
-    return Call("inference", "ServerLive", oip.ServerLiveRequest(), lambda reply: bool(reply.live))
+    request = oip.ServerLiveRequest()
+    return Call("inference", "ServerLive", request, lambda reply: bool(reply.live), looks_only=True)
 
 
 def ready() -> Call[bool]:
     """Whether every required model is ready."""
     return Call(
-        "inference", "ServerReady", oip.ServerReadyRequest(), lambda reply: bool(reply.ready)
+        "inference",
+        "ServerReady",
+        oip.ServerReadyRequest(),
+        lambda reply: bool(reply.ready),
+        looks_only=True,
     )
 
 
 def model_ready(name: str, version: str) -> Call[bool]:
     """Whether one model is ready."""
     request = oip.ModelReadyRequest(name=name, version=version)
-    return Call("inference", "ModelReady", request, lambda reply: bool(reply.ready))
+    return Call(
+        "inference", "ModelReady", request, lambda reply: bool(reply.ready), looks_only=True
+    )
 
 
 def models() -> Call[list[types.ModelInfo]]:
     """The models of the repository."""
-    return Call("inference", "RepositoryIndex", oip.RepositoryIndexRequest(), messages.model_list)
+    request = oip.RepositoryIndexRequest()
+    return Call("inference", "RepositoryIndex", request, messages.model_list, looks_only=True)
 
 
 def model_metadata(name: str, version: str) -> Call[types.ModelMetadata]:
@@ -99,18 +112,20 @@ def model_metadata(name: str, version: str) -> Call[types.ModelMetadata]:
 
 def status() -> Call[types.ClusterStatus]:
     """The cluster at this moment."""
-    return Call("admin", "GetStatus", admin_pb2.GetStatusRequest(), messages.cluster_status)
+    request = admin_pb2.GetStatusRequest()
+    return Call("admin", "GetStatus", request, messages.cluster_status, looks_only=True)
 
 
 def trace(request_id: str) -> Call[types.Trace]:
     """Where one request's time went; the latest one's if the id is empty."""
     request = admin_pb2.GetTraceRequest(request_id=request_id)
-    return Call("admin", "GetTrace", request, messages.trace)
+    return Call("admin", "GetTrace", request, messages.trace, looks_only=True)
 
 
 def plan() -> Call[types.ActivePlan]:
     """The plan in force."""
-    return Call("admin", "GetPlan", admin_pb2.GetPlanRequest(), messages.active_plan)
+    request = admin_pb2.GetPlanRequest()
+    return Call("admin", "GetPlan", request, messages.active_plan, looks_only=True)
 
 
 def apply_plan(document: Mapping[str, Any], timeout_s: float | None) -> Call[str]:

@@ -35,6 +35,10 @@ _CLASS_OF_CODE: dict[str, type[errors.CatenaryError]] = {
 }
 
 
+_CONNECTION_LOST = frozenset({"Stream removed", "Connection reset by peer", "Socket closed"})
+"""What gRPC itself says, under UNKNOWN, when the process at the other end went away."""
+
+
 class FailedCall(Protocol):
     """What grpc.RpcError and grpc.aio.AioRpcError have in common."""
 
@@ -132,6 +136,8 @@ class _Details:
 
 
 def _class_of_code(code: str, text: str, found: _Details) -> type[errors.CatenaryError]:
+    if code == "UNKNOWN" and not found.reason and text in _CONNECTION_LOST:
+        return errors.UnavailableError
     if code == "RESOURCE_EXHAUSTED":
         if found.quota:
             return errors.QuotaExceededError

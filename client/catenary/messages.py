@@ -177,6 +177,7 @@ def cluster_status(message: admin_pb2.GetStatusResponse) -> types.ClusterStatus:
         moves_failed=message.moves_failed,
         audits=message.audits,
         leaks_mended=message.leaks_mended,
+        scheduler_problem=message.scheduler_problem,
         versions=tuple(
             types.ProcessVersion(each.role, each.name, each.version) for each in message.versions
         ),

@@ -75,7 +75,7 @@ class SessionMove:
 def sessions(model: str) -> Call[list[SessionInfo]]:
     """The sessions of a model, or of all."""
     request = admin_pb2.ListSessionsRequest(model=model)
-    return Call("admin", "ListSessions", request, session_list)
+    return Call("admin", "ListSessions", request, session_list, looks_only=True)
 
 
 def move_session(

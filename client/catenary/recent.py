@@ -38,7 +38,8 @@ def requests(limit: int) -> Call[list[RecentRequest]]:
     """
     if not 1 <= limit <= MOST_REQUESTS:
         raise InvalidInputError.at("limit", f"must be in 1..{MOST_REQUESTS}")
-    return Call("admin", "ListRequests", admin_pb2.ListRequestsRequest(limit=limit), request_list)
+    request = admin_pb2.ListRequestsRequest(limit=limit)
+    return Call("admin", "ListRequests", request, request_list, looks_only=True)
 
 
 def request_list(message: admin_pb2.ListRequestsResponse) -> list[RecentRequest]:

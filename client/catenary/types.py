@@ -258,6 +258,8 @@ class ClusterStatus:
         redis_problem: Why `redis_connected` is false, in one line.
         audits: How often the book was compared with what agents hold and gateways wait for.
         leaks_mended: What was reserved and not held, or held and not reserved, and is put right.
+        scheduler_problem: Why no scheduler answered, so that this is only what a gateway knows by
+            itself; empty if one did.
     """
 
     scheduler_id: str
@@ -278,6 +280,7 @@ class ClusterStatus:
     redis_problem: str = ""
     audits: int = 0
     leaks_mended: int = 0
+    scheduler_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

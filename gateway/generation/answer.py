@@ -25,15 +25,10 @@ class Generation:
         """Returns what is ready, waiting for something; None after the last piece.
 
         Raises:
-            CatenaryError: whatever kept the answer from being completed, at the latest at its
-                deadline, and behind everything that came before.
+            CatenaryError: whatever kept the answer from being completed, at the latest when one of
+                its limits has passed, and behind everything that came before.
         """
         return await self._session.read()
-
-    @property
-    def deadline_ns(self) -> int:
-        """When the whole answer must be there, on the monotonic clock."""
-        return self._session.deadline_ns
 
     @property
     def prompt_tokens(self) -> int:

@@ -22,7 +22,7 @@ async def open_session(session: PendingSession, start: Start, gateway_id: str, h
         PartitionLost: the agent cannot be reached.
         Overloaded: the agent took no frame in time.
     """
-    deadline_ns = session.deadline_ns
+    deadline_ns = session.due_ns
     ring = start.order.route if start.moves is None else start.moves.ring
     link = await hub.link_to(ring[0].agent_id, left_s(deadline_ns))
     slot = await link.export(0, left_s(deadline_ns))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from gateway.bookkeeping import OK, Bookkeeping
-from gateway.data_plane import LONGEST_BUDGET_NS, Outbox
+from gateway.data_plane import Outbox
 from gateway.deadlines import Deadlines
 from gateway.delivery import Links
 from gateway.generation.answer import Generation
+from gateway.generation.limits import SILENCE_NS, AnswerLimits, limits_of
 from gateway.generation.progress import ProgressReports
 from gateway.generation.record import finished_session
 from gateway.generation.request import GenerationRequest
@@ -27,11 +29,17 @@ from services.errors import (
     RequestCancelled,
 )
 
-DEFAULT_DEADLINE_NS = 300_000_000_000
-"""For models that name none."""
-PROGRESS_INTERVAL_NS = 100_000_000
-
 _Message = scheduler_pb2.GatewayMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often one hears of answers, and for how long one may hear nothing."""
+
+    progress_interval_ns: int = 100_000_000
+    """Between two reports to the scheduler."""
+    silence_ns: int = SILENCE_NS
+    """Without a token, after which an answer is given up."""
 
 
 class Watcher(Protocol):
@@ -54,15 +62,16 @@ class SessionPlane:
 
     def __init__(
         self, gateway_id: str, outbox: Outbox, hub: Links, books: Bookkeeping,
-        numbers: Iterator[int], progress_interval_ns: int = PROGRESS_INTERVAL_NS,
+        numbers: Iterator[int], pace: Pace | None = None,
     ) -> None:  # fmt: skip
         self.books = books
         self._outbox = outbox
         self._numbers = numbers
+        self._pace = pace or Pace()
         self._requests: dict[int, PendingSession] = {}
         self._watchers: dict[int, Watcher] = {}
         self._deadlines = Deadlines(self._expired, self._requests)
-        self._progress = ProgressReports(self._tell, progress_interval_ns)
+        self._progress = ProgressReports(self._tell, self._pace.progress_interval_ns)
         self._rings = Rings(Surroundings(gateway_id, hub, books, self._tell), self._took)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -98,6 +107,10 @@ class SessionPlane:
                 return session.current.session_id
         return None
 
+    def limits(self, request: GenerationRequest, arrival: Arrival) -> AnswerLimits:
+        """Returns when a request is given up that gets no tokens, or no further ones."""
+        return limits_of(request, arrival, self._pace.silence_ns)
+
     def open(
         self, request: GenerationRequest, arrival: Arrival, watcher: Watcher | None = None
     ) -> Generation:
@@ -107,11 +120,11 @@ class SessionPlane:
             DeadlineExceeded: the deadline passed while the request was read.
             Overloaded: the scheduler does not keep up.
         """
-        deadline_ns = arrival.monotonic_ns + budget_of(request, arrival)
-        session = PendingSession(next(self._numbers), request, arrival, deadline_ns)
+        limits = self.limits(request, arrival)
+        session = PendingSession(next(self._numbers), request, arrival, limits)
         session.submitted_ns = time.monotonic_ns()
         try:
-            if session.submitted_ns >= deadline_ns:
+            if session.submitted_ns >= session.due_ns:
                 raise DeadlineExceeded(
                     "the deadline passed while the request was read", details={"stage": "arrival"}
                 )
@@ -125,7 +138,7 @@ class SessionPlane:
         if watcher is not None:
             self._watchers[session.number] = watcher
         self._idle.clear()
-        self._deadlines.add(session.number, deadline_ns)
+        self._deadlines.add(session.number, session.due_ns)
         return Generation(session, self.give_up)
 
     def give_up(self, session: PendingSession) -> None:
@@ -201,10 +214,14 @@ class SessionPlane:
 
     def _expired(self, number: int) -> None:
         session = self._requests[number]
+        now_ns = time.monotonic_ns()
+        if now_ns < session.due_ns:  # tokens came since this was set
+            self._deadlines.add(number, session.due_ns)
+            return
         stage = "execute" if session.starts else "queue"
+        what = session.limits.stage_at(now_ns, session.last_token_ns)
         error = DeadlineExceeded(
-            f"the deadline passed while the request was in stage '{stage}'",
-            details={"stage": stage},
+            f"{what} while the request was in stage '{stage}'", details={"stage": stage}
         )
         self._end(session, error, "cancel")
 
@@ -231,7 +248,7 @@ class SessionPlane:
             self._idle.set()
         outcome = OK if error is None else error.reason
         done = finished_session(session, outcome, time.monotonic_ns())
-        asyncio.get_running_loop().call_soon(self.books.finished, done, session.deadline_ns)
+        asyncio.get_running_loop().call_soon(self.books.finished, done, session.limits.whole_ns)
 
     def _tell(self, message: scheduler_pb2.GatewayMessage) -> None:
         try:
@@ -239,10 +256,3 @@ class SessionPlane:
         except Overloaded:
             # A scheduler that does not read is about to be lost; the next one is told anew.
             return
-
-
-def budget_of(request: GenerationRequest, arrival: Arrival) -> int:
-    """Returns the time for the whole answer: the least of what was said, else the default."""
-    said = [ns for ns in (request.terms.deadline_ns, arrival.budget_ns) if ns is not None]
-    default_ns = request.model.default_slo_ns or DEFAULT_DEADLINE_NS
-    return min(*said, LONGEST_BUDGET_NS) if said else min(default_ns, LONGEST_BUDGET_NS)

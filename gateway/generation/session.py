@@ -7,6 +7,7 @@ from array import array
 
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from gateway.generation.answer_text import AnswerText
+from gateway.generation.limits import AnswerLimits
 from gateway.generation.request import GenerationRequest, Piece, StepTiming
 from gateway.generation.start import Start
 from gateway.inference import Arrival
@@ -25,18 +26,18 @@ class PendingSession:
     """
 
     __slots__ = (
-        "_awake", "_read", "_ready", "_timings", "arrival", "current", "deadline_ns", "ended",
-        "error", "finish_reason", "first_token_ns", "generated", "last_token_ns", "number",
+        "_awake", "_read", "_ready", "_timings", "arrival", "current", "ended", "error",
+        "finish_reason", "first_token_ns", "generated", "last_token_ns", "limits", "number",
         "request", "starts", "submitted_ns", "successors", "text",
     )  # fmt: skip
 
     def __init__(
-        self, number: int, request: GenerationRequest, arrival: Arrival, deadline_ns: int
+        self, number: int, request: GenerationRequest, arrival: Arrival, limits: AnswerLimits
     ) -> None:
         self.number = number
         self.request = request
         self.arrival = arrival
-        self.deadline_ns = deadline_ns
+        self.limits = limits
         self.submitted_ns = 0
         self.generated: array[int] = array("I", request.terms.generated)
         self.starts: list[Start] = []
@@ -69,6 +70,11 @@ class PendingSession:
         return len(self.request.prompt) + len(self.generated)
 
     @property
+    def due_ns(self) -> int:
+        """When it is given up if no further token comes, on the monotonic clock."""
+        return self.limits.due_ns(self.last_token_ns)
+
+    @property
     def timed(self) -> bool:
         """True if agents are to say where the time of each token goes."""
         return self.request.terms.timed or self.arrival.trace.sampled
@@ -82,7 +88,7 @@ class PendingSession:
             model_version=request.model.key.version,
             prompt_tokens=len(request.prompt),
             max_tokens=request.sampling.max_tokens,
-            budget_ns=max(0, self.deadline_ns - now_ns),
+            budget_ns=max(0, self.limits.whole_ns - now_ns),
             priority=request.terms.priority,
             traceparent=trace.traceparent if trace.sampled else "",
             first_token_slo_ns=request.terms.time_to_first_token_ns or 0,
@@ -132,7 +138,7 @@ class PendingSession:
             decode_route=start.order.decode_route,
             prompt_tokens=len(request.prompt),
             sampling=sampling,
-            budget_ns=self.deadline_ns - now_ns,
+            budget_ns=self.limits.whole_ns - now_ns,
             traceparent=trace.traceparent if trace.sampled else "",
             timed=self.timed,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from aiohttp import web
 
@@ -20,7 +19,7 @@ from gateway.openai_http.wanted import Wanted
 from services.error_tables import error_of_exception, openai_body
 
 READ_GRACE_S = 30.0
-"""A client may take so much longer than the deadline of its answer to read it."""
+"""A client that reads nothing of its answer for so long is given up: what waits takes memory."""
 
 
 async def stream_answer(
@@ -42,12 +41,12 @@ async def stream_answer(
             **prediction_headers(generation),
         }
     )
-    left_s = max(0.0, (generation.deadline_ns - time.monotonic_ns()) / 1e9) + READ_GRACE_S
     try:
-        async with asyncio.timeout(left_s):
+        async with asyncio.timeout(READ_GRACE_S):
             await response.prepare(request)
-            await _write(response, wanted, writer, generation, first)
-            await response.write(LAST_EVENT)
+        await _write(response, wanted, writer, generation, first)
+        await _send(response, LAST_EVENT)
+        async with asyncio.timeout(READ_GRACE_S):
             await response.write_eof()
     except ConnectionError:
         # The client is gone, found out while writing.
@@ -57,6 +56,16 @@ async def stream_answer(
         if request.transport is not None:
             request.transport.abort()
     return response
+
+
+async def _send(response: web.StreamResponse, event: bytes) -> None:
+    """Writes an event; waits for a slow client as long as it reads at all.
+
+    Raises:
+        TimeoutError: the client has not read for `READ_GRACE_S`.
+    """
+    async with asyncio.timeout(READ_GRACE_S):
+        await response.write(event)
 
 
 async def _write(
@@ -69,18 +78,18 @@ async def _write(
     continuous = wanted.continuous_usage
     if writer.chat:
         usage = usage_of(generation) if continuous else None
-        await response.write(event_of(writer.chunk("", "", usage, first=True)))
+        await _send(response, event_of(writer.chunk("", "", usage, first=True)))
     while piece is not None:
         if piece.text or piece.finish_reason:
             usage = usage_of(generation) if continuous else None
-            await response.write(event_of(writer.chunk(piece.text, piece.finish_reason, usage)))
+            await _send(response, event_of(writer.chunk(piece.text, piece.finish_reason, usage)))
         if piece.finish_reason:
             break
         try:
             piece = await generation.next()
         except Exception as exc:
             # The status is long out; never cut off silently.
-            await response.write(event_of(openai_body(error_of_exception(exc))))
+            await _send(response, event_of(openai_body(error_of_exception(exc))))
             return
     if wanted.include_usage:
-        await response.write(event_of(writer.usage_chunk(usage_of(generation))))
+        await _send(response, event_of(writer.usage_chunk(usage_of(generation))))

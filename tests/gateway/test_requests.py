@@ -277,7 +277,11 @@ async def test_without_any_scheduler_requests_are_refused_with_advice(tmp_path: 
             assert (await stub_of(channel).ServerLive(oip.ServerLiveRequest())).live
             assert not (await stub_of(channel).ServerReady(oip.ServerReadyRequest())).ready
         async with channel_to(running.admin) as channel:
-            call = admin_pb2_grpc.AdminStub(channel).GetStatus(admin_pb2.GetStatusRequest())
+            operator = admin_pb2_grpc.AdminStub(channel)
+            status = await operator.GetStatus(admin_pb2.GetStatusRequest())
+            assert status.scheduler_problem == "no scheduler is connected"
+            assert list(status.gateways) == ["gateway-t"]
+            call = operator.GetPlan(admin_pb2.GetPlanRequest())
             assert (await refused(call)).code() == CODE.UNAVAILABLE
 
 

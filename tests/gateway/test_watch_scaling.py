@@ -29,6 +29,7 @@ class Link:
 
     metadata: tuple[tuple[str, str], ...] = ()
     channel: grpc.aio.Channel | None = None
+    silent_s = 0.0
 
 
 @asynccontextmanager
@@ -49,7 +50,8 @@ async def gateway(*, keys: ApiKeys, is_led: bool = True) -> AsyncIterator[Any]:
         if is_led:
             link.channel = await stack.enter_async_context(served(Scheduler()))
         nobody = cast(Any, None)
-        service = AdminService(keys, SchedulerAdmin(link), cast(Bookkeeping, None), nobody)
+        books = cast(Bookkeeping, None)
+        service = AdminService(keys, SchedulerAdmin(link), books, nobody, nobody)
         channel = await stack.enter_async_context(served(service))
         yield admin_pb2_grpc.AdminStub(channel)
 

@@ -62,6 +62,20 @@ class Options:
         """Returns a blocking client for these options."""
         return Client(self.target, **self._settings())
 
+    def operator(self) -> Client:
+        """Returns a client for a command that may take minutes, once its gateway has answered.
+
+        Raises:
+            CatenaryError: The gateway does not answer at all; it is said at once, not in the end.
+        """
+        client = self.client()
+        try:
+            client.requests(limit=1)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
     def async_client(self) -> AsyncClient:
         """Returns an asyncio client for these options."""
         return AsyncClient(self.target, **self._settings())

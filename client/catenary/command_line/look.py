@@ -118,6 +118,15 @@ def _watch(client: Client, interval: float) -> None:
 
 
 def _status_page(found: ClusterStatus) -> Group:
+    if found.scheduler_problem:
+        return Group(
+            f"no scheduler answers: {found.scheduler_problem}; this is what"
+            f" {', '.join(found.gateways)} last heard\n",
+            table(
+                ("MODEL", "VERSION", "READY", "REASON"),
+                ((m.name, m.version, m.ready, m.reason) for m in found.models),
+            ),
+        )
     redis = "connected" if found.redis_connected else f"NOT connected ({found.redis_problem})"
     summary = (
         f"scheduler {found.scheduler_id or '-'}  epoch {found.epoch}  plan {found.plan_id or '-'}\n"

@@ -45,7 +45,7 @@ def deploy(  # noqa: PLR0913, PLR0917 - one parameter an option
     ] = "",
 ) -> None:
     """Deploy a model and print the id of the plan that serves it."""
-    with options.client() as client:
+    with options.operator() as client:
         plan_id = client.deploy(
             model, version=version, slo_ms=slo_ms, partitions=partitions, max_batch=max_batch,
             packing=packing,
@@ -56,7 +56,7 @@ def deploy(  # noqa: PLR0913, PLR0917 - one parameter an option
 @command
 def drain(options: Options, agent: Annotated[str, typer.Argument(help="Id of the agent.")]) -> None:
     """Take an agent out of service: its running sessions move to other chains."""
-    with options.client() as client:
+    with options.operator() as client:
         drained = client.drain(agent)
     if options.as_json:
         print_json({"agent": agent, "drained": drained})
@@ -95,14 +95,14 @@ def apply_plan(
 ) -> None:
     """Put a plan in force and print its id."""
     document = _read_plan(file)
-    with options.client() as client:
+    with options.operator() as client:
         _print_plan_id(options, client.apply_plan(document))
 
 
 @command
 def replan(options: Options) -> None:
     """Plan anew, in place of any plan applied by hand, and print what came of it."""
-    with options.client() as client:
+    with options.operator() as client:
         found = client.replan()
     if options.as_json:
         print_json(found)

@@ -426,13 +426,12 @@ async def test_a_client_that_reads_nothing_is_cut_off(
             loop = asyncio.get_running_loop()
             await loop.sock_connect(silent, ("127.0.0.1", stage.gateway.http_port))
             head = (
-                "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-deadline-ms: 1000\r\n"
+                "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
                 f"X-Request-Id: {'i' * 256}\r\n"
                 f"Content-Length: {len(body)}\r\n\r\n"
             )
             await loop.sock_sendall(silent, head.encode() + body)
             assert (await stage.scheduler.hear("cancel")).request_id == 1
-            assert stage.leftovers()["admitted"] == 1, "it still holds its answer"
             await stage.is_empty()
             got = b""
             async with asyncio.timeout(5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -342,6 +343,34 @@ async def test_the_deadline_ends_a_request_wherever_it_is(tmp_path: Path, stage_
         assert (await stage.scheduler.hear("cancel")).request_id == 1
         await refused(stub.Generate(asking(), timeout=0.1))
         assert (await stage.scheduler.hear("cancel")).request_id == 2
+
+
+async def test_an_answer_that_goes_on_has_no_deadline_and_one_that_falls_silent_has(
+    tmp_path: Path,
+) -> None:
+    models = [generating(default_slo_ns=10**9)]
+    quiet = text_stage(tmp_path, models=models, generation_silence_s=1.0)
+    async with quiet as stage, calling(stage) as stub:
+        call = stub.Generate(asking())
+        session = await stage.agent.session()
+        began = time.monotonic()
+        while time.monotonic() - began < 2.0:  # twice the model's objective
+            await session.say("a")
+            await read(call, "a")
+            await asyncio.sleep(0.05)
+        error = await refused(call)
+        assert error.code() == CODE.DEADLINE_EXCEEDED
+        assert "no token came for 1 s" in (error.details() or "")
+        assert (await stage.scheduler.hear("cancel")).request_id == 1
+
+
+async def test_the_reason_arrives_before_the_clients_own_deadline(tmp_path: Path) -> None:
+    async with text_stage(tmp_path) as stage, calling(stage) as stub:
+        stage.scheduler.session_script = lambda _: []
+        error = await refused(stub.Generate(asking(), timeout=2.0))
+        assert error.code() == CODE.DEADLINE_EXCEEDED
+        assert facts_of(error)["stage"] == "queue"  # gRPC's own status has no facts
+        assert (await stage.scheduler.hear("cancel")).request_id == 1
 
 
 async def test_a_refusal_is_a_status_before_and_behind_the_first_token(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class GetStatusResponse(_message.Message):
     LEAKS_MENDED_FIELD_NUMBER: _builtins.int
     REDIS_PROBLEM_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    SCHEDULER_PROBLEM_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     epoch: _builtins.int
     plan_id: _builtins.str
@@ -76,6 +77,8 @@ class GetStatusResponse(_message.Message):
     leaks_mended: _builtins.int
     redis_problem: _builtins.str
     """Why redis_connected is false, in one line."""
+    scheduler_problem: _builtins.str
+    """Why this is only what a gateway knows by itself: no scheduler answered it. Empty: one did."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentStatus]: ...
     @_builtins.property
@@ -113,10 +116,11 @@ class GetStatusResponse(_message.Message):
         leaks_mended: _builtins.int = ...,
         redis_problem: _builtins.str = ...,
         versions: _abc.Iterable[Global___ProcessVersion] | None = ...,
+        scheduler_problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "audits", b"audits", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "leaks_mended", b"leaks_mended", "live_reservations", b"live_reservations", "models", b"models", "moves_done", b"moves_done", "moves_failed", b"moves_failed", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "redis_problem", b"redis_problem", "scheduler_id", b"scheduler_id", "sessions_in_flight", b"sessions_in_flight", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "audits", b"audits", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "leaks_mended", b"leaks_mended", "live_reservations", b"live_reservations", "models", b"models", "moves_done", b"moves_done", "moves_failed", b"moves_failed", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "redis_problem", b"redis_problem", "scheduler_id", b"scheduler_id", "scheduler_problem", b"scheduler_problem", "sessions_in_flight", b"sessions_in_flight", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
