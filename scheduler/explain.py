@@ -78,7 +78,7 @@ def _chains(model: ModelPlan) -> list[str]:
     slots = {(cache.agent, cache.partition): cache.block_slots for cache in model.caches}
     lines = [
         f"{model.model}: generates text; sessions of up to {model.session_tokens} tokens;"
-        f" deadline {_ms(model.slo_ns)} unless a request names one."
+        f" the first token within {_ms(model.slo_ns)}, else it is given up."
         f"{_objectives(model.objectives)}{_PACKING[model.packing]}"
     ]
     for number, chain in enumerate(model.chains, start=1):
