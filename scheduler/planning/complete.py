@@ -41,10 +41,6 @@ ChainLatency = Callable[[ModelKey, Sequence[ChainHop]], LatencyLines | None]
 """Latency lines of a path through a model; None if nothing is known of it."""
 
 
-class _TooSlow(PlanInfeasible):
-    """Not even one row meets the objective on one pipeline; others of the model may be faster."""
-
-
 def unknown_time(model: ModelKey, hops: Sequence[ChainHop]) -> Nanoseconds:
     """A `ServiceTime` where nothing is known: more agents take longer."""
     return NANOSECONDS_PER_SECOND * len(hops)
@@ -149,15 +145,17 @@ def _cache(model: ModelKey, host: HostPlacement) -> CacheCapacity:
 def _model(model: ModelPlacement, table: BlockTable, compute_ns: ComputeTimes) -> ModelPlan:
     if not model.pipelines:
         raise PlanInfeasible(f"{model.model}: no pipeline")
-    pipelines, too_slow = [], []
-    for number in range(len(model.pipelines)):
-        try:
-            pipelines.append(_pipeline(model, number, table, compute_ns))
-        except _TooSlow as error:
-            too_slow.append(error)
-    if not pipelines:
-        raise too_slow[0]
-    return ModelPlan(model.model, model.slo_ns, tuple(pipelines), model.float16_boundaries)
+    pipelines = [
+        _pipeline(model, number, table, compute_ns) for number in range(len(model.pipelines))
+    ]
+    in_time = [each for each in pipelines if _compute(each.stages, 1) <= model.slo_ns]
+    if not in_time:
+        least = min(_compute(each.stages, 1) for each in pipelines)
+        raise PlanInfeasible(
+            f"{model.model}: SLO of {model.slo_ns / 1e6:g} ms cannot be met, one row takes "
+            f"{least / 1e6:.3f} ms of compute"
+        )
+    return ModelPlan(model.model, model.slo_ns, tuple(in_time), model.float16_boundaries)
 
 
 def _pipeline(
@@ -170,12 +168,6 @@ def _pipeline(
     batch = min(placed.batch_size, measured) if table.batched else 1
     while batch > 1 and _compute(stages, batch) > model.slo_ns:
         batch -= 1
-    least = _compute(stages, 1)
-    if least > model.slo_ns:
-        raise _TooSlow(
-            f"{model.model}: SLO of {model.slo_ns / 1e6:g} ms cannot be met, one row takes "
-            f"{least / 1e6:.3f} ms of compute in pipeline {number}"
-        )
     return Pipeline(f"{model.model}/{number}", batch, stages)
 
 
