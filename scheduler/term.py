@@ -46,7 +46,7 @@ from scheduler.model_table import model_table
 from scheduler.peers import Peers
 from scheduler.persistence import FileMark, Persistence, Sources
 from scheduler.planner_wiring import planner_of
-from scheduler.recovery import queued_reservations, take_over
+from scheduler.recovery import queued_reservations, read_state, take_over
 from scheduler.roster import AgentRecord, AgentSession
 from scheduler.router import Router, Stamp
 from scheduler.session_desk import SessionDesk
@@ -179,6 +179,10 @@ class Term:
         )
         self._directory = b""
         self._models = b""
+        self.takeover_problems: list[str] = []
+        """What of the predecessor's state could not be used, in words for people."""
+        self.quarantined = 0
+        """Stored records that could not be read when this term began."""
 
     # ---- the term itself ----
 
@@ -197,9 +201,17 @@ class Term:
         """Of this process."""
         return self._around.settings
 
-    async def begin(self) -> None:
-        """Takes over what the predecessor left; from then on sessions may be served."""
-        await take_over(self, await self._store.load())
+    async def begin(self, failures: int = 0) -> None:
+        """Takes over what the predecessor left; from then on sessions may be served.
+
+        `failures` is how often that failed just now.
+        """
+        stored = await read_state(self._store, self._lease, failures)
+        self.quarantined = len(stored.damage)
+        for each in stored.damage:
+            table = each.table.partition(":")[0]
+            self._around.metrics.quarantined_records.labels(table).inc()
+        self.takeover_problems = await take_over(self, stored)
         self._journal.require_snapshot()
         self._journal_event("leader", {"scheduler": self.settings.scheduler_id})
         self.cluster.reconcile(time.monotonic())

@@ -234,6 +234,18 @@ PLAN_DOWNTIME = MetricName(
 REDIS_CONNECTED = MetricName("redis_connected", "1 while writes reach Redis.")
 REDIS_PENDING = MetricName("redis_pending_changes", "Changes not yet written to Redis.")
 STRAGGLERS = MetricName("stragglers", "Agents that get no new batches as they are far too slow.")
+QUARANTINED_RECORDS = MetricName(
+    "quarantined_records", "Stored records that could not be read, by table.", ("table",)
+)
+SPOILED_EPOCHS = MetricName(
+    "spoiled_epochs", "Times the epoch in Redis was damaged and was put right."
+)
+TAKEOVER_FAILURES = MetricName(
+    "takeover_failures", "Terms of leadership that could not begin, or ended by an error of ours."
+)
+QUARANTINED_AGENTS = MetricName(
+    "quarantined_agents", "Agents put in quarantine, by what they said.", ("reason",)
+)
 REDIS_FAILURES = MetricName(
     "redis_failures", "Attempts to write to Redis that failed, by what was wrong.", ("reason",)
 )
