@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from typing import Any, Protocol
 
 import grpc.aio
@@ -46,6 +46,11 @@ class HasChannel(Protocol):
         """Goes with every call."""
         ...
 
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Why there is none, by address."""
+        ...
+
 
 class SchedulerAdmin:
     """Calls the Admin service of the scheduler that leads."""
@@ -64,7 +69,9 @@ class SchedulerAdmin:
         """
         channel = self._link.channel
         if channel is None:
-            raise Unavailable("no scheduler is connected", retry_after_ns=_RETRY_NS)
+            said = "; ".join(dict.fromkeys(self._link.problems.values()))
+            text = f"no scheduler is connected{': ' if said else ''}{said}"
+            raise Unavailable(text, retry_after_ns=_RETRY_NS)
         rpc = getattr(admin_pb2_grpc.AdminStub(channel), method)
         limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else min(timeout_s, LONGEST_TIMEOUT_S)
         return await rpc(request, timeout=limit_s, metadata=passed_on(self._link.metadata))

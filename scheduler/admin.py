@@ -18,6 +18,7 @@ from scheduler.promises import promises_of
 from scheduler.session_admin import move_session, session_list, sessions_of
 from scheduler.status import status_of
 from scheduler.switch_report import SwitchReport
+from scheduler.takeover_trouble import TakeoverTrouble
 from scheduler.term import Term
 from scheduler.timeline_report import timelines_of
 from services.domain.groups import GROUP_METADATA
@@ -71,6 +72,16 @@ def group_of(context: Context) -> int | None:
     return None
 
 
+    def trouble(self, group: int | None = None) -> TakeoverTrouble:
+        """Returns what keeps this process from leading a group."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """True while this process leads a group and serves it."""
+        ...
+
+
 class AdminService(admin_pb2_grpc.AdminServicer):
     """Operating the cluster, at the leader."""
 
@@ -83,6 +94,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         async def answer(term: Term) -> admin_pb2.GetStatusResponse:
             return status_of(term)
 
+        try:
+            trouble = self._office.trouble(group_of(context))
+        except (CatenaryError, IndexError):  # said by what follows
+            trouble = None
+        if trouble is not None and trouble.failures and not self._office.leads:
+            return admin_pb2.GetStatusResponse(takeover_problems=[trouble.in_words()])
         return await self._answer(context, answer)
 
     async def GetPlan(  # noqa: N802, D102

@@ -258,6 +258,8 @@ class ClusterStatus:
         redis_problem: Why `redis_connected` is false, in one line.
         audits: How often the book was compared with what agents hold and gateways wait for.
         leaks_mended: What was reserved and not held, or held and not reserved, and is put right.
+        takeover_problems: What a new leader could not take over from Redis, and failures to lead.
+        quarantined_records: What it found unreadable there when it began.
     """
 
     scheduler_id: str
@@ -278,6 +280,8 @@ class ClusterStatus:
     redis_problem: str = ""
     audits: int = 0
     leaks_mended: int = 0
+    takeover_problems: tuple[str, ...] = ()
+    quarantined_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ of lower ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -131,10 +132,17 @@ class Lease:
         is_forgotten: True if Redis, when last asked, knew of no epoch as high as `seen`: it came
             back without its data, or a replica was promoted that lacked the last writes.
         left_s: How long the lease of another lasted at that time, unless it was renewed.
-        spoiled_epochs: How often the epoch in Redis was damaged and had to be put right.
     """
 
-    def __init__(self, redis: Redis, keys: Keys, token: str, ttl_s: float) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        token: str,
+        ttl_s: float,
+        spoiled: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Asks nobody yet; `spoiled` is called when a damaged epoch had to be put right."""
         self._redis = redis
         self._keys = keys
         self._ttl_ms = str(max(1, int(ttl_s * 1000)))
@@ -144,7 +152,7 @@ class Lease:
         self.seen = 0
         self.is_forgotten = False
         self.left_s = 0.0
-        self.spoiled_epochs = 0
+        self._spoiled = spoiled
 
     async def try_acquire(self, beyond: int = 0, *, unless_forgotten: bool = False) -> bool:
         """Takes the lease if nobody holds it, with an epoch above `beyond` and every earlier one.
@@ -164,7 +172,8 @@ class Lease:
             [self.token, self._ttl_ms, floor, self._stride, str(self._keys.group), least],
         )  # fmt: skip
         epoch, found, left_ms, spoiled = cast(tuple[int, int, int, int], answer)
-        self.spoiled_epochs += spoiled
+        if spoiled:
+            self._spoiled()
         self.left_s = max(0, left_ms) / 1000
         self.is_forgotten = found < self.seen
         self.seen = max(self.seen, epoch, found)
@@ -195,7 +204,8 @@ class Lease:
             [keys.lease, keys.epoch, keys.quarantine, keys.events],
             [self.token, self._ttl_ms, str(self.epoch)],
         )
-        self.spoiled_epochs += _integer(answer) == 2
+        if _integer(answer) == 2:
+            self._spoiled()
         return _integer(answer) > 0
 
     async def break_frozen(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +141,11 @@ class Behind(Exception):  # noqa: N818 - what happened
 class Store:
     """Reads and writes one cluster. Errors of the connection pass through as redis-py's."""
 
-    def __init__(self, redis: Redis, keys: Keys) -> None:
+    def __init__(
+        self, redis: Redis, keys: Keys, spoiled: Callable[[], object] = lambda: None
+    ) -> None:
+        """Opens nothing; `spoiled` is called when a key of another type had to be put away."""
+        self._spoiled = spoiled
         self._redis = redis
         self._keys = keys
         self._books: set[str] = set()  # reservation tables that exist, for a snapshot to replace
@@ -179,8 +183,10 @@ class Store:
         if answer not in (1, 2):
             raise StaleEpoch(f"epoch {lease.epoch} no longer holds the lease")
         self._before = moment
-        if answer == 2 and not changes.replace:
-            raise Behind("spoiled")
+        if answer == 2:
+            self._spoiled()
+            if not changes.replace:
+                raise Behind("spoiled")
 
     def _commands(self, changes: Changes) -> Iterator[tuple[str, str, list[str]]]:
         if changes.replace:

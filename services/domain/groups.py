@@ -26,6 +26,8 @@ FARTHEST_EPOCH: Final = 1 << 32
 """Two epochs that are further apart were never of one history: one of them is damaged, or a lie."""
 HIGHEST_GRANTED: Final = EPOCH_LIMIT - 2 * FARTHEST_EPOCH
 """What Redis or an agent says beyond this is not built upon: the next epochs would be no epochs."""
+EPOCH_FIELD: Final = "hello.epoch"
+"""What an agent is told that is wrong, if it obeys an epoch that cannot be."""
 GROUP_METADATA: Final = "catenary-group"
 """gRPC metadata key that names the group a call is for; without it, group 0."""
 AUTO: Final = "auto"
