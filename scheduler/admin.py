@@ -57,6 +57,15 @@ class Office(Protocol):
         """
         ...
 
+    def trouble(self, group: int | None = None) -> TakeoverTrouble:
+        """Returns what keeps this process from leading a group; without one, the lowest."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """True while this process leads a group and serves it."""
+        ...
+
 
 def group_of(context: Context) -> int | None:
     """Returns the scheduler group a call is for, None if it does not say.
@@ -70,16 +79,6 @@ def group_of(context: Context) -> int | None:
                 raise InvalidInput(GROUP_METADATA, "must be a number")
             return int(value)
     return None
-
-
-    def trouble(self, group: int | None = None) -> TakeoverTrouble:
-        """Returns what keeps this process from leading a group."""
-        ...
-
-    @property
-    def leads(self) -> bool:
-        """True while this process leads a group and serves it."""
-        ...
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -98,8 +97,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             trouble = self._office.trouble(group_of(context))
         except (CatenaryError, IndexError):  # said by what follows
             trouble = None
-        if trouble is not None and trouble.failures and not self._office.leads:
-            return admin_pb2.GetStatusResponse(takeover_problems=[trouble.in_words()])
+        said = trouble.in_words() if trouble is not None else ""
+        if said and not self._office.leads:
+            return admin_pb2.GetStatusResponse(takeover_problems=[said])
         return await self._answer(context, answer)
 
     async def GetPlan(  # noqa: N802, D102

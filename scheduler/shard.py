@@ -17,8 +17,8 @@ from scheduler.state.keys import Keys
 from scheduler.state.lease import Lease
 from scheduler.state.script import pass_cancellation
 from scheduler.state.store import Store
-from scheduler.term import Surroundings, Term
 from scheduler.takeover_trouble import TakeoverTrouble
+from scheduler.term import Surroundings, Term
 from services.errors import CatenaryError, InvalidInput, ModelNotFound, StaleEpoch, Unavailable
 from services.log import get_logger
 from services.redis_client import problem_of
@@ -150,6 +150,7 @@ class Shard:
             now_s = time.monotonic()
             self._campaign.saw(self.group, sight, now_s)
             if sight.holder:
+                self.trouble.another_leads(now_s)
                 await self._break_if_frozen(sight.left_s)
                 if self._campaign.wants(self.group):
                     await self._lease.want()
@@ -160,6 +161,8 @@ class Shard:
         if not await self._may_take():
             # One who was killed does not renew: the moment it is over, not a turn later.
             left_s = self._lease.left_s
+            if left_s > 0:
+                self.trouble.another_leads(time.monotonic())
             return min(turn_s, left_s + _AFTER_EXPIRY_S) if left_s > 0 else turn_s
         self._campaign.took(self.group)
         try:

@@ -23,10 +23,12 @@ class TakeoverTrouble:
         self.failures = 0
         self.problem = ""
         self._began_s: float | None = None
+        self._other_since_s: float | None = None
 
     def began(self, now_s: float) -> None:
         """A term begins to lead."""
         self._began_s = now_s
+        self._other_since_s = None
 
     def look(self, now_s: float) -> None:
         """Forgets earlier failures once a term has lasted."""
@@ -36,7 +38,7 @@ class TakeoverTrouble:
     def failed(self, error: BaseException, now_s: float) -> float:
         """Counts a failure, and returns for how many seconds to leave the lease to others."""
         self.look(now_s)
-        self._began_s = None
+        self._began_s = self._other_since_s = None
         self.failures += 1
         first_line = (str(error).splitlines() or [""])[0][:_LONGEST_TEXT]
         self.problem = f"{type(error).__name__}: {first_line}"
@@ -48,9 +50,16 @@ class TakeoverTrouble:
         self.look(now_s)
         self._began_s = None
 
+    def another_leads(self, now_s: float) -> None:
+        """Another process holds the lease; if it keeps it, all is well."""
+        if self._other_since_s is None:
+            self._other_since_s = now_s
+        elif now_s - self._other_since_s >= _SETTLED_S:
+            self.failures, self.problem = 0, ""
+
     def in_words(self) -> str:
-        """Returns one sentence; empty without trouble."""
-        if not self.failures:
+        """Returns one sentence; empty without trouble, and while another process leads."""
+        if not self.failures or self._other_since_s is not None:
             return ""
         times = "once" if self.failures == 1 else f"{self.failures} times in a row"
         return f"leading failed {times}: {self.problem}"
