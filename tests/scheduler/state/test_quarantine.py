@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -269,3 +271,21 @@ async def test_a_leader_whose_lease_was_spoiled_takes_it_again(redis: Redis, lea
     assert not await lease.renew()
     assert await lease.try_acquire()
     assert lease.epoch == 2
+
+
+async def test_the_store_of_the_version_before_is_read_whole(redis: Redis) -> None:
+    """A scheduler of commit 64dbb8b left this, with two sessions and a batch in flight."""
+    file = Path(__file__).parent / "written_by_64dbb8b.json"
+    for key, fields in json.loads(file.read_text()).items():
+        await redis.hset(key, mapping=fields)
+    stored = await Store(redis, Keys("main")).load()
+    assert stored.damage == ()
+    assert stored.anchor is not None
+    assert stored.plan.fixed is not None
+    assert stored.plan.fixed == stored.plan.active
+    assert {model.model.name for model in stored.plan.fixed.models} == {"llm", "toy"}
+    assert (len(stored.deployments), len(stored.draining), len(stored.peers)) == (2, 1, 4)
+    assert (len(stored.measured.costs), len(stored.measured.times)) == (2, 2)
+    assert list(stored.measured.links.values()) == [104_857_600]
+    assert [len(hops) for hops in stored.sessions.values()] == [2, 2]
+    assert sum(each.slots for each in stored.book) == 12
