@@ -18,6 +18,7 @@ from catenaryd.planning import plan_group
 from catenaryd.process_options import given, settings_options
 from catenaryd.profiling import profile
 from catenaryd.redis_acl import redis_acl
+from catenaryd.repair import repair
 from catenaryd.replay import replay_group
 from catenaryd.simulating import simulate_group
 from catenaryd.supervisor import end_with_parent
@@ -232,6 +233,7 @@ cli.add_command(import_model)
 cli.add_command(plan_group)
 cli.add_command(profile)
 cli.add_command(redis_acl)
+cli.add_command(repair)
 cli.add_command(replay_group)
 cli.add_command(simulate_group)
 

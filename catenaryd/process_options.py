@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,18 @@ def _option(name: str, field: FieldInfo) -> Callable[[Function], Function]:
     )
 
 
-def settings_options(cls: type[BaseSettings]) -> Callable[[Function], Function]:
-    """Decorates a click command with one option per field of `cls`, described by the field."""
+def settings_options(
+    cls: type[BaseSettings], only: Collection[str] = ()
+) -> Callable[[Function], Function]:
+    """Decorates a click command with one option per field of `cls`, described by the field.
+
+    With `only` it has no more than these.
+    """
 
     def decorate(function: Function) -> Function:
         for name, field in reversed(list(cls.model_fields.items())):
+            if only and name not in only:
+                continue
             function = _option(name, field)(function)
         return function
 

@@ -26,7 +26,7 @@ _KEYS = "{keys}"
 _RULES: Mapping[str, str] = {
     # What scripts call is checked as if the user had called it.
     SCHEDULER: f"{_KEYS} {_HANDSHAKE} +select +eval +evalsha +time +get +set +exists +del +pttl"
-    " +pexpire +hget +hset +hdel +hgetall +xadd",
+    " +pexpire +hget +hset +hdel +hgetall +hscan +xadd +type +getrange +dump +unlink +memory|usage",
     VIEW: f"{_KEYS} {_HANDSHAKE} +select +time +get +exists +type +pttl +hget +hmget +hgetall +hlen"
     " +hscan +xlen +xrange +xrevrange",
     HEALTH: _HANDSHAKE,

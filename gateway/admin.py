@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from typing import Any, Protocol
 
 import grpc.aio
@@ -58,6 +58,11 @@ class HasChannel(Protocol):
         """How long the scheduler that leads has said nothing."""
         ...
 
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Why there is none, by address."""
+        ...
+
 
 class SchedulerAdmin:
     """Calls the Admin service of the scheduler that leads."""
@@ -76,7 +81,9 @@ class SchedulerAdmin:
         """
         channel = self._link.channel
         if channel is None:
-            raise Unavailable("no scheduler is connected", retry_after_ns=_RETRY_NS)
+            said = "; ".join(dict.fromkeys(self._link.problems.values()))
+            text = f"no scheduler is connected{': ' if said else ''}{said}"
+            raise Unavailable(text, retry_after_ns=_RETRY_NS)
         rpc = getattr(admin_pb2_grpc.AdminStub(channel), method)
         limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else min(timeout_s, LONGEST_TIMEOUT_S)
         looks_only = method in _VIEWS

@@ -80,6 +80,8 @@ class SchedulerLink:
         self._heard_s = 0.0
         self.channel: grpc.aio.Channel | None = None
         """To the scheduler that leads; None while there is none."""
+        self.problems: dict[str, str] = {}
+        """Why the last stream to each address ended."""
 
     @property
     def is_connected(self) -> bool:
@@ -140,7 +142,8 @@ class SchedulerLink:
             try:
                 await self._session(address, listener)
             except* (CatenaryError, grpc.aio.AioRpcError, TimeoutError, OSError) as group:
-                _log.info("scheduler_stream_ended", address=address, why=_reason(group))
+                self.problems[address] = _reason(group)
+                _log.info("scheduler_stream_ended", address=address, why=self.problems[address])
             except* Exception as group:
                 # A bug in handling one message must not end the gateway; a new stream may do.
                 _log.error("scheduler_stream_failed", address=address, exc_info=group)

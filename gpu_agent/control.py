@@ -21,9 +21,11 @@ import grpc.aio
 from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
 from gpu_agent.engine.reporting import Notice
 from gpu_agent.outbox import Outbox
-from services.errors import CatenaryError, StaleEpoch, Unavailable
+from services.domain.groups import EPOCH_FIELD, is_epoch
+from services.errors import CatenaryError, InvalidInput, StaleEpoch, Unavailable
 from services.grpc_kit import open_channel
 from services.log import get_logger
+from services.rpc_errors import error_of_rpc
 from services.security.identity import Role
 from services.security.tls import ClientSecurity
 
@@ -47,6 +49,10 @@ class Orders(Protocol):
 
     def raise_epoch(self, epoch: int) -> None:
         """Obeys nobody below `epoch` from now on."""
+        ...
+
+    def forget_epoch(self) -> None:
+        """Obeys the next leader, whatever its epoch: the one obeyed so far cannot be true."""
         ...
 
     def hello(self) -> scheduler_pb2.AgentHello:
@@ -107,11 +113,23 @@ class Control:
                 await self._session(address)
             except (CatenaryError, grpc.aio.AioRpcError, OSError) as error:  # with TimeoutError
                 _log.info("scheduler_away", address=address, error=_describe(error))
+                self._forget_if_told(error)
             if self.connected.is_set():
                 self.connected.clear()
                 pause_s = _FIRST_PAUSE_S
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
+
+    def _forget_if_told(self, error: BaseException) -> None:
+        """Drops an epoch that the leader says cannot be: it came from a damaged store, or a liar.
+
+        A leader that is merely stale does not say so: its epoch is close to ours.
+        """
+        said = error_of_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
+        if isinstance(said, InvalidInput) and said.details.get("field") == EPOCH_FIELD:
+            _log.warning("epoch_forgotten", epoch=self._orders.epoch)
+            self._orders.forget_epoch()
+            self.leader = ""
 
     async def flush(self, timeout_s: float) -> bool:
         """Returns True once everything queued so far was sent, False if that takes longer."""
@@ -153,6 +171,8 @@ class Control:
             async with asyncio.timeout(self._times.silence_s):
                 await _write(call, [self._refusal(epoch)])
             raise StaleEpoch(f"{address} leads epoch {epoch}; {self._orders.epoch} was seen")
+        if not is_epoch(epoch):
+            raise InvalidInput("welcome.epoch", f"{address} says {epoch}, which is no epoch")
         self._orders.raise_epoch(epoch)
         self.leader = first.welcome.leader
         _log.info("scheduler_found", scheduler=first.welcome.scheduler_id, epoch=epoch)
@@ -189,6 +209,8 @@ class Control:
             self._orders.refused()
             self._outbox.put(Notice(self._refusal(epoch)))
             return
+        if not is_epoch(epoch):
+            raise InvalidInput("epoch", f"an order says {epoch}, which is no epoch")
         self._orders.raise_epoch(epoch)
         self._orders.obey(message)
 

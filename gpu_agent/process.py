@@ -226,6 +226,11 @@ class AgentProcess:
         self.engine.raise_epoch(epoch)
         self.generation.raise_epoch(epoch)
 
+    def forget_epoch(self) -> None:
+        """Obeys the next leader, whatever its epoch."""
+        self.engine.forget_epoch()
+        self.generation.forget_epoch()
+
     def refused(self) -> None:
         """Counts a refused order."""
         self.metrics.orders_refused.inc()

@@ -19,6 +19,7 @@ from scheduler.roster import servers_of
 from scheduler.session_admin import move_session, session_list, sessions_of
 from scheduler.status import status_of
 from scheduler.switch_report import SwitchReport
+from scheduler.takeover_trouble import TakeoverTrouble
 from scheduler.term import Term
 from scheduler.timeline_report import timelines_of
 from services.domain.groups import GROUP_METADATA
@@ -57,6 +58,15 @@ class Office(Protocol):
         """
         ...
 
+    def trouble(self, group: int | None = None) -> TakeoverTrouble:
+        """Returns what keeps this process from leading a group; without one, the lowest."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """True while this process leads a group and serves it."""
+        ...
+
 
 def group_of(context: Context) -> int | None:
     """Returns the scheduler group a call is for, None if it does not say.
@@ -84,6 +94,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         async def answer(term: Term) -> admin_pb2.GetStatusResponse:
             return status_of(term)
 
+        try:
+            trouble = self._office.trouble(group_of(context))
+        except (CatenaryError, IndexError):  # said by what follows
+            trouble = None
+        said = trouble.in_words() if trouble is not None else ""
+        if said and not self._office.leads:
+            return admin_pb2.GetStatusResponse(takeover_problems=[said])
         return await self._answer(context, answer)
 
     async def GetPlan(  # noqa: N802, D102

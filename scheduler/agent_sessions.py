@@ -11,6 +11,7 @@ from scheduler import converters, session_converters
 from scheduler.clock import now_ns
 from scheduler.cluster import Cluster
 from scheduler.dispatch.events import Event, SessionsClosed
+from scheduler.epoch_claims import Claim
 from scheduler.roster import AgentRecord, AgentSession, Loaded
 from scheduler.sessions import (
     Session,
@@ -22,7 +23,7 @@ from scheduler.sessions import (
 )
 from scheduler.targets import CacheNeed
 from services.domain.ids import AgentId, Epoch, Nanoseconds, SessionId
-from services.errors import InvalidInput, StaleEpoch, Unavailable
+from services.errors import CatenaryError, InvalidInput, Unavailable
 from services.log import get_logger
 
 _log = get_logger(__name__)
@@ -69,12 +70,8 @@ class Leader(Protocol):
         """An agent is to go: nothing begins there any more."""
         ...
 
-    def epoch_seen(self, epoch: int, leader: str = "") -> None:
-        """An agent obeys a higher epoch than ours, or `leader` of the very same one."""
-        ...
-
-    def is_another(self, epoch: int, leader: str) -> bool:
-        """True if somebody else, not we, leads or led an epoch."""
+    def refusal_of(self, claim: Claim) -> CatenaryError | None:
+        """Returns why an agent cannot be led that obeys this epoch; None if it can."""
         ...
 
     def was_busy(self, agent: AgentId, duration_ns: Nanoseconds) -> None:
@@ -184,9 +181,9 @@ class AgentSessions:
 
     def _joined(self, hello: scheduler_pb2.AgentHello, session: AgentSession) -> AgentRecord:
         agent = converters.agent_of(hello)
-        if self._leader.is_another(hello.epoch, hello.leader):
-            self._leader.epoch_seen(hello.epoch, hello.leader)
-            raise StaleEpoch(f"{agent.agent_id} obeys epoch {hello.epoch}, not yet ours")
+        refusal = self._leader.refusal_of(Claim(agent.agent_id, hello.epoch, hello.leader))
+        if refusal is not None:
+            raise refusal
         known = self._cluster.roster.get(agent.agent_id)
         if known is not None and known.session is not None:
             older = known.session
@@ -261,7 +258,9 @@ class AgentSessions:
         elif kind == "holdings":
             self._leader.audits.agent_says(record, message.holdings)
         elif kind == "order_refused":
-            self._leader.epoch_seen(message.order_refused.agent_epoch)
+            refusal = self._leader.refusal_of(Claim(agent_id, message.order_refused.agent_epoch))
+            if isinstance(refusal, InvalidInput) and record.session is not None:
+                record.session.close(refusal)
         elif kind == "drained":
             _log.info("agent_drained", agent=agent_id)
             record.draining = True

@@ -11,8 +11,7 @@ when more are wanted.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
@@ -28,6 +27,7 @@ from scheduler.scaling import (
 )
 from scheduler.scaling_facts import ScalingFacts, crew_of, workers_of
 from scheduler.scaling_watch import ScalingWatch
+from scheduler.state.codec import encode_document
 from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from services.domain.latency import TokenObjectives
 from services.domain.plan import ModelPlan
@@ -156,16 +156,13 @@ class Autoscaler:
 
     def record(self) -> str:
         """Returns what was learned, for the next leader."""
-        learned = {**self._records, **{str(key): m.to_record() for key, m in self.models.items()}}
-        return json.dumps(learned, separators=(",", ":"))
+        return encode_document(
+            {**self._records, **{str(key): m.to_record() for key, m in self.models.items()}}
+        )
 
-    def restore(self, text: str) -> None:
-        """Takes over what a predecessor learned; what cannot be read is learned again."""
-        try:
-            records = json.loads(text)
-            self._records = {str(key): dict(value) for key, value in records.items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            _log.warning("stored_scaling_unreadable", error=str(error))
+    def restore(self, stored: Mapping[str, Mapping[str, object]]) -> None:
+        """Takes over what a predecessor learned, by model."""
+        self._records = {model: dict(record) for model, record in stored.items()}
 
     # ---- inside ----
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from scheduler.planning import DeployedModel
+from scheduler.state.codec import encode_document
+from scheduler.state.stored import StoredWish
 from services.domain.decoder import DecoderTable
 from services.domain.ids import ModelKey, Nanoseconds
 from services.domain.model import BlockTable, Boundary, ModelManifest
-from services.domain.packing import PackingGoal, packing_goal
+from services.domain.packing import PackingGoal
 from services.domain.profile import ModelProfile
 from services.domain.tensors import ANY, TensorSpec
 from services.errors import CatenaryError, InvalidInput, ModelNotFound
@@ -33,21 +34,14 @@ class Wish:
     partitions: int | None = None
     packing: PackingGoal | None = None
 
-    def as_record(self) -> str:
-        """Returns the JSON Redis keeps."""
-        return json.dumps(
-            {"slo_ns": self.slo_ns, "max_batch": self.max_batch, "partitions": self.partitions,
-             "packing": self.packing}
-        )  # fmt: skip
+    def stored(self) -> StoredWish:
+        """Returns what Redis keeps of it."""
+        return StoredWish(self.slo_ns, self.max_batch, self.partitions, self.packing)
 
     @classmethod
-    def of_record(cls, text: str) -> Wish:
-        """Reads `as_record`."""
-        record = json.loads(text)
-        packing = record.get("packing")  # schedulers before did not write it
-        if packing is not None:
-            packing = packing_goal(packing, "packing")
-        return cls(record["slo_ns"], record["max_batch"], record["partitions"], packing)
+    def of(cls, stored: StoredWish) -> Wish:
+        """Returns the wish that was stored."""
+        return cls(stored.slo_ns, stored.max_batch, stored.partitions, stored.packing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +149,10 @@ class Deployments:
             try:
                 await self.deploy(reference, wish)
                 changed = True
-            except CatenaryError as error:
-                if self.problems.get(reference) != error.message:
-                    _log.warning("model_not_deployed", model=reference, error=error.message)
-                self.problems[reference] = error.message
+            except (CatenaryError, OSError, ValueError) as error:  # whatever a name may lead to
+                if self.problems.get(reference) != str(error):
+                    _log.warning("model_not_deployed", model=reference, error=str(error))
+                self.problems[reference] = str(error)
         return changed
 
     async def deploy(self, reference: str, wish: Wish) -> ModelKey:
@@ -191,16 +185,19 @@ class Deployments:
             if key in self.ready:
                 self.ready[key] = replace(self.ready[key], profile=profile)
 
-    async def restore(self, records: Mapping[str, str]) -> None:
+    async def restore(self, stored: Mapping[str, StoredWish]) -> None:
         """Deploys what a predecessor had deployed."""
-        for reference, record in records.items():
-            self._wanted[reference] = Wish.of_record(record)
+        for reference, wish in stored.items():
+            self._wanted[reference] = Wish.of(wish)
         await self.retry()
 
     def records(self) -> dict[str, str | None]:
         """Returns what Redis keeps of it: problems are wanted too."""
-        deployed = {str(key): each.wish.as_record() for key, each in self.ready.items()}
-        return {**{name: wish.as_record() for name, wish in self._wanted.items()}, **deployed}
+        deployed = {str(key): each.wish for key, each in self.ready.items()}
+        return {
+            name: encode_document(wish.stored())
+            for name, wish in {**self._wanted, **deployed}.items()
+        }
 
     def _read_profile(self, key: ModelKey) -> ModelProfile | None:
         """Returns a model's profile; it can be served without one that is there and wrong."""

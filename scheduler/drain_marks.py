@@ -32,11 +32,9 @@ class DrainMarks:
         self._going: set[AgentId] = set()
         """Drained again here; whoever waited for that waited for the predecessor."""
 
-    def restore(self, records: Mapping[str, str]) -> None:
-        """Takes over what a predecessor marked."""
-        for agent, incarnation in records.items():
-            if incarnation.isdecimal():
-                self._waiting[AgentId(agent)] = int(incarnation)
+    def restore(self, marked: Mapping[AgentId, int]) -> None:
+        """Takes over what a predecessor marked: incarnations by agent."""
+        self._waiting.update(marked)
 
     def records(self) -> dict[str, str | None]:
         """Returns what the next leader is to know."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from scheduler.dispatch.events import DispatchBatch, PlannedHop
 from scheduler.state.journal import Journal
 from scheduler.state.keys import Table
-from scheduler.state.records import batch_record
+from scheduler.state.records import batch_text
 from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, BatchId, Nanoseconds, PartitionKey
 
 _FORGET_AFTER_NS = 10 * NANOSECONDS_PER_SECOND
@@ -99,14 +99,14 @@ class InFlight:
         for batch in self._dirty:
             entry = self._batches.get(batch)
             journal.put(
-                Table.BATCHES, str(batch), None if entry is None else batch_record(entry.command)
+                Table.BATCHES, str(batch), None if entry is None else batch_text(entry.command)
             )
         self._dirty.clear()
 
     def records(self) -> dict[str, str | None]:
         """Returns all of it, for a snapshot."""
         self._dirty.clear()
-        return {str(key): batch_record(entry.command) for key, entry in self._batches.items()}
+        return {str(key): batch_text(entry.command) for key, entry in self._batches.items()}
 
     def _hops_ahead(self) -> Iterator[PlannedHop]:
         for entry in self._batches.values():

@@ -7,20 +7,17 @@ the last write is lost with the scheduler; the next answers teach it again.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from scheduler.dispatch.placing.lengths import LengthPredictor
+from scheduler.state.codec import encode_document
 from scheduler.state.journal import Fields, Journal
 from scheduler.state.keys import Table
 from services.domain.ids import ModelKey
-from services.errors import InvalidInput
-from services.log import get_logger
 
 _PERIOD_S = 10.0
-_log = get_logger(__name__)
 
 
 class KnowsLengths(Protocol):
@@ -86,22 +83,14 @@ class LengthRecords:
         self._written = {}
         return {str(model): self._record(model, each) for model, each in known.items()}
 
-    def restore(self, records: Mapping[str, str], deployed: Collection[ModelKey]) -> None:
-        """Reads what a predecessor wrote of the models that still are deployed.
-
-        What cannot be read is learned again.
-        """
-        for model in deployed:
-            text = records.get(str(model))
-            if text is None:
-                continue
-            try:
-                predictor = LengthPredictor.from_record(json.loads(text))
-            except (ValueError, InvalidInput) as error:
-                _log.warning("stored_lengths_unreadable", model=str(model), error=str(error))
-                continue
-            self._source.restore_lengths(model, predictor)
+    def restore(
+        self, stored: Mapping[ModelKey, LengthPredictor], deployed: Collection[ModelKey]
+    ) -> None:
+        """Takes over what a predecessor knew of the models that still are deployed."""
+        for model, predictor in stored.items():
+            if model in deployed:
+                self._source.restore_lengths(model, predictor)
 
     def _record(self, model: ModelKey, predictor: LengthPredictor) -> str:
         self._written[model] = predictor.learned
-        return json.dumps(predictor.to_record(), separators=(",", ":"))
+        return encode_document(predictor.to_record())

@@ -5,21 +5,17 @@ What they hold is in the book; here is which request and which chain they belong
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from scheduler.book import SlotLedger
 from scheduler.dispatch.events import StartSession
+from scheduler.state.codec import encode_document
 from scheduler.state.journal import Journal
 from scheduler.state.keys import Table
+from scheduler.state.stored import Hops, StoredSession, StoredSessionHop
 from services.domain.ids import AgentId, ModelKey, PartitionKey, RequestId, SessionId
-from services.domain.plan import ChainHop
-
-_PARTITION = re.compile(r"(.+):([^:]+)\[(\d+),(\d+)\)")
-Hops = tuple[ChainHop, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +131,9 @@ class LiveSessions:
         self._dirty.clear()
         return {str(session): _record(entry) for session, entry in self._sessions.items()}
 
-    def remember(self, records: Mapping[str, str]) -> None:
-        """Reads what a predecessor wrote: which partitions its sessions run on."""
-        for name, text in records.items():
-            try:
-                hops = tuple(_hop_of(*hop) for hop in json.loads(text)["hops"])
-                self._remembered[SessionId(int(name))] = hops
-            except (ValueError, KeyError, TypeError):
-                continue  # written by another version: agents and gateways say what there is
+    def remember(self, sessions: Mapping[SessionId, Hops]) -> None:
+        """Takes over what a predecessor wrote: which partitions its sessions run on."""
+        self._remembered.update(sessions)
 
     def remembered(self, session: SessionId) -> Hops:
         """Returns the hops of a predecessor's session; none if it did not write them down."""
@@ -154,23 +145,8 @@ class LiveSessions:
 
 
 def _record(entry: _Entry) -> str:
-    return json.dumps(
-        {
-            "request": str(entry.request),
-            "chain": entry.chain_id,
-            "hops": [
-                [hop.agent, str(hop.partition), hop.first_block, hop.last_block]
-                for hop in entry.hops
-            ],
-        },
-        separators=(",", ":"),
-    )
-
-
-def _hop_of(agent: str, partition: str, first: int, last: int) -> ChainHop:
-    match = _PARTITION.fullmatch(partition)
-    if match is None:
-        raise ValueError(f"not a partition: {partition}")
-    name, version, begin, end = match.groups()
-    key = PartitionKey(ModelKey(name, version), int(begin), int(end))
-    return ChainHop(AgentId(str(agent)), key, int(first), int(last))
+    hops = [
+        StoredSessionHop(hop.agent, str(hop.partition), hop.first_block, hop.last_block)
+        for hop in entry.hops
+    ]
+    return encode_document(StoredSession(hops, str(entry.request), entry.chain_id))

@@ -5,28 +5,23 @@ What generating costs is also reported all the time; the cost of decoder blocks 
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
+
+from msgspec.structs import astuple as astuple_of
 
 from scheduler.measured_links import MeasuredLinks
 from scheduler.planning import Placement
 from scheduler.planning.latency import Observed, WorkDone
 from scheduler.planning.live import GenerationCost
+from scheduler.state.stored import Place, StoredCost, StoredGeneration, StoredMeasurements
+from scheduler.state.tables import cost_text, place_name, times_text
 from scheduler.targets import partition_of, stages_of
-from services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey
+from services.domain.ids import AgentId, Nanoseconds, PartitionKey
 
-_FIELD = re.compile(r"(.+)\|(.+):([^:]+)\[(\d+),(\d+)\)")
 _KEPT = 10_000
-_GENERATION = "generation "
-"""Before the numbers of a `GenerationCost`."""
-_NUMBERS = len(fields(GenerationCost))
-_BY_NOW = " by now "
-"""Between what was measured at load and what it has become."""
 
 Times = tuple[Nanoseconds, ...]
-Place = tuple[AgentId, PartitionKey]
 
 
 class Measured:
@@ -96,32 +91,24 @@ class Measured:
     def records(self) -> dict[str, str | None]:
         """Returns what Redis keeps."""
         records: dict[str, str | None] = {
-            f"{agent}|{key}": " ".join(map(str, times))
-            for (agent, key), times in self._times.items()
+            place_name(*place): times_text(times) for place, times in self._times.items()
         }
-        for (agent, key), observed in self._generation.items():
-            text = _GENERATION + _numbers_of(observed.measured)
-            if observed.told != observed.measured:
-                text += _BY_NOW + _numbers_of(observed.told)
-            records[f"{agent}|{key}"] = text
+        for place, observed in self._generation.items():
+            by_now = observed.told if observed.told != observed.measured else None
+            cost = StoredCost(
+                _stored(observed.measured), None if by_now is None else _stored(by_now)
+            )
+            records[place_name(*place)] = cost_text(cost)
         return {**records, **self.links.records()}
 
-    def restore(self, records: Mapping[str, str]) -> None:
-        """Reads `records`; what cannot be read is measured again some day."""
-        self.links.restore(records)
-        for name, value in records.items():
-            match = _FIELD.fullmatch(name)
-            if match is None:
-                continue
-            agent, model, version, first, last = match.groups()
-            key = PartitionKey(ModelKey(model, version), int(first), int(last))
-            if value.startswith(_GENERATION):
-                at_load, _, by_now = value.removeprefix(_GENERATION).partition(_BY_NOW)
-                cost, told = _cost_of(at_load), _cost_of(by_now)
-                if cost is not None:
-                    self._enter(AgentId(agent), key, Observed(cost, told=told))
-            elif value.replace(" ", "").isdigit():
-                self.put(AgentId(agent), key, [int(part) for part in value.split()])
+    def restore(self, stored: StoredMeasurements) -> None:
+        """Takes over what a predecessor measured."""
+        self.links.restore(stored.links)
+        for (agent, partition), times in stored.times.items():
+            self.put(agent, partition, times)
+        for (agent, partition), cost in stored.costs.items():
+            told = _cost(cost.by_now) if cost.by_now is not None else None
+            self._enter(agent, partition, Observed(_cost(cost.at_load), told=told))
 
     def _enter(self, agent: AgentId, partition: PartitionKey, observed: Observed) -> None:
         self._generation[agent, partition] = observed
@@ -129,23 +116,12 @@ class Measured:
             del self._generation[next(iter(self._generation))]
 
 
-def _numbers_of(cost: GenerationCost) -> str:
-    return " ".join(map(str, astuple(cost)))
+def _stored(cost: GenerationCost) -> StoredGeneration:
+    return StoredGeneration(*astuple(cost))
 
 
-def _cost_of(text: str) -> GenerationCost | None:
-    """Returns the cost of some numbers; the last of them may be missing: they were added later."""
-    parts = text.split()
-    if not 4 <= len(parts) <= _NUMBERS:
-        return None
-    try:
-        numbers = [float(part) for part in parts]
-    except ValueError:
-        return None
-    if not all(math.isfinite(number) and number >= 0 for number in numbers):
-        return None
-    numbers += [0.0] * (_NUMBERS - len(numbers))
-    prompt, prompt_token, step, session, context_token, lone, floor, chunk = numbers
+def _cost(stored: StoredGeneration) -> GenerationCost:
+    prompt, prompt_token, step, session, context_token, lone, floor, chunk = astuple_of(stored)
     return GenerationCost(
         round(prompt), round(prompt_token), round(step), round(session), context_token,
         round(lone), round(floor), round(chunk),

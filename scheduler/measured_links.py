@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from scheduler.packing.link_rates import LinkRate
+from scheduler.state.stored import Link
+from scheduler.state.tables import link_name
 from services.domain.ids import AgentId, Nanoseconds
 
 _KEPT = 10_000
-_PREFIX = "link"
 _NOTABLE = 0.05
 """A rate is told again when it has changed by so much of what was told last."""
-
-Link = tuple[AgentId, AgentId]
 
 
 class MeasuredLinks:
@@ -50,16 +49,13 @@ class MeasuredLinks:
 
     def records(self) -> dict[str, str | None]:
         """Returns what Redis keeps."""
-        return {f"{_PREFIX}|{source}|{target}": str(rate) for source, target, rate in self.rates()}
+        return {link_name(source, target): str(rate) for source, target, rate in self.rates()}
 
-    def restore(self, records: Mapping[str, str]) -> None:
-        """Reads `records`, whatever else is among them."""
-        for name, value in records.items():
-            prefix, *ends = name.split("|")
-            if prefix == _PREFIX and len(ends) == 2 and value.isdecimal() and int(value) > 0:
-                link = AgentId(ends[0]), AgentId(ends[1])
-                self._rates[link] = LinkRate(int(value))
-                self._tell(link, int(value))
+    def restore(self, links: Mapping[Link, int]) -> None:
+        """Takes over bytes per second that a predecessor measured."""
+        for link, bytes_per_second in links.items():
+            self._rates[link] = LinkRate(bytes_per_second)
+            self._tell(link, bytes_per_second)
 
     def _tell(self, link: Link, bytes_per_second: int) -> None:
         self._told[link] = bytes_per_second

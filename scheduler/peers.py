@@ -6,14 +6,11 @@ nothing about the data plane, and a directory that lacked half the peers would c
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from scheduler.state.tables import peer_text
 
 
 @dataclass(slots=True)
@@ -57,16 +54,9 @@ class Peers:
 
     def records(self) -> dict[str, str | None]:
         """Returns what Redis keeps."""
-        return {
-            peer_id: base64.b64encode(entry.peer.SerializeToString()).decode()
-            for peer_id, entry in self._entries.items()
-        }
+        return {peer_id: peer_text(entry.peer) for peer_id, entry in self._entries.items()}
 
-    def restore(self, records: Mapping[str, str], now_s: float) -> None:
-        """Reads `records`; whoever does not connect soon is forgotten."""
-        for peer_id, record in records.items():
-            try:
-                peer = common_pb2.Peer.FromString(base64.b64decode(record, validate=True))
-            except (binascii.Error, DecodeError):
-                continue
+    def restore(self, peers: Mapping[str, common_pb2.Peer], now_s: float) -> None:
+        """Takes over what a predecessor knew; whoever does not connect soon is forgotten."""
+        for peer_id, peer in peers.items():
             self._entries[peer_id] = _Entry(peer, now_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 
 from scheduler.autoscaler import Autoscaler
@@ -17,10 +16,11 @@ from scheduler.live_sessions import LiveSessions
 from scheduler.measured import Measured
 from scheduler.peers import Peers
 from scheduler.planner import Planner
-from scheduler.planning import Placement, placement_document
+from scheduler.state.codec import encode_document
 from scheduler.state.journal import Changes, Fields, Journal
 from scheduler.state.keys import Table
 from scheduler.state.records import tables_of, write_reservations
+from scheduler.state.tables import placement_text
 
 
 @dataclass(slots=True)
@@ -101,7 +101,8 @@ class Persistence:
             Table.PLAN: _plan_records(sources),
             Table.MEASURED: sources.measured.records(),
             Table.AGENTS: {
-                agent: record.as_record() for agent, record in sources.cluster.roster.items()
+                agent: encode_document(record.stored())
+                for agent, record in sources.cluster.roster.items()
             },
             Table.PEERS: sources.peers.records(),
             Table.DRAINING: sources.drains.records(),
@@ -117,23 +118,19 @@ def _plan_records(sources: Sources) -> Fields:
     cluster = sources.cluster
     records: Fields = {"file": sources.file_mark.digest}
     if cluster.wishes.fixed is not None:
-        records["fixed"] = _document(cluster.wishes.fixed)
+        records["fixed"] = placement_text(cluster.wishes.fixed)
     if cluster.wishes.fixed_before is not None:
-        records["fixed_before"] = _document(cluster.wishes.fixed_before)
+        records["fixed_before"] = placement_text(cluster.wishes.fixed_before)
     if sources.planner.notes is not None:
-        records["notes"] = sources.planner.notes.as_record()
+        records["notes"] = encode_document(sources.planner.notes.stored())
     if sources.autoscaler.models:
         records["scaling"] = sources.autoscaler.record()
     if cluster.last_switch is not None:
-        records["last_switch"] = cluster.last_switch.as_record()
+        records["last_switch"] = encode_document(cluster.last_switch.stored())
     if cluster.active is not None:
-        records["active"] = _document(cluster.active.placement)
+        records["active"] = placement_text(cluster.active.placement)
         records["active_id"] = cluster.active.plan.plan_id
     elif cluster.restored is not None:
         placement, plan_id = cluster.restored
-        records["active"], records["active_id"] = _document(placement), plan_id
+        records["active"], records["active_id"] = placement_text(placement), plan_id
     return records
-
-
-def _document(placement: Placement) -> str:
-    return json.dumps(placement_document(placement), separators=(",", ":"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from scheduler.state.stored import StoredFigure, StoredNotes
 from services.domain.ids import ModelKey
 
 POOLED, EVEN, HAND, CHAINS = "pooled", "even", "hand", "chains"
@@ -54,47 +54,41 @@ class PlanNotes:
             *self.chain_lines,
         ]
 
-    def as_record(self) -> str:
-        """Returns the JSON Redis keeps."""
-        return json.dumps(
-            {
-                "planner": self.planner,
-                "cause": self.cause,
-                "fallback": self.fallback,
-                "lines": self.lines,
-                "remarks": self.remarks,
-                "shares": [[*model, share] for model, share in self.shares.items()],
-                "throughput_rps": [[*model, rps] for model, rps in self.throughput_rps.items()],
-                "chain_lines": self.chain_lines,
-                "latency_ns": [[*model, each] for model, each in self.latency_ns.items()],
-                "binding": self.binding,
-            }
+    def stored(self) -> StoredNotes:
+        """Returns what Redis keeps of it."""
+        return StoredNotes(
+            planner=self.planner,
+            cause=self.cause,
+            fallback=self.fallback,
+            lines=self.lines,
+            remarks=self.remarks,
+            shares=_figures(self.shares),
+            throughput_rps=_figures(self.throughput_rps),
+            chain_lines=self.chain_lines,
+            latency_ns=_figures(self.latency_ns),
+            binding=self.binding,
         )
 
     @classmethod
-    def of_record(cls, text: str) -> PlanNotes:
-        """Reads `as_record`.
-
-        Raises:
-            ValueError: it is not one.
-        """
-        try:
-            record = json.loads(text)
-            return cls(
-                planner=str(record["planner"]),
-                cause=str(record["cause"]),
-                fallback=str(record["fallback"]),
-                lines=tuple(map(str, record["lines"])),
-                remarks=tuple(map(str, record["remarks"])),
-                shares=_by_model(record["shares"]),
-                throughput_rps=_by_model(record["throughput_rps"]),
-                chain_lines=tuple(map(str, record.get("chain_lines", ()))),
-                latency_ns=_by_model(record.get("latency_ns", ())),
-                binding=tuple(map(str, record.get("binding", ()))),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not the notes of a plan: {error!r}") from error
+    def of(cls, stored: StoredNotes) -> PlanNotes:
+        """Returns the notes that were stored."""
+        return cls(
+            planner=stored.planner,
+            cause=stored.cause,
+            fallback=stored.fallback,
+            lines=stored.lines,
+            remarks=stored.remarks,
+            shares=_by_model(stored.shares),
+            throughput_rps=_by_model(stored.throughput_rps),
+            chain_lines=stored.chain_lines,
+            latency_ns=_by_model(stored.latency_ns),
+            binding=stored.binding,
+        )
 
 
-def _by_model(entries: Any) -> dict[ModelKey, float]:
-    return {ModelKey(str(name), str(version)): float(value) for name, version, value in entries}
+def _figures(by_model: Mapping[ModelKey, float]) -> tuple[StoredFigure, ...]:
+    return tuple(StoredFigure(*model, float(value)) for model, value in by_model.items())
+
+
+def _by_model(figures: Iterable[StoredFigure]) -> dict[ModelKey, float]:
+    return {ModelKey(each.name, each.version): each.value for each in figures}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from scheduler.deployments import Deployments
+from scheduler.deployments import Deployment, Deployments
 from scheduler.persistence import digest_of
 from scheduler.planning import Placement, parse_placement
-from services.domain.ids import NANOSECONDS_PER_MILLISECOND
+from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
 from services.errors import InvalidInput, ModelNotFound
 
 if TYPE_CHECKING:
@@ -48,8 +48,20 @@ async def placement_of(text: str, deployments: Deployments) -> Placement:
         filled = [await _filled(entry, deployments) for entry in entries]
         document = {**document, "models": filled}
     placement = parse_placement(document)
+    check_blocks(placement, deployments.ready)
+    return placement
+
+
+def check_blocks(placement: Placement, ready: Mapping[ModelKey, Deployment]) -> None:
+    """Compares a placement with the models it is about, as far as they are deployed.
+
+    Raises:
+        InvalidInput: naming the field that is wrong.
+    """
     for index, model in enumerate(placement.models):
-        deployment = deployments.ready[model.model]
+        deployment = ready.get(model.model)
+        if deployment is None:
+            continue
         blocks = deployment.table.blocks
         if (deployment.decoder is not None) != bool(model.chains):
             other = "pipelines" if deployment.decoder is not None else "chains"
@@ -66,7 +78,6 @@ async def placement_of(text: str, deployments: Deployments) -> Placement:
                     f"models[{index}].pipelines[{number}].partitions",
                     f"end at block {pipeline.stages[-1].last_block}; {model.model} has {blocks}",
                 )
-    return placement
 
 
 async def load_plan_file(term: Term, path: Path) -> None:

@@ -20,6 +20,7 @@ from scheduler.campaign import Campaign
 from scheduler.service import SchedulerService
 from scheduler.settings import SchedulerSettings
 from scheduler.shard import REDIS_FAILURES, Shard
+from scheduler.takeover_trouble import TakeoverTrouble
 from scheduler.term import Surroundings, Term
 from services.domain.groups import chosen_group, share_of
 from services.errors import CatenaryError, InvalidInput, Unavailable
@@ -109,8 +110,14 @@ class SchedulerProcess:
         term = self._shards[group].term
         if term is None:
             what = f"lead group {group}" if len(self._shards) > 1 else "lead"
-            raise Unavailable(f"{self.name} does not {what}; ask another scheduler")
+            trouble = self.trouble(group).in_words()
+            why = f"{trouble}; " if trouble else ""
+            raise Unavailable(f"{self.name} does not {what}; {why}ask another scheduler")
         return term
+
+    def trouble(self, group: int | None = None) -> TakeoverTrouble:
+        """Returns what keeps this process from leading a group; without one, the lowest."""
+        return self._shards[group or 0].trouble
 
     async def start(self) -> None:
         """Returns once it listens and either leads or stands by.

@@ -7,25 +7,32 @@ begins when the agents of the plan have reported, or after `recovery_s` with tho
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Set
-from typing import TYPE_CHECKING, TypeVar
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from typing import TYPE_CHECKING
+
+from redis.exceptions import ResponseError
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.book import Reservation
 from scheduler.clock import now_ns, translation_ns
+from scheduler.deployments import Deployment
 from scheduler.plan_notes import PlanNotes
-from scheduler.planning import Placement, parse_placement
-from scheduler.plans import load_plan_file
-from scheduler.state.keys import Table
-from scheduler.state.records import reservations_of
-from scheduler.state.store import StoredState
+from scheduler.planning import Placement
+from scheduler.plans import check_blocks, load_plan_file
+from scheduler.state.lease import Lease
+from scheduler.state.quarantine import described
+from scheduler.state.records import shifted
+from scheduler.state.script import pass_cancellation
+from scheduler.state.store import Store, StoredState
+from scheduler.state.stored import StoredPlan
 from scheduler.switch_report import SwitchReport
 from services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
     BatchId,
+    ModelKey,
     Nanoseconds,
     PlanId,
     ResourceId,
@@ -37,71 +44,141 @@ if TYPE_CHECKING:
     from scheduler.term import Term
 
 _log = get_logger(__name__)
-T = TypeVar("T")
 _GRACE_NS = NANOSECONDS_PER_SECOND
 """A batch in an agent counts as lost this long after it should be done."""
 
+_NAMELESS = "restored"
+"""Id of a plan in force whose id cannot be read."""
 
-async def take_over(term: Term, stored: StoredState) -> None:
-    """Fills a new term from what is stored, then from its own settings."""
-    tables = stored.tables
-    term.measured.restore(tables[Table.MEASURED])
-    term.live.remember(tables[Table.SESSIONS])
-    term.peers.restore(tables[Table.PEERS], time.monotonic())
-    term.drains.restore(tables[Table.DRAINING])
-    await term.deployments.restore(tables[Table.DEPLOYMENTS])
+
+_FAILURES_TOLERATED = 2
+"""After so many failures with what is stored it is tried without."""
+
+
+async def read_state(store: Store, lease: Lease, failures: int) -> StoredState:
+    """Returns what a predecessor left, with what is unreadable put into the quarantine.
+
+    Args:
+        store: Where it is.
+        lease: Ours.
+        failures: How often taking over failed just now, whatever for. If it keeps failing, what
+            is stored is the likeliest cause: then all of it is put away.
+
+    Raises:
+        StaleEpoch: the lease is gone or somebody else's.
+    """
+    stored = await store.load()
+    if failures > _FAILURES_TOLERATED:
+        _log.error("state_put_away", failures=failures)
+        stored = stored.without_records()
+    for table, count in Counter(each.table for each in stored.damage).items():
+        mine = [each for each in stored.damage if each.table == table]
+        names = described(mine)
+        _log.warning("quarantined", table=table, names=names, count=count, why=mine[0].why)
+    try:
+        await store.put_away(stored.damage, lease)
+    except ResponseError as error:  # perhaps an ACL file that grants less: to lead matters more
+        pass_cancellation()
+        _log.warning("quarantine_failed", error=str(error))
+    return stored
+
+
+async def take_over(term: Term, stored: StoredState) -> list[str]:
+    """Fills a new term from what is stored, then from its own settings.
+
+    What is stored may be readable and still make a part of this fail: then that part begins empty,
+    as on the first day. Agents and gateways report what they hold, so nothing is lost that way but
+    what only Redis knew.
+
+    Returns:
+        What was left out and why, in words for people.
+
+    Raises:
+        InvalidInput: the plan file of our own settings is wrong.
+    """
+    problems: list[str] = []
+
+    async def step(what: str, part: Callable[[], object]) -> None:
+        try:
+            done = part()
+            if isinstance(done, Awaitable):
+                await done
+        except Exception as error:  # whatever it is: to go on without is better than not to lead
+            _log.exception("not_taken_over", part=what)
+            problems.append(f"{what}: {type(error).__name__}: {error}")
+
+    await step("measurements", lambda: term.measured.restore(stored.measured))
+    await step("sessions", lambda: term.live.remember(stored.sessions))
+    await step("peers", lambda: term.peers.restore(stored.peers, time.monotonic()))
+    await step("drain marks", lambda: term.drains.restore(stored.draining))
+    await step("deployments", lambda: term.deployments.restore(stored.deployments))
     await term.deployments.want(term.settings.models)
-    term.lengths.restore(tables[Table.LENGTHS], term.deployments.ready)
-    await _restore_plans(term, tables[Table.PLAN])
-    if stored.anchor is not None:
-        shift = translation_ns(stored.anchor, stored.now)
-        reservations = reservations_of(stored.book, shift)
-        term.dispatcher.restore(reservations)
-        _log.info("book_restored", reservations=len(reservations), shift_ns=shift)
+    await step("lengths", lambda: term.lengths.restore(stored.lengths, term.deployments.ready))
+    await step("scaling", lambda: term.autoscaler.restore(stored.plan.scaling))
+    await _restore_wishes(term, stored.plan, problems)
+    await step("plan", lambda: _restore_plan(term, stored.plan, problems))
+    await step("book", lambda: _restore_book(term, stored))
+    return problems
 
 
-async def _restore_plans(term: Term, records: dict[str, str]) -> None:
+async def _restore_wishes(term: Term, plan: StoredPlan, problems: list[str]) -> None:
     settings, cluster = term.settings, term.cluster
-    term.file_mark.digest = records.get("file", "")
-    if "fixed" in records:
-        cluster.wishes.fixed = _readable(records["fixed"])
-    if "fixed_before" in records:
-        cluster.wishes.fixed_before = _readable(records["fixed_before"])
-    if "scaling" in records:
-        term.autoscaler.restore(records["scaling"])
-    if (report := _read(SwitchReport.of_record, records.get("last_switch"))) is not None:
+    # A mark without the plan that was read from it would keep the file from being read again.
+    term.file_mark.digest = plan.file if "fixed" not in plan.lost else ""
+    ready = term.deployments.ready
+    cluster.wishes.fixed = _fitting(plan.fixed, ready, "fixed", problems)
+    cluster.wishes.fixed_before = _fitting(plan.fixed_before, ready, "fixed_before", problems)
+    if plan.fixed is not None and cluster.wishes.fixed is None:
+        term.file_mark.digest = ""
+    report = SwitchReport.of_stored(plan.last_switch) if plan.last_switch is not None else None
+    if report is not None:
         cluster.restore_report(report)
     if settings.plan_file is not None:
         await load_plan_file(term, settings.plan_file)
     elif term.file_mark.digest:  # the file was taken away: it no longer rules
         cluster.wishes.fixed = cluster.wishes.fixed_before = None
         term.file_mark.digest = ""
-    active = _readable(records["active"]) if "active" in records else None
+
+
+def _restore_plan(term: Term, plan: StoredPlan, problems: list[str]) -> None:
+    cluster = term.cluster
+    active = _fitting(plan.active, term.deployments.ready, "active", problems)
     if active is None or not active.models:
         return
-    cluster.restore(active, PlanId(records["active_id"]), time.monotonic() + settings.recovery_s)
+    until_s = time.monotonic() + term.settings.recovery_s
+    cluster.restore(active, PlanId(plan.active_id or _NAMELESS), until_s)
     if cluster.wishes.fixed is None:
         ready = term.deployments.ready
         split = [ready[model.model] for model in active.models if model.model in ready]
-        notes = _read(PlanNotes.of_record, records.get("notes"))
+        notes = PlanNotes.of(plan.notes) if plan.notes is not None else None
         term.planner.restore(active, [each.for_planning() for each in split], notes, now_ns())
 
 
-def _read(parse: Callable[[str], T], text: str | None) -> T | None:
-    """Returns what a predecessor left for people; nothing depends on it."""
-    try:
-        return None if text is None else parse(text)
-    except ValueError as error:
-        _log.warning("stored_notes_unreadable", error=str(error))
+def _fitting(
+    placement: Placement | None,
+    ready: Mapping[ModelKey, Deployment],
+    what: str,
+    problems: list[str],
+) -> Placement | None:
+    """Returns a placement if the models that can be served have the blocks it speaks of."""
+    if placement is None:
         return None
+    try:
+        check_blocks(placement, ready)
+    except CatenaryError as error:
+        problems.append(f"plan {what}: {error.message}")
+        _log.warning("stored_plan_unfit", plan=what, error=error.message)
+        return None
+    return placement
 
 
-def _readable(text: str) -> Placement | None:
-    try:
-        return parse_placement(json.loads(text))
-    except (ValueError, CatenaryError) as error:
-        _log.warning("stored_plan_unreadable", error=str(error))
-        return None
+def _restore_book(term: Term, stored: StoredState) -> None:
+    if stored.anchor is None:
+        return
+    shift = translation_ns(stored.anchor, stored.now)
+    reservations = shifted(stored.book, shift)
+    term.dispatcher.restore(reservations)
+    _log.info("book_restored", reservations=len(reservations), shift_ns=shift)
 
 
 def queued_reservations(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from scheduler.planning.live import GenerationCost
 from scheduler.sessions import Session
+from scheduler.state.stored import StoredAgent
 from scheduler.targets import CacheNeed, Need
 from services.domain.ids import AgentId, PartitionKey, ServerId
 from services.domain.plan import Agent
@@ -70,22 +70,20 @@ class AgentRecord:
             return len(loaded.compute_ns) >= need.batch
         return loaded.cache is not None and loaded.cache.includes(need.cache)
 
-    def as_record(self) -> str:
-        """Returns what Redis keeps for people and dashboards, as JSON."""
-        return json.dumps(
-            {
-                "device": self.device,
-                "device_class": self.agent.device_class,
-                "server": self.agent.server,
-                "memory_bytes": self.agent.memory_bytes,
-                "link_bytes_per_second": self.agent.link_bytes_per_second,
-                "virtual_level": self.agent.virtual_level,
-                "device_id": self.agent.device_id,
-                "incarnation": self.incarnation,
-                "state": self.state,
-                "partitions": [str(key) for key in self.loaded],
-            },
-            separators=(",", ":"),
+    def stored(self) -> StoredAgent:
+        """Returns what Redis keeps for people and dashboards."""
+        agent = self.agent
+        return StoredAgent(
+            server=agent.server,
+            device=self.device,
+            device_class=agent.device_class,
+            memory_bytes=agent.memory_bytes,
+            link_bytes_per_second=agent.link_bytes_per_second,
+            virtual_level=agent.virtual_level,
+            device_id=agent.device_id,
+            incarnation=self.incarnation,
+            state=self.state,
+            partitions=[str(key) for key in self.loaded],
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -16,8 +17,9 @@ from scheduler.state.keys import Keys
 from scheduler.state.lease import Lease
 from scheduler.state.script import pass_cancellation
 from scheduler.state.store import Store
+from scheduler.takeover_trouble import TakeoverTrouble
 from scheduler.term import Surroundings, Term
-from services.errors import CatenaryError, StaleEpoch, Unavailable
+from services.errors import CatenaryError, InvalidInput, ModelNotFound, StaleEpoch, Unavailable
 from services.log import get_logger
 from services.redis_client import problem_of
 
@@ -28,6 +30,8 @@ _LEADER_RETURNS_S = 1.25
 """A leader that lost Redis tries it again at least this often (`Rhythm.longest_backoff_s`, and a
 little more)."""
 REDIS_FAILURES = (RedisError, OSError, TimeoutError)
+_OWN_SETTINGS = (InvalidInput, ModelNotFound)
+"""Errors of a plan file."""
 
 
 class Shard:
@@ -36,6 +40,7 @@ class Shard:
     Attributes:
         group: Number of the group.
         contacted: Set once Redis said who leads it, or that we do.
+        trouble: What kept this process from leading when it could have.
     """
 
     def __init__(
@@ -51,8 +56,12 @@ class Shard:
         self._changed = changed
         self._name = settings.scheduler_id
         self._lease_s = settings.lease_s
-        self._lease = Lease(redis, keys, campaign.token, settings.lease_s)
-        self._store = Store(redis, keys)
+        self._lease = Lease(
+            redis, keys, campaign.token, settings.lease_s, around.metrics.spoiled_epochs.inc
+        )
+        spoiled = around.metrics.quarantined_records
+        self._store = Store(redis, keys, lambda: spoiled.labels("key").inc())
+        self.trouble = TakeoverTrouble()
         self._deference = Deference(_LEADER_RETURNS_S)
         self._frozen = FrozenLease(settings.lease_s)
         self._problem = ""
@@ -114,6 +123,24 @@ class Shard:
                     _log.warning("redis_lost", reason=kind, error=text, group=self.group)
                 self._problem = kind
                 await asyncio.sleep(_PAUSE_S)
+            except Exception as failure:
+                if isinstance(failure, _OWN_SETTINGS) and not self.contacted.is_set():
+                    raise  # whoever starts us with a wrong plan file is to hear of it at once
+                await self._survive(failure)
+
+    async def _survive(self, failure: Exception) -> None:
+        """Leaves the lease to others for a while, whatever went wrong, and tries again."""
+        pause_s = self.trouble.failed(failure, time.monotonic())
+        _log.error(
+            "leading_failed", group=self.group, failures=self.trouble.failures,
+            again_after_s=round(pause_s, 3), exc_info=failure,
+        )  # fmt: skip
+        self._around.metrics.takeover_failures.inc()
+        self.contacted.set()
+        with suppress(*REDIS_FAILURES):
+            await self._lease.release()
+        pass_cancellation()
+        await asyncio.sleep(pause_s * random.uniform(0.75, 1.0))
 
     async def _try(self) -> float:
         """Leads if that is possible, and returns how long to wait before the next attempt."""
@@ -123,6 +150,7 @@ class Shard:
             now_s = time.monotonic()
             self._campaign.saw(self.group, sight, now_s)
             if sight.holder:
+                self.trouble.another_leads(now_s)
                 await self._break_if_frozen(sight.left_s)
                 if self._campaign.wants(self.group):
                     await self._lease.want()
@@ -133,6 +161,8 @@ class Shard:
         if not await self._may_take():
             # One who was killed does not renew: the moment it is over, not a turn later.
             left_s = self._lease.left_s
+            if left_s > 0:
+                self.trouble.another_leads(time.monotonic())
             return min(turn_s, left_s + _AFTER_EXPIRY_S) if left_s > 0 else turn_s
         self._campaign.took(self.group)
         try:
@@ -174,11 +204,13 @@ class Shard:
             await self._begin(term)
             _log.info("leading", epoch=self._lease.epoch, group=self.group)
             self._takes_office(term)
+            self.trouble.began(time.monotonic())
             asked = await self._until_asked(term)
             # Before the streams end: what that changes is not for the successor.
             await term.write_behind.flush()
         except StaleEpoch as error:
             _log.warning("leadership_lost", error=error.message, group=self.group)
+            self.trouble.ended(time.monotonic())
         finally:
             self._leaves_office(term)
         if asked:
@@ -196,7 +228,7 @@ class Shard:
 
         keeper = asyncio.create_task(keep_lease())
         try:
-            await term.begin()
+            await term.begin(self.trouble)
         except CatenaryError:
             await self._lease.release()  # a wrong plan file: nobody else must wait for us
             raise

@@ -33,6 +33,8 @@ def status_of(term: Term) -> admin_pb2.GetStatusResponse:
         moves_failed=dispatcher["failed_moves"],
         audits=term.audits.audits,
         leaks_mended=term.audits.leaks_mended,
+        takeover_problems=term.takeover_problems,
+        quarantined_records=term.quarantined,
     )
     add_agents(status, term)
     add_versions(status, term)

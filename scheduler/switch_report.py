@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import admin_pb2
+from scheduler.state.stored import StoredDowntime, StoredSwitch
 from scheduler.switch import Phase, Switch
 from services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
@@ -45,40 +45,31 @@ class SwitchReport:
         )
 
     @classmethod
-    def of_record(cls, text: str) -> SwitchReport:
-        """Reads `as_record`.
-
-        Raises:
-            ValueError: it is not one.
-        """
-        try:
-            record = json.loads(text)
-            downtime = tuple((ModelKey(*key), int(ns)) for key, ns in record["downtime_ns"])
-            return cls(
-                from_plan=str(record["from_plan"]),
-                to_plan=str(record["to_plan"]),
-                phase=Phase(record["phase"]),
-                cause=str(record["cause"]),
-                problem=str(record["problem"]),
-                duration_ns=int(record["duration_ns"]),
-                downtime_ns=downtime,
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not the record of a switch: {error!r}") from error
-
-    def as_record(self) -> str:
-        """Returns the JSON Redis keeps."""
-        return json.dumps(
-            {
-                "from_plan": self.from_plan,
-                "to_plan": self.to_plan,
-                "phase": self.phase,
-                "cause": self.cause,
-                "problem": self.problem,
-                "duration_ns": self.duration_ns,
-                "downtime_ns": [[list(key), ns] for key, ns in self.downtime_ns],
-            }
+    def of_stored(cls, stored: StoredSwitch) -> SwitchReport | None:
+        """Returns the report that was stored; None if its phase is one of a later version."""
+        if stored.phase not in {phase.value for phase in Phase}:
+            return None
+        return cls(
+            from_plan=stored.from_plan,
+            to_plan=stored.to_plan,
+            phase=Phase(stored.phase),
+            cause=stored.cause,
+            problem=stored.problem,
+            duration_ns=stored.duration_ns,
+            downtime_ns=tuple(
+                (ModelKey(*each.model), each.duration_ns) for each in stored.downtime_ns
+            ),
         )
+
+    def stored(self) -> StoredSwitch:
+        """Returns what Redis keeps of it."""
+        downtime = tuple(
+            StoredDowntime((key.name, key.version), ns) for key, ns in self.downtime_ns
+        )
+        return StoredSwitch(
+            self.from_plan, self.to_plan, self.phase.value, self.cause, self.problem,
+            self.duration_ns, downtime,
+        )  # fmt: skip
 
     def as_event(self) -> tuple[str, dict[str, str]]:
         """Returns kind and facts for the log and the event stream."""

@@ -19,7 +19,7 @@ from scheduler.cluster import Cluster, Limits
 from scheduler.converters import rejection
 from scheduler.deployments import Deployments
 from scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
-from scheduler.dispatch.availability import Availability
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.dispatch.events import (
     AgentDraining,
     AgentJoined,
@@ -35,6 +35,7 @@ from scheduler.dispatch.events import (
 )
 from scheduler.drain_marks import DrainMarks
 from scheduler.engine import Engine
+from scheduler.epoch_claims import Claim, EpochClaims, Verdict
 from scheduler.gateway_sessions import GatewaySessions
 from scheduler.gateways import GatewaySession
 from scheduler.housekeeping import keep_house
@@ -47,7 +48,7 @@ from scheduler.peers import Peers
 from scheduler.persistence import FileMark, Persistence, Sources
 from scheduler.planner_wiring import planner_of
 from scheduler.planning.survival import survival_of
-from scheduler.recovery import queued_reservations, take_over
+from scheduler.recovery import queued_reservations, read_state, take_over
 from scheduler.roster import AgentRecord, AgentSession, servers_of
 from scheduler.router import Router, Stamp
 from scheduler.session_desk import SessionDesk
@@ -61,10 +62,11 @@ from scheduler.state.write_behind import Rhythm, WriteBehind
 from scheduler.state.write_behind import Sources as WriteSources
 from scheduler.straggler_desk import StragglerDesk, StragglerRules
 from scheduler.switch_report import SwitchReport, observe_switch
+from scheduler.takeover_trouble import TakeoverTrouble
 from scheduler.timelines import Timelines
 from scheduler.utilisation import Utilisation
 from scheduler.waiting_room import WaitingRoom
-from services.domain.groups import first_id
+from services.domain.groups import EPOCH_FIELD, first_id
 from services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
@@ -74,13 +76,15 @@ from services.domain.ids import (
     PartitionKey,
 )
 from services.domain.plan import Agent, Plan
-from services.errors import CatenaryError, Unavailable
+from services.errors import CatenaryError, InvalidInput, StaleEpoch, Unavailable
 from services.log import get_logger
 from services.model_repository import ModelRepository
 from services.telemetry.metrics import Metrics
 from services.telemetry.tracing import Tracer
 
 _log = get_logger(__name__)
+_LIE_NS = 60 * NANOSECONDS_PER_SECOND
+"""An agent that said what cannot be true is avoided for so long where there are others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +182,14 @@ class Term:
             ),
             Rhythm(renew_s=settings.lease_s / 4),
         )
+        self._claims = EpochClaims()
         self._directory = b""
         self._models = b""
+        self._trouble = TakeoverTrouble()
+        self._left_out: list[str] = []
+        """What of the predecessor's state could not be used, in words for people."""
+        self.quarantined = 0
+        """Stored records that could not be read when this term began."""
 
     # ---- the term itself ----
 
@@ -198,9 +208,25 @@ class Term:
         """Of this process."""
         return self._around.settings
 
-    async def begin(self) -> None:
-        """Takes over what the predecessor left; from then on sessions may be served."""
-        await take_over(self, await self._store.load())
+    @property
+    def takeover_problems(self) -> list[str]:
+        """What was left out when this term began, and how often it could not; for people."""
+        self._trouble.look(time.monotonic())
+        said = self._trouble.in_words()
+        return [*([said] if said else []), *self._left_out]
+
+    async def begin(self, trouble: TakeoverTrouble) -> None:
+        """Takes over what the predecessor left; from then on sessions may be served.
+
+        `trouble` is what this process had with that lately.
+        """
+        self._trouble = trouble
+        stored = await read_state(self._store, self._lease, trouble.failures)
+        self.quarantined = len(stored.damage)
+        for each in stored.damage:
+            table = each.table.partition(":")[0]
+            self._around.metrics.quarantined_records.labels(table).inc()
+        self._left_out = await take_over(self, stored)
         self._journal.require_snapshot()
         self._journal_event("leader", {"scheduler": self.settings.scheduler_id})
         self.cluster.reconcile(time.monotonic())
@@ -311,17 +337,28 @@ class Term:
             self.dispatcher.restore(queued)
         self._journal_event("agent_joined", {"agent": agent_id, "device": record.device})
 
-    def epoch_seen(self, epoch: int, leader: str = "") -> None:
-        """An agent obeys a higher epoch than ours: another leader, or Redis forgot one.
+    def refusal_of(self, claim: Claim) -> CatenaryError | None:
+        """Returns why an agent cannot be led that obeys this epoch; None if it can.
 
-        With `leader` it may be ours, if Redis granted it twice.
+        A claim that is to be followed makes our own epoch go beyond it soon. Who claims what cannot
+        be true is put in quarantine for a while.
         """
-        self.write_behind.go_beyond(epoch, shared=bool(leader))
-
-    def is_another(self, epoch: int, leader: str) -> bool:
-        """True if somebody else, not we, leads or led an epoch."""
-        same = epoch == self.epoch and leader not in ("", self._lease.token)
-        return same or epoch > self.epoch
+        now = now_ns()
+        verdict = self._claims.judge(claim, self.epoch, self._lease.token, now)
+        if verdict is Verdict.OBEYS:
+            return None
+        if verdict is Verdict.LIE:
+            why = f"it says that it obeys epoch {claim.epoch}; ours is {self.epoch}"
+            _log.warning("agent_quarantined", agent=claim.agent, why=why)
+            self._around.metrics.quarantined_agents.labels("epoch").inc()
+            until = now + _LIE_NS
+            if self.availability.impairment_of(claim.agent) is not Impairment.QUARANTINED:
+                self.note("agent_quarantined", {"agent": claim.agent, "why": why})
+            self.availability.impair(claim.agent, Impairment.QUARANTINED, until=until, why=why)
+            return InvalidInput(EPOCH_FIELD, f"{claim.epoch} cannot be true here; forget it")
+        if verdict is Verdict.FOLLOW:
+            self.write_behind.go_beyond(claim.epoch, shared=bool(claim.leader))
+        return StaleEpoch(f"{claim.agent} obeys epoch {claim.epoch}, not yet ours")
 
     def was_busy(self, agent: AgentId, duration_ns: Nanoseconds) -> None:
         """An agent computed for so long."""

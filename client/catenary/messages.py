@@ -178,6 +178,8 @@ def cluster_status(message: admin_pb2.GetStatusResponse) -> types.ClusterStatus:
         audits=message.audits,
         leaks_mended=message.leaks_mended,
         scheduler_problem=message.scheduler_problem,
+        takeover_problems=tuple(message.takeover_problems),
+        quarantined_records=message.quarantined_records,
         versions=tuple(
             types.ProcessVersion(each.role, each.name, each.version) for each in message.versions
         ),

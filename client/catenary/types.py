@@ -260,6 +260,8 @@ class ClusterStatus:
         leaks_mended: What was reserved and not held, or held and not reserved, and is put right.
         scheduler_problem: Why no scheduler answered, so that this is only what a gateway knows by
             itself; empty if one did.
+        takeover_problems: What a new leader could not take over from Redis, and failures to lead.
+        quarantined_records: What it found unreadable there when it began.
     """
 
     scheduler_id: str
@@ -281,6 +283,8 @@ class ClusterStatus:
     audits: int = 0
     leaks_mended: int = 0
     scheduler_problem: str = ""
+    takeover_problems: tuple[str, ...] = ()
+    quarantined_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)

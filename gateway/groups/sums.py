@@ -34,6 +34,8 @@ def joint_status(statuses: Mapping[int, _Status], groups: int) -> _Status:
         moves_failed=sum(status.moves_failed for status in each),
         audits=sum(status.audits for status in each),
         leaks_mended=sum(status.leaks_mended for status in each),
+        takeover_problems=[text for status in each for text in status.takeover_problems],
+        quarantined_records=sum(status.quarantined_records for status in each),
     )
     models: dict[tuple[str, str], admin_pb2.ModelStatus] = {}
     for group in range(groups):

@@ -153,6 +153,10 @@ class Engine:
         """Refuses first hops of schedulers before `epoch` from now on."""
         self._arrivals.epoch = max(self._arrivals.epoch, epoch)
 
+    def forget_epoch(self) -> None:
+        """Takes first hops of any scheduler until the next epoch is raised."""
+        self._arrivals.epoch = 0
+
     @property
     def held(self) -> Held:
         """Counts the bytes of received tensors of the whole agent."""

@@ -186,6 +186,11 @@ class GenerationEngine:
             self.epoch = epoch
             self._thread.post(EpochRaised(epoch))
 
+    def forget_epoch(self) -> None:
+        """Takes sessions of any scheduler until the next epoch is raised."""
+        self.epoch = 0
+        self._thread.post(EpochRaised(0))
+
     # -- partitions ------------------------------------------------------------------------------
 
     async def on_thread(self, work: Callable[[], T]) -> T:

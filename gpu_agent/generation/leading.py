@@ -146,8 +146,11 @@ class Leading:
             self.give_up(move, Unavailable("the session that was to move is over"))
 
     def raise_epoch(self, epoch: int) -> None:
-        """Gives up what older schedulers have ordered, and takes no more orders of them."""
-        self._epoch = max(self._epoch, epoch)
+        """Gives up what older schedulers have ordered, and takes no more orders of them.
+
+        An epoch of 0 takes orders of anybody again.
+        """
+        self._epoch = max(self._epoch, epoch) if epoch else 0
         for move in list(self._moves.values()):
             if move.epoch < self._epoch:
                 self.give_up(move, StaleEpoch(f"epoch {move.epoch} is over"))

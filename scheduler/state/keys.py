@@ -23,13 +23,14 @@ of a cluster contains a slash.
     catenary:{main}:sessions          hash         session -> request, chain, hops (JSON)
     catenary:{main}:lengths           hash         "name:version" -> lengths of answers (JSON)
     catenary:{main}:events            stream       what happened, newest few thousand entries
+    catenary:{main}:quarantine        stream       what could not be read, newest 512 entries
     catenary:{main/1}:wanted          string, PX   token of a standby that wants this group, which
                                                    is led by a process that leads several
 
 Nothing but `lease` and `wanted` expires, so the server must run with `maxmemory-policy noeviction`:
 an evicted reservation would be a double booking after a fail-over. Sizes are bounded by what is
-live: `book:*`, `batches` and `sessions` by what is in flight, `events` by `MAXLEN ~`, the rest by
-the cluster.
+live: `book:*`, `batches` and `sessions` by what is in flight, `events` and `quarantine` by
+`MAXLEN`, the rest by the cluster. `tables` says how each table is written and read.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Keys:
         epoch: The fencing epoch.
         clock: The last pair of equal moments on the leader's and on Redis' clock.
         events: Stream of what happened.
+        quarantine: Stream of what was found and could not be read.
     """
 
     def __init__(self, cluster: str, group: int = 0, groups: int = 1) -> None:
@@ -88,6 +90,12 @@ class Keys:
         self.epoch = self._prefix + "epoch"
         self.clock = self._prefix + "clock"
         self.events = self._prefix + "events"
+        self.quarantine = self._prefix + "quarantine"
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """The keys that are no tables, beside the clock and the streams."""
+        return self.lease, self.wanted, self.epoch
 
     def table(self, table: str) -> str:
         """Returns the key of one hash: a `Table` or a `book_table`."""

@@ -7,50 +7,89 @@ of lower ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from redis.asyncio import Redis
 
 from scheduler.state.keys import Keys
+from scheduler.state.quarantine import PRELUDE
 from scheduler.state.script import Script, pass_cancellation
-from services.domain.groups import EPOCH_STRIDE, next_epoch
+from services.domain.groups import EPOCH_STRIDE, is_epoch, next_epoch
 from services.domain.ids import Epoch
 
-# KEYS: lease, epoch. ARGV: token, ttl in ms, the least epoch to go beyond, stride, remainder, the
-# least epoch that must be known here. Returns the new epoch (the next one that leaves the
-# remainder; Lua's is never negative), 0 if somebody holds the lease, or -1 if too low an epoch is
-# known; then the epoch that was known, and how many ms the holder's lease has left.
-_ACQUIRE = Script("""
-local found = tonumber(redis.call('GET', KEYS[2]) or '0')
+# KEYS: lease, epoch, clock, quarantine, events. ARGV: token, ttl in ms, the least epoch to go
+# beyond, stride, remainder, the least epoch that must be known here. Returns the new epoch (the
+# next one that leaves the remainder; Lua's is never negative), 0 if somebody holds the lease, or -1
+# if too low an epoch is known; then the epoch that was known, how many ms the holder's lease has
+# left, and 1 if the epoch was spoiled. It is spoiled if it is no number, out of range, or further
+# than epochs go from that of the last batch, which the clock has; then the latter counts.
+# A lease that never ends is none: nobody ever wrote one.
+_ACQUIRE = Script(
+    PRELUDE
+    + """
+local last = redis.pcall('HGET', KEYS[3], 'epoch')
+last = valid_epoch(last)
+local raw = redis.pcall('GET', KEYS[2])
+local found = raw and valid_epoch(raw) or 0
+local spoiled = raw and not valid_epoch(raw)
+if last and (not raw or spoiled or not is_near(found, last)) then
+  spoiled = spoiled or found > last
+  found = last
+end
 local left = redis.call('PTTL', KEYS[1])
+if left == -1 then
+  if type(redis.pcall('GET', KEYS[1])) == 'string' then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    left = tonumber(ARGV[2])
+  else
+    put_away(KEYS[1], KEYS[4], KEYS[5], 'lease', 'is no lease')
+    left = -2
+  end
+elseif left ~= -2 and type(redis.pcall('GET', KEYS[1])) ~= 'string' then
+  put_away(KEYS[1], KEYS[4], KEYS[5], 'lease', 'is no lease')
+  left = -2
+end
 if left ~= -2 then
-  return {0, found, left}
+  return {0, found, left, 0}
 end
 if found < tonumber(ARGV[6]) then
-  return {-1, found, 0}
+  return {-1, found, 0, 0}
+end
+if spoiled then
+  put_away(KEYS[2], KEYS[4], KEYS[5], 'epoch', 'is no epoch')
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 local known = math.max(found, tonumber(ARGV[3]))
 local epoch = known + 1 + (tonumber(ARGV[5]) - known - 1) % tonumber(ARGV[4])
 redis.call('SET', KEYS[2], string.format('%.0f', epoch))
-return {epoch, found, 0}
-""")
+return {epoch, found, 0, spoiled and 1 or 0}
+"""
+)
 
-# KEYS: lease, epoch. ARGV: token, ttl in ms, own epoch. Returns 1 if still ours and renewed.
-_RENEW = Script("""
-if redis.call('GET', KEYS[1]) ~= ARGV[1] or redis.call('GET', KEYS[2]) ~= ARGV[3] then
-  return 0
+# KEYS: lease, epoch, quarantine, events. ARGV: token, ttl in ms, own epoch. Returns 1 if still ours
+# and renewed, 2 if the epoch had to be put right for that.
+_RENEW = Script(
+    PRELUDE
+    + """
+local held = holds(KEYS[1], KEYS[2], ARGV[1], ARGV[3], KEYS[3], KEYS[4])
+if held ~= 0 then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 1
-""")
+return held
+"""
+)
 
 # KEYS: lease, wanted. Returns the holder's token or "", how many ms it has, who wants the lease.
+# What is neither a token nor nothing is as good as nothing: `_ACQUIRE` and `want` replace it.
 _LOOK = Script("""
-return {
-  redis.call('GET', KEYS[1]) or '', redis.call('PTTL', KEYS[1]), redis.call('GET', KEYS[2]) or ''
-}
+local function token(key)
+  local found = redis.pcall('GET', key)
+  return type(found) == 'string' and found or ''
+end
+local left = redis.call('PTTL', KEYS[1])
+return {left == -1 and '' or token(KEYS[1]), left, token(KEYS[2])}
 """)
 
 # KEYS: lease. ARGV: ttl in ms. Returns 1 if the lease outlasted any that was renewed and is gone.
@@ -63,7 +102,7 @@ return 0
 
 # KEYS: lease. ARGV: token.
 _RELEASE = Script("""
-if redis.call('GET', KEYS[1]) == ARGV[1] then
+if redis.pcall('GET', KEYS[1]) == ARGV[1] then
   return redis.call('DEL', KEYS[1])
 end
 return 0
@@ -95,7 +134,15 @@ class Lease:
         left_s: How long the lease of another lasted at that time, unless it was renewed.
     """
 
-    def __init__(self, redis: Redis, keys: Keys, token: str, ttl_s: float) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        token: str,
+        ttl_s: float,
+        spoiled: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Asks nobody yet; `spoiled` is called when a damaged epoch had to be put right."""
         self._redis = redis
         self._keys = keys
         self._ttl_ms = str(max(1, int(ttl_s * 1000)))
@@ -105,6 +152,7 @@ class Lease:
         self.seen = 0
         self.is_forgotten = False
         self.left_s = 0.0
+        self._spoiled = spoiled
 
     async def try_acquire(self, beyond: int = 0, *, unless_forgotten: bool = False) -> bool:
         """Takes the lease if nobody holds it, with an epoch above `beyond` and every earlier one.
@@ -113,14 +161,19 @@ class Lease:
         higher epoch than Redis remembers. With `unless_forgotten` the lease is then left alone: it
         is for the leader who has in memory what Redis forgot.
         """
-        floor = str(max(beyond, self.epoch, self.seen))
+        floor = str(max(beyond if is_epoch(beyond) else 0, self.epoch, self.seen))
         least = str(self.seen if unless_forgotten else 0)
         answer = await _ACQUIRE.run(
             self._redis,
-            [self._keys.lease, self._keys.epoch],
+            [
+                self._keys.lease, self._keys.epoch, self._keys.clock,
+                self._keys.quarantine, self._keys.events,
+            ],
             [self.token, self._ttl_ms, floor, self._stride, str(self._keys.group), least],
-        )
-        epoch, found, left_ms = cast(tuple[int, int, int], answer)
+        )  # fmt: skip
+        epoch, found, left_ms, spoiled = cast(tuple[int, int, int, int], answer)
+        if spoiled:
+            self._spoiled()
         self.left_s = max(0, left_ms) / 1000
         self.is_forgotten = found < self.seen
         self.seen = max(self.seen, epoch, found)
@@ -145,12 +198,15 @@ class Lease:
 
     async def renew(self) -> bool:
         """Prolongs the lease; False if it is no longer this candidate's with this epoch."""
+        keys = self._keys
         answer = await _RENEW.run(
             self._redis,
-            [self._keys.lease, self._keys.epoch],
+            [keys.lease, keys.epoch, keys.quarantine, keys.events],
             [self.token, self._ttl_ms, str(self.epoch)],
         )
-        return _integer(answer) == 1
+        if _integer(answer) == 2:
+            self._spoiled()
+        return _integer(answer) > 0
 
     async def break_frozen(self) -> bool:
         """Ends the lease of another that lasts longer than any renewal would make it.
@@ -171,4 +227,4 @@ def _integer(answer: object) -> int:
 
 
 def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

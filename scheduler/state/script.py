@@ -18,7 +18,9 @@ class Script:
         self._source = source
         self._sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
-    async def run(self, redis: Redis, keys: Sequence[str], arguments: Sequence[str]) -> object:
+    async def run(
+        self, redis: Redis, keys: Sequence[str], arguments: Sequence[str | bytes]
+    ) -> object:
         """Runs the script; nothing of it is retried if the connection breaks midway."""
         try:
             answer = await cast(

@@ -17,6 +17,7 @@ from scheduler.state.journal import Changes, Journal
 from scheduler.state.lease import Lease
 from scheduler.state.script import pass_cancellation
 from scheduler.state.store import Behind, Store
+from services.domain.groups import HIGHEST_GRANTED
 from services.domain.ids import Epoch
 from services.errors import StaleEpoch
 from services.log import get_logger
@@ -87,6 +88,8 @@ class WriteBehind:
             epoch: What the agent obeys.
             shared: Another leader has it, even if it is ours too.
         """
+        if epoch > HIGHEST_GRANTED:
+            return  # nobody could go beyond
         if epoch > self._lease.epoch or (shared and epoch == self._lease.epoch):
             self._beyond = max(self._beyond, epoch)
             self._work.set()
@@ -147,8 +150,8 @@ class WriteBehind:
         except StaleEpoch:
             journal.put_back(changes)
             await self._reacquire()
-        except Behind:
-            _log.warning("redis_behind", epoch=self._lease.epoch)
+        except Behind as behind:
+            _log.warning("redis_behind", epoch=self._lease.epoch, why=behind.why)
             journal.require_snapshot()
             self._work.set()
         except BaseException:

@@ -19,17 +19,31 @@ MOST_GROUPS: Final = 64
 """Scheduler groups of one cluster, at most."""
 EPOCH_STRIDE: Final = MOST_GROUPS
 """Epochs of one of several groups are this far apart."""
+EPOCH_LIMIT: Final = 1 << 40
+"""No epoch is as high. A new leader every second, in each of 64 groups, takes 500 years to get
+there; Redis' scripts count in doubles, which are exact up to 2^53."""
+FARTHEST_EPOCH: Final = 1 << 32
+"""Two epochs that are further apart were never of one history: one of them is damaged, or a lie."""
+HIGHEST_GRANTED: Final = EPOCH_LIMIT - 2 * FARTHEST_EPOCH
+"""What Redis or an agent says beyond this is not built upon: the next epochs would be no epochs."""
+EPOCH_FIELD: Final = "hello.epoch"
+"""What an agent is told that is wrong, if it obeys an epoch that cannot be."""
 GROUP_METADATA: Final = "catenary-group"
 """gRPC metadata key that names the group a call is for; without it, group 0."""
 AUTO: Final = "auto"
 """As a setting: the group is chosen by name, see `group_named`."""
 _COUNTER_BITS: Final = 40
+_EPOCH_BITS: Final = 23
+"""Of an epoch, so many bits are in an id, which thus stays below 2^63; a multiple of the stride."""
 _ORDINAL = re.compile(r"(\d{1,9})$")
 
 
 def first_id(epoch: int) -> int:
-    """Returns the first batch or session id of a term: epoch in the upper bits, then a counter."""
-    return epoch << _COUNTER_BITS | 1
+    """Returns the first batch or session id of a term: epoch in the upper bits, then a counter.
+
+    After 2^23 epochs they begin again: what had these ids is long over.
+    """
+    return epoch % (1 << _EPOCH_BITS) << _COUNTER_BITS | 1
 
 
 def group_of_id(number: int, groups: int) -> int:
@@ -47,6 +61,11 @@ def next_epoch(epoch: int, group: int, groups: int) -> int:
     if groups == 1:
         return epoch + 1
     return epoch + 1 + (group - epoch - 1) % EPOCH_STRIDE
+
+
+def is_epoch(epoch: int) -> bool:
+    """Returns True for what can be an epoch, or 0: none yet."""
+    return 0 <= epoch < EPOCH_LIMIT
 
 
 def group_named(name: str, groups: int) -> int:

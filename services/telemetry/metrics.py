@@ -68,6 +68,7 @@ class Metrics:
         self._define_scheduler()
         self._define_leadership()
         self._define_agent()
+        self._define_repairs()
         self.frames_refused = self._counter(names.FRAMES_REFUSED)
         self.certificate_expiry = self._gauge(names.CERTIFICATE_EXPIRY)
         self.certificate_expiry.set(math.nan)  # 0 would look like one that has ended
@@ -104,6 +105,12 @@ class Metrics:
         self.sessions_waiting = self._gauge(names.SESSIONS_WAITING)
         self.generation_moves = self._counter(names.GENERATION_MOVES)
         self.move_stall_seconds = self._histogram(names.MOVE_STALL_SECONDS, TOKEN_BUCKETS)
+
+    def _define_repairs(self) -> None:
+        self.quarantined_records = self._counter(names.QUARANTINED_RECORDS)
+        self.spoiled_epochs = self._counter(names.SPOILED_EPOCHS)
+        self.takeover_failures = self._counter(names.TAKEOVER_FAILURES)
+        self.quarantined_agents = self._counter(names.QUARANTINED_AGENTS)
 
     def _define_scheduler(self) -> None:
         self.admission_rejected = self._counter(names.ADMISSION_REJECTED)

@@ -237,6 +237,18 @@ STRAGGLERS = MetricName("stragglers", "Agents that get no new batches as they ar
 FRAGILE_MODELS = MetricName(
     "fragile_models", "Models of the plan that the loss of one agent would leave unserved."
 )
+QUARANTINED_RECORDS = MetricName(
+    "quarantined_records", "Stored records that could not be read, by table.", ("table",)
+)
+SPOILED_EPOCHS = MetricName(
+    "spoiled_epochs", "Times the epoch in Redis was damaged and was put right."
+)
+TAKEOVER_FAILURES = MetricName(
+    "takeover_failures", "Terms of leadership that could not begin, or ended by an error of ours."
+)
+QUARANTINED_AGENTS = MetricName(
+    "quarantined_agents", "Agents put in quarantine, by what they said.", ("reason",)
+)
 REDIS_FAILURES = MetricName(
     "redis_failures", "Attempts to write to Redis that failed, by what was wrong.", ("reason",)
 )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc.aio
 import pytest
@@ -45,6 +45,7 @@ class Scheduler(admin_pb2_grpc.AdminServicer):
 
 class Link:
     metadata: tuple[tuple[str, str], ...] = ()
+    problems: ClassVar[dict[str, str]] = {}
 
     def __init__(self, channel: grpc.aio.Channel | None) -> None:
         self.channel = channel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ class Standing(admin_pb2_grpc.AdminServicer):
 
 class Link:
     metadata: tuple[tuple[str, str], ...] = ()
+    problems: Mapping[str, str] = {}
 
     def __init__(self, channel: grpc.aio.Channel, heard_ago_s: float | None) -> None:
         self.channel: grpc.aio.Channel | None = channel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import grpc.aio
 import pytest
@@ -28,6 +28,7 @@ class Link:
     """To a scheduler that may not be there."""
 
     metadata: tuple[tuple[str, str], ...] = ()
+    problems: ClassVar[dict[str, str]] = {}
     channel: grpc.aio.Channel | None = None
     silent_s = 0.0
 

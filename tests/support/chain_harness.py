@@ -9,7 +9,6 @@ from typing import Any
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from scheduler.process import SchedulerProcess
-from scheduler.state.keys import Table
 from scheduler_harness import AgentScript, Crowd, FakeAgent, FakeGateway, until
 
 Serving = tuple[FakeGateway, list[FakeAgent]]
@@ -77,5 +76,5 @@ async def plan_is_stored(process: SchedulerProcess) -> None:
         while True:
             await term.write_behind.flush()
             stored = await term._store.load()
-            if stored.tables[Table.PLAN].get("active_id") == term.cluster.plan_id:
+            if stored.plan.active_id == term.cluster.plan_id:
                 return

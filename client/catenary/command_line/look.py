@@ -142,6 +142,10 @@ def _status_page(found: ClusterStatus) -> Group:
         )
     if found.leaks_mended:
         summary += f"{found.leaks_mended} leaks mended in {found.audits} audits of the book\n"
+    for problem in found.takeover_problems:
+        summary += f"taking over: {problem}\n"
+    if found.quarantined_records:
+        summary += f"{found.quarantined_records} unreadable records of Redis are in quarantine\n"
     summary += _versions_line(found)
     agents = (
         (f"{a.agent_id} (group {a.group})" if found.groups else a.agent_id, a.device,

@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from scheduler.deployments import Deployment, Wish
 from scheduler.planning import parse_placement, placement_document
 from scheduler.settings import SchedulerSettings
+from scheduler.state.codec import decode_document, encode_document
+from scheduler.state.stored import StoredWish
 from services.domain.decoder import DecoderTable
 from services.domain.ids import ModelKey
 from services.domain.model import BlockTable, Boundary, ModelManifest
@@ -82,8 +84,9 @@ def test_a_wish_beats_the_manifest_and_that_the_cluster() -> None:
 
 def test_a_wish_outlives_the_leader_and_old_records_are_read() -> None:
     wish = Wish(5, 2, 3, "balance")
-    assert Wish.of_record(wish.as_record()) == wish
-    assert Wish.of_record('{"slo_ns": 5, "max_batch": 2, "partitions": 3}') == Wish(5, 2, 3)
+    assert Wish.of(decode_document(encode_document(wish.stored()), StoredWish)) == wish
+    before = decode_document('{"slo_ns": 5, "max_batch": 2, "partitions": 3}', StoredWish)
+    assert Wish.of(before) == Wish(5, 2, 3)
 
 
 def settings(**said: Any) -> SchedulerSettings:

@@ -175,15 +175,15 @@ async def test_rows_of_the_past_in_redis_do_not_stay_in_the_book(
     generating: Configured, crowd: Crowd, tmp_path: Path, server: EmbeddedRedis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """A copy of Redis was put back: batches that end in a year, sessions that ended long ago."""
+    """A copy of Redis was put back: batches that end in an hour, sessions that ended long ago."""
     monkeypatch.setattr("scheduler.audits._CLAIMS_NS", 300_000_000)
-    keys, year_ns = Keys("main"), 365 * 86_400 * 10**9
+    keys, half_ns = Keys("main"), 1_800 * 10**9
     client = redis.asyncio.Redis.from_url(server.url)
-    far = f"{year_ns} {year_ns + 10**9} {2 * year_ns}"
+    far = f"{half_ns} {half_ns + 10**9} {2 * half_ns}"
     rows = {
         "book:gpu/agent-0": {"77:0": f"{far} 0"},
         "book:gpu/agent-gone": {"78:0": f"{far} 0"},
-        "book:cache/agent-0/llm:1[0,3)": {"66:0": f"0 {2 * year_ns} {2 * year_ns} 0 3"},
+        "book:cache/agent-0/llm:1[0,3)": {"66:0": f"0 {2 * half_ns} {2 * half_ns} 0 3"},
     }
     await client.hset(keys.table("resources"), mapping={name[5:]: "1" for name in rows})
     for name, fields in rows.items():

@@ -13,11 +13,14 @@ from scheduler.housekeeping import _show
 from scheduler.measured import Measured
 from scheduler.measured_links import MeasuredLinks
 from scheduler.settings import SchedulerSettings
+from scheduler.state.keys import Table
+from scheduler.state.records import measurements_of
 from scheduler.term import Term
 from scheduler_harness import LLM, MS, AgentScript, Crowd, crash, scheduler, until
 from services.domain.ids import AgentId
 from services.domain.plan import ChainHop
 from services.telemetry.metrics import Metrics
+from stored_tables import stored_of
 
 Configured = Callable[..., SchedulerSettings]
 A, B = AgentId("agent-0"), AgentId("agent-1")
@@ -62,9 +65,9 @@ def test_a_rate_is_told_and_written_when_it_has_changed_notably() -> None:
 def test_rates_outlive_the_scheduler() -> None:
     before = Measured()
     before.links.observe((A, B), MIB, 10 * MS)
-    records = {name: str(value) for name, value in before.records().items()}
+    odd = {"link|x|y": "0", "link|x": "5", "link|b|a": "fast", "odd": "1"}
     again = Measured()
-    again.restore({**records, "link|x|y": "0", "link|x": "5", "link|a|b": "fast", "odd": "1"})
+    again.restore(measurements_of(stored_of(Table.MEASURED, {**before.records(), **odd})))
     assert list(again.links.rates()) == [(A, B, 100 * MIB)]
     assert again.records() == before.records()
     assert again.links.observe((A, B), MIB, 20 * MS) == 50 * MIB  # the first news counts

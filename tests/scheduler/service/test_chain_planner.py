@@ -22,6 +22,8 @@ from scheduler.roster import AgentRecord, AgentSession, Roster
 from scheduler.scaling import DemandPolicy, Replanning, ReplanPolicy, SessionDemand
 from scheduler.sessions import Session
 from scheduler.solver import Solution, Solver
+from scheduler.state.codec import decode_document, encode_document
+from scheduler.state.stored import StoredNotes
 from scheduler.targets import agents_of
 from scheduler_harness import LLM, TOY, add_decoder, add_model, until
 from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
@@ -220,5 +222,5 @@ async def test_the_solver_process_composes_chains(deployments: Deployments) -> N
 
 def test_notes_on_chains_survive_redis() -> None:
     notes = PlanNotes(CHAINS, "it was asked for", chain_lines=("one chain",))
-    assert PlanNotes.of_record(notes.as_record()) == notes
+    assert PlanNotes.of(decode_document(encode_document(notes.stored()), StoredNotes)) == notes
     assert notes.in_words()[-1] == "one chain"

@@ -17,6 +17,7 @@ from services.domain.ids import (
     SessionId,
 )
 from services.domain.plan import ChainHop
+from stored_tables import stored_of
 
 LLM = ModelKey("llm:x", "1")
 A, B = AgentId("a"), AgentId("b")
@@ -72,9 +73,9 @@ def test_what_redis_is_told_tells_a_successor_the_partitions() -> None:
     live.collect(journal)
     written = journal.take().tables[Table.SESSIONS]
     assert written == live.records()
-    text = {name: str(value) for name, value in written.items()}
     again = LiveSessions(Book().slots)
-    again.remember({**text, "8": "nonsense", "9": "{}", "10": '{"hops": [[1]]}'})
+    odd = {"8": "nonsense", "9": "{}", "10": '{"hops": [[1]]}'}
+    again.remember(stored_of(Table.SESSIONS, {**written, **odd}))
     assert again.remembered(START.session) == HOPS
     assert again.remembered(SessionId(8)) == ()
     book.slots.release(START.session)
@@ -105,7 +106,7 @@ def test_the_partition_behind_a_hop_is_found_in_redis_in_the_plan_or_guessed() -
     donor = LiveSessions(donor_book.slots)
     booked(donor_book)
     donor.started(START)
-    live.remember({name: str(value) for name, value in donor.records().items()})
+    live.remember(stored_of(Table.SESSIONS, donor.records()))
     assert (
         routes.hops(
             START.session,

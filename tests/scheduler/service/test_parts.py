@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
@@ -23,6 +24,8 @@ from scheduler.planning.latency import WorkDone
 from scheduler.planning.live import GenerationCost
 from scheduler.state.journal import Journal
 from scheduler.state.keys import Table
+from scheduler.state.records import measurements_of
+from scheduler.state.stored import StoredMeasurements
 from scheduler.targets import agents_of, missing, wanted_of, without
 from scheduler.utilisation import Utilisation
 from scheduler.waiting_room import WaitingRoom
@@ -30,6 +33,7 @@ from scheduler_harness import until
 from services.domain.ids import AgentId, BatchId, GatewayId, ModelKey, PartitionKey, RequestId
 from services.errors import Overloaded
 from services.telemetry.metrics import Metrics
+from stored_tables import stored_of
 
 MODEL = ModelKey("toy", "1")
 A, B, C = AgentId("a"), AgentId("b"), AgentId("c")
@@ -145,13 +149,16 @@ def test_an_excused_agent_is_not_waited_for_unless_its_pool_is_empty() -> None:
     assert missing(full, hosts, lambda agent: True) == [(A, PartitionKey(MODEL, 0, 1))]
 
 
+def read_back(measured: Measured, odd: Mapping[str, str] | None = None) -> StoredMeasurements:
+    return measurements_of(stored_of(Table.MEASURED, {**measured.records(), **(odd or {})}))
+
+
 def test_measurements_survive_redis_and_fill_in_for_the_absent() -> None:
     measured, key = Measured(), PartitionKey(MODEL, 1, 2)
     measured.put(B, key, (5, 6))
     measured.put(B, key, ())
     again = Measured()
-    records = {name: str(value) for name, value in measured.records().items()}
-    again.restore({**records, "nonsense": "1", "x|toy:1[0,1)": "five"})
+    again.restore(read_back(measured, {"nonsense": "1", "x|toy:1[0,1)": "five"}))
     assert again.records() == measured.records()
     times = again.for_placement(placement((A,), (B, C)))
     assert times[C, key] == times[B, key] == (5, 6)
@@ -162,9 +169,9 @@ def test_costs_of_generation_survive_redis_beside_compute_times() -> None:
     measured, key = Measured(), PartitionKey(MODEL, 1, 2)
     measured.put(A, key, (5, 6))
     measured.put_generation(B, key, GenerationCost(1, 2, 3, 4))
-    records = {name: str(value) for name, value in measured.records().items()}
+    odd = {"c|toy:1[0,1)": "generation 1 2", "d|toy:1[0,1)": "generation x"}
     again = Measured()
-    again.restore({**records, "c|toy:1[0,1)": "generation 1 2", "d|toy:1[0,1)": "generation x"})
+    again.restore(read_back(measured, odd))
     assert again.generation() == {(B, key): GenerationCost(1, 2, 3, 4)}
     assert again.everything() == {(A, key): (5, 6)}
 
@@ -186,7 +193,7 @@ def test_what_generation_costs_by_now_survives_redis_too() -> None:
     now = measured.generation()[A, key]
     assert now.decode_lone_ns == pytest.approx(80_000, rel=0.03)
     again = Measured()
-    again.restore({name: str(value) for name, value in measured.records().items()})
+    again.restore(read_back(measured))
     assert again.records() == measured.records()
     assert again.generation()[A, key].decode(1) == pytest.approx(now.decode(1), rel=0.03)
     # An agent that says hello with the same measurement changes nothing, a new one begins anew.
@@ -195,7 +202,7 @@ def test_what_generation_costs_by_now_survives_redis_too() -> None:
     newer = GenerationCost(1, 2, 3, 4)
     again.put_generation(A, key, newer)
     assert again.generation()[A, key] == newer
-    again.restore({"c|toy:1[0,2)": "generation 1 2 3 4 nan 6 7 8"})
+    again.restore(read_back(Measured(), {"c|toy:1[0,2)": "generation 1 2 3 4 nan 6 7 8"}))
     assert (AgentId("c"), key) not in again.generation()
 
 
@@ -206,7 +213,7 @@ def test_a_peer_stays_in_the_directory_for_a_moment() -> None:
     assert not peers.sweep(12.0)
     assert [peer.peer_id for peer in peers.directory().peers] == ["a"]
     again = Peers(linger_s=3.0)
-    again.restore({**{k: str(v) for k, v in peers.records().items()}, "bad": "?"}, now_s=0.0)
+    again.restore(stored_of(Table.PEERS, {**peers.records(), "bad": "?"}), now_s=0.0)
     assert again.directory() == peers.directory()
     assert peers.sweep(14.0)
     assert not peers.directory().peers

@@ -37,6 +37,7 @@ from scheduler_harness import (
 )
 from services.domain.ids import AgentId, GatewayId, RequestId, SessionId
 from services.errors import InvalidInput, Unavailable
+from stored_tables import raw_table
 
 Configured = Callable[..., SchedulerSettings]
 TWO = chains((2, [("agent-0", 0, 6, 0)]), (2, [("agent-1", 0, 6, 0)]))
@@ -275,8 +276,8 @@ async def test_a_move_that_is_done_under_a_new_leader_loses_nothing(
         second = await gateway.started(1, times=2)
         loaded = {agent.name: list(agent.loaded.values()) for agent in agents}
         await plan_is_stored(old)
-        stored = await old.term()._store.load()
-        written = stored.tables[Table.SESSIONS]
+        store = old.term()._store
+        written = await raw_table(store._redis, store._keys, Table.SESSIONS)
         assert set(written) == {str(first.session_id), str(begun.session)}
         assert {json.loads(text)["request"] for text in written.values()} == {"gateway-0/1"}
         await crash(old)

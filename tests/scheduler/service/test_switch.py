@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.fleet import Goal
-from scheduler.plan_notes import PlanNotes
 from scheduler.planning import ModelPlacement, PipelinePlacement, Placement, StagePlacement
+from scheduler.state.codec import Unreadable, decode_document, encode_document
+from scheduler.state.stored import StoredNotes, StoredSwitch
 from scheduler.switch import Facts, Phase, Switch
 from scheduler.switch_report import SwitchReport
 from scheduler.targets import agents_of, can_go_back, changing, missing, wanted_by_agent
@@ -227,15 +228,19 @@ def test_downtime_counts_from_the_pause_to_the_resumption_and_adds_up() -> None:
     switch.phase, switch.ended_ns, switch.to_plan = Phase.DONE, 300, "plan-2"
     report = SwitchReport.of(switch, 999)
     assert (report.duration_ns, report.downtime_ns) == (200, ((TOY, 35),))
-    assert SwitchReport.of_record(report.as_record()) == report
+    assert SwitchReport.of_stored(reread(report.stored())) == report
     assert "toy:1 was not dispatched for" in report.in_words()
+
+
+def reread(stored: StoredSwitch) -> StoredSwitch:
+    return decode_document(encode_document(stored), StoredSwitch)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"phase": "dreaming"}', "null"])
 def test_records_nobody_understands_are_refused(text: str) -> None:
-    for parse in (SwitchReport.of_record, PlanNotes.of_record):
-        with pytest.raises(ValueError, match=r"not the|Expecting"):
-            parse(text)
+    for kind in (StoredSwitch, StoredNotes):
+        with pytest.raises(Unreadable):
+            decode_document(text, kind)
 
 
 def placements() -> st.SearchStrategy[Placement]:

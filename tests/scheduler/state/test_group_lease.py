@@ -17,6 +17,7 @@ from services.domain.groups import (
     group_of_id,
     next_epoch,
 )
+from stored_tables import raw_table
 
 GROUPS = 3
 
@@ -80,8 +81,9 @@ async def test_groups_share_no_key_and_each_has_its_own_hash_tag(redis: Redis) -
         store = Store(redis, Keys("test", group, GROUPS))
         await store.apply(lease, Changes({Table.PLAN: {"group": str(group)}}))
     for group in range(GROUPS):
-        stored = await Store(redis, Keys("test", group, GROUPS)).load()
-        assert stored.tables[Table.PLAN] == {"group": str(group)}
+        assert await raw_table(redis, Keys("test", group, GROUPS), Table.PLAN) == {
+            "group": str(group)
+        }
     tags = {key.split(b"{")[1].split(b"}")[0] for key in await redis.keys("*")}
     assert tags == {b"test/0", b"test/1", b"test/2"}
 

@@ -11,6 +11,7 @@ from scheduler.length_records import LengthRecords
 from scheduler.state.journal import Journal
 from scheduler.state.keys import Table
 from services.domain.ids import ModelKey
+from stored_tables import stored_of
 
 ONE, OTHER = ModelKey("one", "1"), ModelKey("other", "2")
 
@@ -56,7 +57,9 @@ def test_a_successor_predicts_what_its_predecessor_did(setting: Setting) -> None
     text = setting.written()["one:1"]
     assert text is not None
     successor = Setting()
-    successor.records.restore({"one:1": text, "gone:1": text}, [ONE, OTHER])
+    successor.records.restore(
+        stored_of(Table.LENGTHS, {"one:1": text, "gone:1": text}), [ONE, OTHER]
+    )
     assert set(successor.source.known) == {ONE}
     expected = setting.source.known[ONE].predict(100)
     assert successor.source.known[ONE].predict(100) == pytest.approx(expected, rel=1e-3)
@@ -91,5 +94,5 @@ def test_what_a_snapshot_holds_is_not_written_again(setting: Setting) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"everywhere": [], "buckets": {"a": []}}'])
 def test_what_cannot_be_read_is_learned_again(setting: Setting, text: str) -> None:
-    setting.records.restore({"one:1": text}, [ONE])
+    setting.records.restore(stored_of(Table.LENGTHS, {"one:1": text}), [ONE])
     assert setting.source.known == {}

@@ -8,8 +8,9 @@ from scheduler.dispatch.pooled import PooledDispatcher
 from scheduler.state.journal import Changes, Journal
 from scheduler.state.keys import Keys
 from scheduler.state.lease import Lease
-from scheduler.state.records import reservations_of, tables_of, write_reservations
+from scheduler.state.records import shifted, tables_of, write_reservations
 from scheduler.state.store import Store
+from scheduler.state.tables import book_shape, read_table
 from services.domain.ids import (
     AgentId,
     BatchId,
@@ -58,7 +59,7 @@ async def test_a_successor_has_the_same_book(redis: Redis) -> None:
     await store.apply(lease, journal.take())
     stored = await Store(redis, keys).load()
     successor = PooledDispatcher(first_batch=2 << 40)
-    successor.restore(reservations_of(stored.book, shift_ns=0))
+    successor.restore(shifted(stored.book, 0))
     assert len(dispatcher.snapshot()) > 3
     assert identity(successor.snapshot()) == identity(dispatcher.snapshot())
 
@@ -69,19 +70,21 @@ async def test_a_snapshot_says_the_same_as_the_changes(redis: Redis) -> None:
     assert await lease.try_acquire()
     dispatcher = busy_dispatcher(now=10**9)
     await store.apply(lease, Changes(tables_of(dispatcher.snapshot()), replace=True))
-    shifted = reservations_of((await store.load()).book, shift_ns=500)
+    later = shifted((await store.load()).book, 500)
     back = [
         Reservation(r.batch, r.position, r.resource, r.start_ns - 500, r.end_ns - 500,
                     r.expires_ns - 500, r.done)
-        for r in shifted
+        for r in later
     ]  # fmt: skip
     assert set(back) == set(dispatcher.snapshot())
 
 
 def test_an_unreadable_reservation_is_left_out() -> None:
     gpu = ResourceId("gpu/a")
-    book = {gpu: {"1:0": "1 2 3 0", "nonsense": "1 2 3 0", "2:0": "1 2"}}
-    assert reservations_of(book, 0) == [Reservation(BatchId(1), 0, gpu, 1, 2, 3)]
+    raw = {b"1:0": b"1 2 3 0", b"nonsense": b"1 2 3 0", b"2:0": b"1 2", b"3:0": b"9 2 3 0"}
+    found, damaged = read_table("book:gpu/a", book_shape(gpu), raw)
+    assert list(found.values()) == [Reservation(BatchId(1), 0, gpu, 1, 2, 3)]
+    assert [each.name for each in damaged] == [b"nonsense", b"2:0", b"3:0"]
 
 
 async def test_a_successor_has_the_same_cache_slots(redis: Redis) -> None:
@@ -103,7 +106,7 @@ async def test_a_successor_has_the_same_cache_slots(redis: Redis) -> None:
     await store.apply(lease, journal.take())
     stored = await Store(redis, keys).load()
     successor = Book()
-    successor.restore(reservations_of(stored.book, shift_ns=500))
+    successor.restore(shifted(stored.book, 500))
     assert {(r.session, r.resource, r.slots) for r in successor.snapshot()} == {
         (SessionId(2), caches[0].resource, 4),
         (SessionId(2), caches[2].resource, 1),
@@ -119,5 +122,8 @@ def test_slots_are_one_more_number_and_records_without_them_are_read_as_before()
     tables = tables_of([timed, counted])
     assert tables["book:gpu/a"] == {"7:1": "1 2 3 1"}
     assert tables["book:cache/a/toy:1[0,4)"] == {"7:0": "1 3 3 0 4"}
-    read = {gpu: {"7:1": "1 2 3 1"}, cache: {"7:0": "1 3 3 0 4", "8:0": "1 3 3 0 4 5 x"}}
-    assert reservations_of(read, 0) == [timed, counted]
+    for resource, reservation in ((gpu, timed), (cache, counted)):
+        fields = tables[f"book:{resource}"]
+        raw = {name.encode(): str(value).encode() for name, value in fields.items()}
+        found, damaged = read_table("book", book_shape(resource), raw)
+        assert (list(found.values()), damaged) == ([reservation], [])

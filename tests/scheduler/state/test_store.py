@@ -3,19 +3,22 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
+from scheduler.book import Reservation
 from scheduler.clock import translation_ns
 from scheduler.state.journal import Changes
 from scheduler.state.keys import Keys, Table, book_table
 from scheduler.state.lease import Lease
 from scheduler.state.store import ClockAnchor, Store
-from services.domain.ids import ResourceId
+from scheduler.state.stored import StoredPlan
+from services.domain.ids import BatchId, ResourceId
 from services.errors import InvalidInput, StaleEpoch
+from stored_tables import raw_table
 
 KEYS = Keys("test")
 
 
 def change(value: str | None, *, replace: bool = False) -> Changes:
-    return Changes({Table.PLAN: {"active": value}}, replace=replace)
+    return Changes({Table.PLAN: {"active_id": value}}, replace=replace)
 
 
 @pytest.fixture
@@ -29,12 +32,13 @@ async def test_what_is_applied_is_loaded(redis: Redis, lease: Lease) -> None:
     store = Store(redis, KEYS)
     gpu = ResourceId("gpu/agent-0")
     tables = {Table.RESOURCES: {gpu: "1"}, book_table(gpu): {"7:0": "1 2 3 0"}}
-    await store.apply(lease, Changes({**tables, Table.PLAN: {"active": "x"}}))
+    await store.apply(lease, Changes({**tables, Table.PLAN: {"active_id": "x"}}))
     stored = await Store(redis, KEYS).load()
-    assert stored.tables[Table.PLAN] == {"active": "x"}
-    assert stored.book == {gpu: {"7:0": "1 2 3 0"}}
-    await store.apply(lease, Changes({Table.PLAN: {"active": None}}))
-    assert (await store.load()).tables[Table.PLAN] == {}
+    assert await raw_table(redis, KEYS, Table.PLAN) == {"active_id": "x"}
+    assert stored.plan.active_id == "x"
+    assert stored.book == [Reservation(BatchId(7), 0, gpu, 1, 2, 3)]
+    await store.apply(lease, Changes({Table.PLAN: {"active_id": None}}))
+    assert (await store.load()).plan == StoredPlan()
 
 
 async def test_a_fenced_leader_writes_nothing(redis: Redis, lease: Lease) -> None:
@@ -46,14 +50,14 @@ async def test_a_fenced_leader_writes_nothing(redis: Redis, lease: Lease) -> Non
     with pytest.raises(StaleEpoch):
         await old.apply(lease, change("from the grave"))
     await new.apply(successor, change("new"))
-    assert (await new.load()).tables[Table.PLAN] == {"active": "new"}
+    assert (await new.load()).plan.active_id == "new"
 
 
 async def test_an_expired_lease_fences_too(redis: Redis, lease: Lease) -> None:
     await redis.delete(KEYS.lease)
     with pytest.raises(StaleEpoch):
         await Store(redis, KEYS).apply(lease, change("x"))
-    assert (await Store(redis, KEYS).load()).tables[Table.PLAN] == {}
+    assert (await Store(redis, KEYS).load()).plan == StoredPlan()
 
 
 async def test_a_snapshot_replaces_everything(redis: Redis, lease: Lease) -> None:
@@ -69,8 +73,8 @@ async def test_a_snapshot_replaces_everything(redis: Redis, lease: Lease) -> Non
         Table.RESOURCES: {kept: "1"}, book_table(kept): {"2:0": "4 5 6 1"},
     }, replace=True))  # fmt: skip
     stored = await successor.load()
-    assert stored.tables[Table.PLAN] == {}
-    assert stored.book == {kept: {"2:0": "4 5 6 1"}}
+    assert stored.plan == StoredPlan()
+    assert stored.book == [Reservation(BatchId(2), 0, kept, 4, 5, 6, done=True)]
     assert await redis.exists(KEYS.table(book_table(gone))) == 0
 
 
@@ -78,9 +82,9 @@ async def test_thousands_of_fields_go_in_one_batch(redis: Redis, lease: Lease) -
     store = Store(redis, KEYS)
     fields: dict[str, str | None] = {str(number): "x" * 50 for number in range(12_000)}
     await store.apply(lease, Changes({Table.BATCHES: fields}))
-    assert len((await store.load()).tables[Table.BATCHES]) == 12_000
+    assert len(await raw_table(redis, KEYS, Table.BATCHES)) == 12_000
     await store.apply(lease, Changes({Table.BATCHES: dict.fromkeys(fields)}))
-    assert (await store.load()).tables[Table.BATCHES] == {}
+    assert await raw_table(redis, KEYS, Table.BATCHES) == {}
 
 
 async def test_the_event_stream_is_bounded(redis: Redis, lease: Lease) -> None:

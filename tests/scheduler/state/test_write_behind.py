@@ -18,6 +18,7 @@ from scheduler.state.write_behind import Rhythm, Sources, WriteBehind
 from services.domain.ids import Epoch
 from services.embedded_redis import EmbeddedRedis
 from services.errors import StaleEpoch
+from stored_tables import raw_table
 
 KEYS = Keys("test")
 RHYTHM = Rhythm(flush_s=0.002, renew_s=0.05, longest_backoff_s=0.05)
@@ -32,6 +33,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 class Leader:
     def __init__(self, redis: Redis, name: str = "leader", ttl_s: float = 60.0) -> None:
+        self.redis = redis
         self.lease = Lease(redis, KEYS, name, ttl_s)
         self.store = Store(redis, KEYS)
         self.journal = Journal()
@@ -49,7 +51,7 @@ class Leader:
         self.write_behind.touch()
 
     async def stored(self) -> dict[str, str]:
-        return (await self.store.load()).tables[Table.PLAN]
+        return await raw_table(self.redis, KEYS, Table.PLAN)
 
 
 @asynccontextmanager

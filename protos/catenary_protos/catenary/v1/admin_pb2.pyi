@@ -56,6 +56,8 @@ class GetStatusResponse(_message.Message):
     REDIS_PROBLEM_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     SCHEDULER_PROBLEM_FIELD_NUMBER: _builtins.int
+    TAKEOVER_PROBLEMS_FIELD_NUMBER: _builtins.int
+    QUARANTINED_RECORDS_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     epoch: _builtins.int
     plan_id: _builtins.str
@@ -79,6 +81,10 @@ class GetStatusResponse(_message.Message):
     """Why redis_connected is false, in one line."""
     scheduler_problem: _builtins.str
     """Why this is only what a gateway knows by itself: no scheduler answered it. Empty: one did."""
+    quarantined_records: _builtins.int
+    """Records in Redis that could not be read when this scheduler began to lead, and were put into
+    the quarantine.
+    """
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentStatus]: ...
     @_builtins.property
@@ -94,6 +100,10 @@ class GetStatusResponse(_message.Message):
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessVersion]:
         """What software runs: the scheduler that leads, its gateways and agents."""
+
+    @_builtins.property
+    def takeover_problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What a new leader could not take over, and failures to lead at all; empty as long as all is well."""
 
     def __init__(
         self,
@@ -117,10 +127,12 @@ class GetStatusResponse(_message.Message):
         redis_problem: _builtins.str = ...,
         versions: _abc.Iterable[Global___ProcessVersion] | None = ...,
         scheduler_problem: _builtins.str = ...,
+        takeover_problems: _abc.Iterable[_builtins.str] | None = ...,
+        quarantined_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "audits", b"audits", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "leaks_mended", b"leaks_mended", "live_reservations", b"live_reservations", "models", b"models", "moves_done", b"moves_done", "moves_failed", b"moves_failed", "plan_id", b"plan_id", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "redis_problem", b"redis_problem", "scheduler_id", b"scheduler_id", "scheduler_problem", b"scheduler_problem", "sessions_in_flight", b"sessions_in_flight", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "audits", b"audits", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "leaks_mended", b"leaks_mended", "live_reservations", b"live_reservations", "models", b"models", "moves_done", b"moves_done", "moves_failed", b"moves_failed", "plan_id", b"plan_id", "quarantined_records", b"quarantined_records", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "redis_problem", b"redis_problem", "scheduler_id", b"scheduler_id", "scheduler_problem", b"scheduler_problem", "sessions_in_flight", b"sessions_in_flight", "takeover_problems", b"takeover_problems", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
