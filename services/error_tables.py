@@ -229,6 +229,9 @@ TABLE: dict[type[CatenaryError], _Row] = {
     errors.PartitionLost: _Row(
         _C.UNAVAILABLE, 503, _SERVER, _RETRY, _SOON_NS, retryable=True, pushback=True
     ),
+    errors.InvalidMessage: _Row(
+        _C.INVALID_ARGUMENT, 400, _SERVER, (details.bad_request, *_RETRY), pushback=True
+    ),
     # Nothing but an id: not even the facts a careless `raise` attached.
     errors.InternalError: _Row(_C.INTERNAL, 500, _SERVER, (details.request_info,)),
 }

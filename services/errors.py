@@ -159,6 +159,19 @@ class PartitionLost(PeerError):
     reason = "PARTITION_LOST"
 
 
+class InvalidMessage(PeerError):
+    """A message inside the cluster says what cannot be; the text names the message and its field."""
+
+    reason = "INVALID_MESSAGE"
+
+    def __init__(
+        self, kind: str, field: str, why: str, *, retry_after_ns: int | None = None
+    ) -> None:
+        place = f"{kind}.{field}" if field else kind
+        facts = {"message": kind, "field": field}
+        super().__init__(f"{place}: {why}", retry_after_ns=retry_after_ns, details=facts)
+
+
 class InternalError(CatenaryError):
     """Our bug. Carries nothing but an id to find it by."""
 
@@ -182,6 +195,13 @@ def error_of_reason(
     facts = dict(details or {})
     if cls is InvalidInput:
         error: CatenaryError = InvalidInput(facts.get("field", "request"), message)
+        error.message = message
+        error.args = (message,)
+        return error
+    if cls is InvalidMessage:
+        error = InvalidMessage(
+            facts.get("message", ""), facts.get("field", ""), "", retry_after_ns=retry_after_ns
+        )
         error.message = message
         error.args = (message,)
         return error
