@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar, cast
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from services.errors import CatenaryError, InvalidInput, Overloaded, Unavailable
 from services.packed_writer import PackedWriter
+from services.rules import check
 
 HELLO_TIMEOUT_S = 5.0
 
@@ -34,18 +36,6 @@ class Stream(Protocol[Packed_co, In_contra]):
 
 Speaks = Callable[[str], None]
 """Raises PermissionDenied unless whoever opened a stream may speak for this gateway or agent."""
-
-
-def check_speaker(speaks: Speaks, claimed: str, peer_id: str) -> None:
-    """Returns if a peer is who its hello says, and frames are to go to it under that very name.
-
-    Raises:
-        PermissionDenied: its certificate is another's.
-        InvalidInput: it wants the frames of somebody else.
-    """
-    speaks(claimed)
-    if peer_id != claimed:
-        raise InvalidInput("peer.peer_id", f"{peer_id!r}, but this is {claimed!r}")
 
 
 class Session(Generic[Out]):
@@ -104,8 +94,13 @@ class Session(Generic[Out]):
 async def read_packs(
     stream: Stream[object, object], session: Session[Out], handle: Callable[[In], None]
 ) -> None:
-    """Gives every packed message to `handle` until the peer ends the stream."""
+    """Gives every packed message to `handle` until the peer ends the stream.
+
+    Raises:
+        InvalidMessage: the peer said what cannot be; nothing of that message was handled.
+    """
     while (packed := await stream.read()) is not grpc.aio.EOF:
+        check(cast(Message, packed))
         session.heard_s = time.monotonic()
         handle(cast(In, packed))
 
@@ -115,6 +110,7 @@ async def first_pack(stream: Stream[object, object]) -> object:
 
     Raises:
         InvalidInput: the peer ended the stream, or said nothing for seconds.
+        InvalidMessage: it said what cannot be.
     """
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -123,4 +119,5 @@ async def first_pack(stream: Stream[object, object]) -> object:
         raise InvalidInput("hello", f"nothing came within {HELLO_TIMEOUT_S} s") from None
     if packed is grpc.aio.EOF:
         raise InvalidInput("hello", "the stream ended before it")
+    check(cast(Message, packed))
     return packed

@@ -160,7 +160,7 @@ class PartitionLost(PeerError):
 
 
 class InvalidMessage(PeerError):
-    """A message inside the cluster says what cannot be; the text names the message and its field."""
+    """A message inside the cluster says what cannot be; it is named, and so is its field."""
 
     reason = "INVALID_MESSAGE"
 
@@ -168,8 +168,9 @@ class InvalidMessage(PeerError):
         self, kind: str, field: str, why: str, *, retry_after_ns: int | None = None
     ) -> None:
         place = f"{kind}.{field}" if field else kind
-        facts = {"message": kind, "field": field}
-        super().__init__(f"{place}: {why}", retry_after_ns=retry_after_ns, details=facts)
+        text = f"{place}: {why}"
+        super().__init__(text, retry_after_ns=retry_after_ns, details={"field": place})
+        self.field = field
 
 
 class InternalError(CatenaryError):
@@ -199,9 +200,8 @@ def error_of_reason(
         error.args = (message,)
         return error
     if cls is InvalidMessage:
-        error = InvalidMessage(
-            facts.get("message", ""), facts.get("field", ""), "", retry_after_ns=retry_after_ns
-        )
+        kind, _, field = facts.get("field", "").partition(".")
+        error = InvalidMessage(kind, field, "", retry_after_ns=retry_after_ns)
         error.message = message
         error.args = (message,)
         return error

@@ -1,7 +1,7 @@
 """One checker for each type of message, compiled from its rules when it is first needed.
 
-A message that is as it should be, which is nearly every one, is only looked at by `passes`, which is
-written by `services.rules.compiling`. It may doubt a good message, never believe a bad one; what it
+A message that is as it should be, which is nearly every one, is only looked at by `passes`, which
+`services.rules.compiling` writes. It may doubt a good message, never believe a bad one; what it
 doubts is looked at by `trouble`, field by field, which says what is wrong.
 """
 
@@ -48,46 +48,41 @@ class Checker:
         self.name = descriptor.name
         self._fields = [(field, bounds_of(field)) for field in descriptor.fields]
         self._relations: tuple[Relation, ...] = RELATIONS.get(descriptor.full_name, ())
-        passes = [checker_of(f.message_type).passes if is_nested(f) else None for f, _ in self._fields]
+        passes = [
+            checker_of(f.message_type).passes if is_nested(f) else None for f, _ in self._fields
+        ]
         self.passes = compiled(
             descriptor.name, list(zip(self._fields, passes, strict=True)),
             [relation.holds for relation in self._relations],
         )  # fmt: skip
 
-    def trouble(self, message: Any, path: str = "") -> tuple[str, str, str] | None:
+    def trouble(self, message: Any) -> tuple[str, str, str] | None:
         """Returns type, field and what is wrong with it; None if nothing is."""
         for field, bounds in self._fields:
-            found = self._trouble_of(message, field, bounds, path)
+            found = self._trouble_of(message, field, bounds)
             if found is not None:
                 return found
         for relation in self._relations:
             if not relation.holds(message):
-                return self.name, path + relation.field, relation.why
+                return self.name, relation.field, relation.why
         return None
 
     def _trouble_of(
-        self, message: Any, field: FieldDescriptor, bounds: Bounds, path: str
+        self, message: Any, field: FieldDescriptor, bounds: Bounds
     ) -> tuple[str, str, str] | None:
-        at = path + field.name
-        if field.is_repeated:
-            values = getattr(message, field.name)
-            why = _trouble_of_items(field, bounds, values)
-            if why is not None:
-                return self.name, at, why
-            if is_nested(field):
-                checker = checker_of(field.message_type)
-                for index, value in enumerate(values):
-                    found = checker.trouble(value, f"{at}[{index}].")
-                    if found is not None:
-                        return found
-            return None
         if field.has_presence and not message.HasField(field.name):
-            return (self.name, at, "is missing") if bounds.required else None
+            return (self.name, field.name, "is missing") if bounds.required else None
         value = getattr(message, field.name)
-        if is_nested(field):
-            return checker_of(field.message_type).trouble(value, f"{at}.")
-        why = _trouble_of_value(field, bounds, value)
-        return None if why is None else (self.name, at, why)
+        why: str | None = None
+        if field.is_repeated:
+            why = _trouble_of_items(field, bounds, value)
+        elif not is_nested(field):
+            why = _trouble_of_value(field, bounds, value)
+        if why is not None or not is_nested(field):
+            return None if why is None else (self.name, field.name, why)
+        checker = checker_of(field.message_type)
+        troubles = map(checker.trouble, value if field.is_repeated else (value,))
+        return next((found for found in troubles if found is not None), None)
 
 
 @lru_cache(maxsize=None)  # noqa: UP033 - one for each type of message there is
@@ -157,7 +152,7 @@ def _trouble_of_text(bounds: Bounds, value: str | bytes) -> str | None:
         return "must not be empty" if bounds.required else None
     if bounds.max_len is not None and len(value) > bounds.max_len:
         return f"is {len(value)} long; {bounds.max_len} is allowed"
-    if bounds.pattern is not None and isinstance(value, str):
-        if bounds.pattern.fullmatch(value) is None:
-            return f"{value[:_SHOWN]!r} does not have the form {bounds.pattern.pattern}"
+    form = bounds.pattern
+    if form is not None and isinstance(value, str) and form.fullmatch(value) is None:
+        return f"{value[:_SHOWN]!r} does not have the form {form.pattern}"
     return None
