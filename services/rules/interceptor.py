@@ -33,7 +33,7 @@ class RulesInterceptor(grpc.aio.ServerInterceptor):
             return handler
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                _generating(handler.unary_stream),
+                _streaming(handler.unary_stream),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
@@ -62,10 +62,9 @@ def _answering(
     return answer
 
 
-def _generating(
-    behaviour: Callable[[Any, Context], Any],
-) -> Callable[[Any, Context], AsyncIterator[Any]]:
-    assert inspect.isasyncgenfunction(behaviour)
+def _streaming(behaviour: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
+    if not inspect.isasyncgenfunction(behaviour):
+        return _answering(behaviour)  # it writes to the context
 
     async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
         await _check(request, context)

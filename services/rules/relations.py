@@ -1,7 +1,8 @@
 """What one field says about another: the relations that rules of single fields cannot say.
 
 Only what holds of a message by itself stands here. What must agree with something a process knows
-(a batch it ordered, a partition it has loaded, the length of a payload) is asked where it is known.
+(a batch it ordered, a partition it has loaded, the length of a payload) is asked where it is known; so
+is what a frame says of its rows and tensors, because there its batch can be told (`gpu_agent.engine`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
-
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +41,9 @@ def _slices_in_batch(message: Any) -> bool:
     return all(piece.batch_row + piece.rows <= rows for piece in message.slices)
 
 
-def _frame_rows(message: Any) -> bool:
-    return bool(message.first_row + message.rows <= message.batch_rows)
-
-
 def _on_route(message: Any) -> bool:
     position = message.position  # that of a result is one behind the last hop
     return not position or bool(position <= len(message.route))
-
-
-def _tensor_names(message: Any) -> bool:
-    tensors = message.tensors
-    return len(tensors) < 2 or len({tensor.name for tensor in tensors}) == len(tensors)
-
-
-def _tensor_ends(message: Any) -> bool:
-    return bool(message.offset % _ALIGNMENT == 0)
 
 
 def _rows_in_flight(message: Any) -> bool:
@@ -119,13 +105,6 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = MappingProxyType(
         "catenary.v1.PartitionKey": (Relation("last_block", "no block is in it", _some_blocks),),
         "catenary.v1.ChainHopStatus": (_BLOCKS,),
         "catenary.v1.PoolStatus": (_BLOCKS,),
-        "catenary.v1.FrameHeader": (
-            Relation("position", "is behind the end of the route", _on_route),
-            Relation("rows", "reach beyond batch_rows", _frame_rows),
-            _SLICES,
-            Relation("tensors", "two have one name", _tensor_names),
-        ),
-        "catenary.v1.TensorHeader": (Relation("offset", "is no multiple of 64", _tensor_ends),),
         "catenary.v1.SessionCache": (
             _BLOCKS,
             Relation("last_token", "is below first_token", _cached_tokens),
