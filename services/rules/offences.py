@@ -20,6 +20,7 @@ _MOST_KNOWN = 4_096
 @dataclass(slots=True)
 class _Record:
     times: deque[Nanoseconds] = field(default_factory=lambda: deque(maxlen=ALLOWED))
+    last: Nanoseconds = 0
     hold_ns: Nanoseconds = 0
     until: Nanoseconds = 0
 
@@ -37,17 +38,18 @@ class Offences:
             Until when a hold lasts that this offence begins; 0 if it begins none.
         """
         record = self._records.pop(name, None)
-        if record is None or (record.times and now - record.times[-1] > LONGEST_HOLD_NS):
+        if record is None or now - max(record.last, record.until) > LONGEST_HOLD_NS:
             record = _Record()
         self._records[name] = record
         if len(self._records) > _MOST_KNOWN:
             del self._records[next(iter(self._records))]
+        record.last = now
         record.times.append(now)
         if len(record.times) < ALLOWED or now - record.times[0] > WINDOW_NS:
             return 0
         record.hold_ns = min(LONGEST_HOLD_NS, 2 * record.hold_ns or FIRST_HOLD_NS)
         record.until = max(record.until, now + record.hold_ns)
-        record.times = deque((now,), maxlen=ALLOWED)
+        record.times.clear()
         return record.until
 
     def held_ns(self, name: str, now: Nanoseconds) -> Nanoseconds:

@@ -173,7 +173,6 @@ GOOD = x(2)
         (_bad(), {}, "INVALID_INPUT", "tensors"),
         (_tensor(nbytes=64), {"t0": GOOD}, "INVALID_INPUT", "tensors"),
         (_tensor(offset=4096), {"t0": GOOD}, "INVALID_INPUT", "tensors"),
-        (_tensor(shape=[2, -4]), {"t0": GOOD}, "INVALID_INPUT", "tensors"),
         (_tensor(datatype="FP99"), {"t0": GOOD}, "INVALID_INPUT", "tensors"),
         (_bad(batch_rows=17), {"t0": GOOD}, "INVALID_INPUT", "batch_rows"),
         (_bad(batch_rows=0), {"t0": GOOD}, "INVALID_INPUT", "batch_rows"),
