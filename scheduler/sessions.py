@@ -15,6 +15,8 @@ from services.packed_writer import PackedWriter
 from services.rules import check
 
 HELLO_TIMEOUT_S = 5.0
+LAST_WRITE_S = 1.0
+"""A peer that is told why its session is over gets what was being written before, if it reads."""
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -46,7 +48,9 @@ class Session(Generic[Out]):
     """
 
     def __init__(self, send: Callable[[list[Out]], Awaitable[None]]) -> None:
-        self._writer = PackedWriter(send)
+        self._send = send
+        self._is_sending = False
+        self._writer = PackedWriter(self._send_unless_over)
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heard_s = time.monotonic()
 
@@ -85,10 +89,20 @@ class Session(Generic[Out]):
                 if part.done():
                     part.result()
         finally:
-            for task in both:
-                task.cancel()
+            reading.cancel()
+            if self._is_sending:  # gRPC has no way to end a call in the middle of a write
+                self.close(Unavailable("the session is over"))
+                await asyncio.wait({writing}, timeout=LAST_WRITE_S)
+            writing.cancel()
             await asyncio.gather(*both, return_exceptions=True)
             self.close(Unavailable("the session is over"))
+
+    async def _send_unless_over(self, messages: list[Out]) -> None:
+        self._is_sending = True
+        await self._send(messages)
+        self._is_sending = False
+        if self._ended.done():
+            raise Unavailable("the session is over")
 
 
 async def read_packs(

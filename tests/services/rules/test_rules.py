@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 import pytest
-from any_message import message_types, messages
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from any_message import message_types, messages
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     common_pb2,
