@@ -1,8 +1,9 @@
 """What one field says about another: the relations that rules of single fields cannot say.
 
 Only what holds of a message by itself stands here. What must agree with something a process knows
-(a batch it ordered, a partition it has loaded, the length of a payload) is asked where it is known; so
-is what a frame says of its rows and tensors, because there its batch can be told (`gpu_agent.engine`).
+(a batch it ordered, a partition it has loaded, the length of a payload) is asked where it is known.
+So is what a frame says of its rows and tensors, because there its batch can be told why it fails
+(`gpu_agent.engine.intake`).
 """
 
 from __future__ import annotations
