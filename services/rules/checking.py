@@ -16,7 +16,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from services.errors import InvalidMessage
-from services.rules.compiling import compiled
+from services.rules.compiling import Passes, compiled
 from services.rules.relations import RELATIONS, Relation
 from services.rules.vocabulary import (
     FLOATS,
@@ -51,7 +51,7 @@ class Checker:
         passes = [
             checker_of(f.message_type).passes if is_nested(f) else None for f, _ in self._fields
         ]
-        self.passes = compiled(
+        self.passes: Passes = compiled(
             descriptor.name, list(zip(self._fields, passes, strict=True)),
             [relation.holds for relation in self._relations],
         )  # fmt: skip

@@ -27,10 +27,11 @@ class RulesInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         """Returns the method's handler behind the check."""
-        handler = await continuation(handler_call_details)
+        found = await continuation(handler_call_details)
         method = str(handler_call_details.method)
-        if handler is None or handler.request_streaming or not method.startswith(_OURS):
-            return handler
+        if found is None or found.request_streaming or not method.startswith(_OURS):
+            return found
+        handler: Any = found  # its stubs know the servicers of threads only
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 _streaming(handler.unary_stream),
