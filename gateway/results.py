@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 from gateway.inference import Tensor
 from gateway.pending import Attempt, PendingRequest
-from services.errors import CatenaryError, InternalError, InvalidInput
+from services.errors import CatenaryError, InternalError, InvalidInput, InvalidMessage
 from services.log import get_logger
-from services.transport.frames import decode_bytes, tensor_views
+from services.transport.frames import decode_bytes, read_header, tensor_views
 from services.transport.interface import ReceivedFrame, Sender
 
 _log = get_logger("gateway.results")
@@ -51,7 +50,7 @@ class ResultMerger:
         """Handles one frame and releases it. Never raises."""
         try:
             self._take(frame)
-        except InvalidInput as error:
+        except (InvalidInput, InvalidMessage) as error:
             self.dropped += 1
             _log.warning("frame_refused", error=error.message)
         finally:
@@ -59,10 +58,7 @@ class ResultMerger:
 
     def _take(self, frame: ReceivedFrame) -> None:
         received_ns = time.monotonic_ns()
-        try:
-            header = frame_pb2.FrameHeader.FromString(frame.header)
-        except DecodeError:
-            raise InvalidInput("header", "not a frame header") from None
+        header = read_header(frame)
         other = self.others.get(header.kind)
         if other is not None:
             if not other(header, frame.sender.name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeAlias
 
@@ -13,10 +13,11 @@ import grpc
 import grpc.aio
 
 from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.errors import CatenaryError, Overloaded, PartitionLost
+from services.errors import CatenaryError, InvalidMessage, Overloaded, PartitionLost
 from services.grpc_kit import open_channel
 from services.log import get_logger
 from services.packed_writer import PackedWriter
+from services.rules import check
 from services.security.identity import Role
 from services.security.tls import ClientSecurity
 
@@ -78,6 +79,8 @@ class SchedulerLink:
         self._later: list[scheduler_pb2.GatewayMessage] = []
         self._later_timer: asyncio.TimerHandle | None = None
         self._heard_s = 0.0
+        self.invalid: Callable[[], None] = _nothing
+        """Called for each message of a scheduler that says what cannot be."""
         self.channel: grpc.aio.Channel | None = None
         """To the scheduler that leads; None while there is none."""
         self.problems: dict[str, str] = {}
@@ -141,6 +144,12 @@ class SchedulerLink:
             started = time.monotonic()
             try:
                 await self._session(address, listener)
+            except* InvalidMessage as group:
+                # Perhaps another one leads, or will; this one is not worth a tight loop.
+                self.invalid()
+                _log.warning("scheduler_unbelievable", address=address, why=_reason(group))
+                started = time.monotonic()
+                await asyncio.sleep(_LONGEST_BACKOFF_S)
             except* (CatenaryError, grpc.aio.AioRpcError, TimeoutError, OSError) as group:
                 self.problems[address] = _reason(group)
                 _log.info("scheduler_stream_ended", address=address, why=self.problems[address])
@@ -225,10 +234,15 @@ class SchedulerLink:
             await asyncio.sleep(left_s)
 
 
+def _nothing() -> None:
+    """Nobody counts."""
+
+
 async def _read(call: _Call) -> scheduler_pb2.SchedulerToGatewayMessages:
     pack = await call.read()
     if not isinstance(pack, scheduler_pb2.SchedulerToGatewayMessages):
         raise PartitionLost("the scheduler ended the stream")
+    check(pack)
     return pack
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, Protocol
@@ -22,10 +22,11 @@ from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
 from gpu_agent.engine.reporting import Notice
 from gpu_agent.outbox import Outbox
 from services.domain.groups import EPOCH_FIELD, is_epoch
-from services.errors import CatenaryError, InvalidInput, StaleEpoch, Unavailable
+from services.errors import CatenaryError, InvalidInput, InvalidMessage, StaleEpoch, Unavailable
 from services.grpc_kit import open_channel
 from services.log import get_logger
 from services.rpc_errors import error_of_rpc
+from services.rules import check
 from services.security.identity import Role
 from services.security.tls import ClientSecurity
 
@@ -100,6 +101,8 @@ class Control:
         self._metadata = tuple(metadata)
         self.connected = asyncio.Event()
         """Set while a leader has welcomed us."""
+        self.invalid: Callable[[], None] = _nothing
+        """Called for each message of a scheduler that says what cannot be."""
         self.leader = ""
         """Which start of a scheduler has the highest epoch seen."""
         self._sent = asyncio.Event()
@@ -111,9 +114,18 @@ class Control:
         for address in cycle(self._addresses):
             try:
                 await self._session(address)
+            except InvalidMessage as error:
+                # Perhaps another one leads, or will; this one is not worth a tight loop.
+                self.invalid()
+                _log.warning("scheduler_unbelievable", address=address, why=error.message)
+                self.connected.clear()
+                pause_s = _LONGEST_PAUSE_S
             except (CatenaryError, grpc.aio.AioRpcError, OSError) as error:  # with TimeoutError
                 _log.info("scheduler_away", address=address, error=_describe(error))
                 self._forget_if_told(error)
+            except Exception:
+                # A bug in carrying out one order must not end the agent; a new stream may do.
+                _log.error("scheduler_stream_failed", address=address, exc_info=True)
             if self.connected.is_set():
                 self.connected.clear()
                 pause_s = _FIRST_PAUSE_S
@@ -260,6 +272,7 @@ async def _read(call: _Call) -> scheduler_pb2.SchedulerToAgentMessages:
     if received is grpc.aio.EOF:
         raise Unavailable("the scheduler ended the stream")
     assert isinstance(received, scheduler_pb2.SchedulerToAgentMessages)
+    check(received)
     return received
 
 
@@ -281,6 +294,10 @@ async def _first_failure(*endless: Coroutine[Any, Any, None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _nothing() -> None:
+    """Nobody counts."""
 
 
 def _describe(error: BaseException) -> str:

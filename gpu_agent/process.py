@@ -127,6 +127,7 @@ class AgentProcess:
                 settings.scheduler_groups,
             ),
         )
+        self.control.invalid = self.metrics.invalid_messages.labels("scheduler").inc
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Task[None] | None = None
         self._probes = Probes()

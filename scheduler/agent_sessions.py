@@ -17,7 +17,6 @@ from scheduler.sessions import (
     Session,
     Speaks,
     Stream,
-    check_speaker,
     first_pack,
     read_packs,
 )
@@ -57,6 +56,11 @@ class Leader(Protocol):
         ...
 
     @property
+    def plausibility(self) -> Doubting:
+        """Who knows what cannot be true."""
+        ...
+
+    @property
     def boundaries(self) -> Moving:
         """What is learned from sessions that move."""
         ...
@@ -76,6 +80,20 @@ class Leader(Protocol):
 
     def was_busy(self, agent: AgentId, duration_ns: Nanoseconds) -> None:
         """An agent computed for so long."""
+        ...
+
+
+class Doubting(Protocol):
+    """Who knows what cannot be true."""
+
+    def check_hello(self, hello: scheduler_pb2.AgentHello) -> None:
+        """Returns if what an agent says that it holds may be true."""
+        ...
+
+    def believes_agent(
+        self, record: AgentRecord, message: scheduler_pb2.AgentMessage, now: Nanoseconds
+    ) -> bool:
+        """Returns whether what an agent says may be true."""
         ...
 
 
@@ -141,7 +159,8 @@ class AgentSessions:
         if not pack.messages or not pack.messages[0].HasField("hello"):
             raise InvalidInput("hello", "must be the first message of an agent")
         hello = pack.messages[0].hello
-        check_speaker(speaks, hello.agent_id, hello.peer.peer_id)
+        speaks(hello.agent_id)
+        self._leader.plausibility.check_hello(hello)
 
         async def send(messages: list[Message]) -> None:
             await stream.write(scheduler_pb2.SchedulerToAgentMessages(messages=messages))
@@ -198,10 +217,14 @@ class AgentSessions:
         )  # fmt: skip
         _log.info("agent_joined", agent=agent.agent_id, device=hello.device, hosts=len(loaded))
         self._leader.audits.gone(agent.agent_id)
-        self._leader.greet_agent(record, hello)
-        self._cluster.agent_arrives(record)
-        self._leader.sessions.held(record, hello)
-        self._cluster.reconcile(time.monotonic())
+        try:
+            self._leader.greet_agent(record, hello)
+            self._cluster.agent_arrives(record)
+            self._leader.sessions.held(record, hello)
+            self._cluster.reconcile(time.monotonic())
+        except Exception:
+            self._left(record, session)  # whatever it said: nobody is left half known
+            raise
         return record
 
     def _left(self, record: AgentRecord, session: AgentSession) -> None:
@@ -216,6 +239,8 @@ class AgentSessions:
             kind = message.WhichOneof("kind")
             if record.session is None:
                 return  # found silent a moment ago; what it says now belongs to no session
+            if not self._leader.plausibility.believes_agent(record, message, now):
+                continue
             if kind == "stage_report":
                 report = message.stage_report
                 self._leader.was_busy(record.agent.agent_id, report.compute_ns)

@@ -84,8 +84,9 @@ class Audits:
         """An agent answers."""
         agent = record.agent.agent_id
         for each in message.partitions:
-            desk = self._term.sessions
-            desk.let_cached(agent, partition_of(each.key), each.cached_block_tokens)
+            partition = partition_of(each.key)
+            if partition in record.loaded:
+                self._term.sessions.let_cached(agent, partition, each.cached_block_tokens)
         if message.number == self._number:
             self._auditor.agent_says(agent, holdings_of(agent, message))
 

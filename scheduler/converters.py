@@ -22,19 +22,22 @@ from services.domain.ids import (
     ServerId,
 )
 from services.domain.plan import Agent
-from services.errors import InvalidInput, error_of_reason
+from services.errors import error_of_reason
+
+LONGEST_TEXT = 16_384
+"""Characters of what a message tells people."""
+_MOST_NS = (1 << 62) - 1
+
+
+def sendable_ns(computed_ns: Nanoseconds) -> Nanoseconds:
+    """Returns a duration that was computed as it may be sent: what peers measured is in it."""
+    return max(0, min(computed_ns, _MOST_NS))
 
 
 def request_arrived(
     gateway: GatewayId, message: scheduler_pb2.SubmitRequest, now: Nanoseconds
 ) -> events.RequestArrived:
-    """Returns the event of a submitted request.
-
-    Raises:
-        InvalidInput: it has no rows.
-    """
-    if message.rows < 1:
-        raise InvalidInput("rows", "a request needs at least one row")
+    """Returns the event of a submitted request."""
     adopted: tuple[events.AdoptedRows, ...] = ()
     if message.in_flight:
         adopted = tuple(
@@ -79,15 +82,7 @@ def batch_failed(batch_id: int, failure: common_pb2.Failure) -> events.BatchFail
 
 
 def agent_of(hello: scheduler_pb2.AgentHello) -> Agent:
-    """Returns what planner and book know of an agent.
-
-    Raises:
-        InvalidInput: a name is missing or the link has no speed.
-    """
-    if not hello.agent_id:
-        raise InvalidInput("agent_id", "must not be empty")
-    if hello.link_bytes_per_second < 1:
-        raise InvalidInput("link_bytes_per_second", "must be positive")
+    """Returns what planner and book know of an agent."""
     return Agent(
         AgentId(hello.agent_id),
         hello.device_class or hello.device,
@@ -127,7 +122,7 @@ def dispatch_messages(
 ) -> dict[GatewayId, scheduler_pb2.SchedulerToGatewayMessage]:
     """Returns the share of each gateway that has rows in the batch."""
     route = [_hop(hop) for hop in command.path]
-    expected = max(0, command.expected_finish_ns - now)
+    expected = sendable_ns(command.expected_finish_ns - now)
     messages: dict[GatewayId, scheduler_pb2.SchedulerToGatewayMessage] = {}
     for piece in command.slices:
         gateway = piece.request.gateway
@@ -178,12 +173,12 @@ def reject_message(
             request_id=command.request.number,
             failure=common_pb2.Failure(
                 reason=command.reason,
-                message=command.message,
+                message=command.message[:LONGEST_TEXT],
                 agent_id=command.details.get("agent_id", ""),
                 retryable=bool(retry),
             ),
-            retry_after_ns=max(0, retry or 0),
-            earliest_finish_after_ns=0 if earliest is None else max(0, earliest - now),
+            retry_after_ns=sendable_ns(retry or 0),
+            earliest_finish_after_ns=0 if earliest is None else sendable_ns(earliest - now),
         )
     )
 

@@ -64,7 +64,11 @@ class Engine:
         self._observe((now_ns() - now) / NANOSECONDS_PER_SECOND)
         carry_out = route or self._route
         for command in commands:
-            carry_out(command, now)
+            try:
+                carry_out(command, now)
+            except Exception:
+                # What one peer is not told must not keep others from being told theirs.
+                _log.error("command_failed", kind=type(command).__name__, exc_info=True)
         if not self._rearming:  # once for all the events of a packed message
             self._rearming = True
             self._loop.call_soon(self._rearm)

@@ -20,7 +20,6 @@ from scheduler.sessions import (
     Session,
     Speaks,
     Stream,
-    check_speaker,
     first_pack,
     read_packs,
 )
@@ -54,7 +53,7 @@ class GatewaySessions:
         if not pack.messages or not pack.messages[0].HasField("hello"):
             raise InvalidInput("hello", "must be the first message of a gateway")
         hello = pack.messages[0].hello
-        check_speaker(speaks, hello.gateway_id, hello.peer.peer_id)
+        speaks(hello.gateway_id)
 
         async def send(messages: list[Message]) -> None:
             await stream.write(scheduler_pb2.SchedulerToGatewayMessages(messages=messages))
@@ -114,8 +113,6 @@ class GatewaySessions:
                 self._leader.gateways_changed()
 
     def _joined(self, hello: scheduler_pb2.GatewayHello, session: GatewaySession) -> Gateway:
-        if not hello.gateway_id:
-            raise InvalidInput("gateway_id", "must not be empty")
         gateway_id = GatewayId(hello.gateway_id)
         known = self.gateways.get(gateway_id)
         if known is not None:
@@ -149,6 +146,8 @@ class GatewaySessions:
     def _handle(self, gateway: Gateway, messages: Iterable[scheduler_pb2.GatewayMessage]) -> None:
         now = now_ns()
         for message in messages:
+            if not self._leader.plausibility.believes_gateway(gateway.gateway_id, message):
+                continue
             kind = message.WhichOneof("kind")
             if kind == "submit":
                 self._submit(gateway, message.submit, now)

@@ -72,8 +72,21 @@ class Leader(Protocol):
         ...
 
     @property
+    def plausibility(self) -> Doubting:
+        """Who knows what cannot be true."""
+        ...
+
+    @property
     def sessions(self) -> Sessions:
         """What is known of sessions that generate text."""
+        ...
+
+
+class Doubting(Protocol):
+    """Who knows what cannot be true."""
+
+    def believes_gateway(self, gateway: GatewayId, message: scheduler_pb2.GatewayMessage) -> bool:
+        """Returns whether what a gateway says may be true."""
         ...
 
 

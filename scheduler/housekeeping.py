@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
@@ -11,11 +12,13 @@ from scheduler.clock import now_ns
 from scheduler.draining import begin_draining, tell_drained
 from scheduler.fleet import agents_by_state
 from services.domain.ids import NANOSECONDS_PER_SECOND
+from services.log import get_logger
 from services.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from scheduler.term import Term
 
+_log = get_logger(__name__)
 _TURN_S = 0.05
 _RECONCILE_S = 0.25
 _RETRY_DEPLOYMENTS_S = 5.0
@@ -44,38 +47,70 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
     told: dict[str, int] = {}
     while True:
         now_s = time.monotonic()
-        term.expire_waiting()
-        term.stragglers.look()
-        term.autoscaler.tick(now_ns())
-        term.audits.tick(now_ns())
+        for duty in _EVERY_TURN:
+            _do(duty, term)
         if now_s >= heartbeat_s:
             heartbeat_s = now_s + settings.heartbeat_s
-            _beat(term, now_s)
-            _show(term, metrics)
+            for duty in _EVERY_HEARTBEAT:
+                _do(duty, term)
+            _do(lambda each: _show(each, metrics), term)
             told = _count(term.dispatcher.statistics(), told, metrics)
         if now_s >= deployments_s and term.deployments.problems:
             deployments_s = now_s + _RETRY_DEPLOYMENTS_S
             await term.deployments.retry()
         if now_s >= reconcile_s:
             reconcile_s = now_s + _RECONCILE_S
-            term.peers.sweep(now_s)
-            term.cluster.reconcile(now_s)
-            for agent in term.drains.due():
-                begin_draining(term, agent)
-            for agent in term.drains.done():
-                tell_drained(term, agent)
+            for duty in _EVERY_QUARTER_SECOND:
+                _do(duty, term)
         await asyncio.sleep(_TURN_S)
 
 
-def _beat(term: Term, now_s: float) -> None:
+def _do(duty: Callable[[Term], None], term: Term) -> None:
+    """Does one thing. If it cannot be done, for whatever reason, all others still are."""
+    try:
+        duty(term)
+    except Exception:
+        _log.error("housekeeping_failed", exc_info=True)
+
+
+def _beat(term: Term) -> None:
     beat = scheduler_pb2.Heartbeat()
     term.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(heartbeat=beat))
     term.agents.broadcast(scheduler_pb2.SchedulerToAgentMessage(epoch=term.epoch, heartbeat=beat))
+
+
+def _sweep(term: Term) -> None:
+    now_s = time.monotonic()
     term.gateways.sweep(now_s, term.settings.silence_s)
     term.agents.sweep(now_s, term.settings.silence_s)
+
+
+def _expire(term: Term) -> None:
     term.in_flight.expire(now_ns())
     term.live.expire()
-    term.utilisation.next_round(now_s)
+    term.utilisation.next_round(time.monotonic())
+
+
+def _drain(term: Term) -> None:
+    for agent in term.drains.due():
+        begin_draining(term, agent)
+    for agent in term.drains.done():
+        tell_drained(term, agent)
+
+
+_Duty = Callable[["Term"], None]
+_EVERY_TURN: tuple[_Duty, ...] = (
+    lambda term: term.expire_waiting(),
+    lambda term: term.stragglers.look(),
+    lambda term: term.autoscaler.tick(now_ns()),
+    lambda term: term.audits.tick(now_ns()),
+)
+_EVERY_HEARTBEAT: tuple[_Duty, ...] = (_beat, _sweep, _expire)
+_EVERY_QUARTER_SECOND: tuple[_Duty, ...] = (
+    lambda term: term.peers.sweep(time.monotonic()),
+    lambda term: term.cluster.reconcile(time.monotonic()),
+    _drain,
+)
 
 
 def _show(term: Term, metrics: Metrics) -> None:

@@ -93,6 +93,16 @@ class LiveSessions:
             )
         ]
 
+    def request_of(self, session: SessionId) -> RequestId | None:
+        """Returns whose a session is; None if it is not known."""
+        entry = self._sessions.get(session)
+        return entry.request if entry is not None else None
+
+    def hops_of(self, session: SessionId) -> Hops:
+        """Returns where a session runs; nowhere if it is not known."""
+        entry = self._sessions.get(session)
+        return entry.hops if entry is not None else ()
+
     def split(self) -> list[SessionId]:
         """Returns those whose prompts are run on another chain than the rest."""
         return [session for session, entry in self._sessions.items() if entry.prompt_hops]

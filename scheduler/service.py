@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import grpc.aio
 
@@ -12,7 +11,8 @@ from scheduler.admin import Office, group_of
 from scheduler.sessions import Speaks, Stream
 from scheduler.term import Term
 from services.error_tables import abort, error_of_exception
-from services.errors import CatenaryError
+from services.errors import CatenaryError, InvalidMessage
+from services.security.identity import Role
 from services.security.roles import Guard
 
 Context = grpc.aio.ServicerContext[object, object]
@@ -27,24 +27,43 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def GatewaySession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Requests up, dispatches down."""
-        await self._serve(context, lambda term: term.gateways.serve)
+        await self._serve(context, Role.GATEWAY, lambda term: term.gateways.serve)
 
     async def AgentSession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Reports up, orders down."""
-        await self._serve(context, lambda term: term.agents.serve)
+        await self._serve(context, Role.AGENT, lambda term: term.agents.serve)
 
     async def _serve(
         self,
         context: Context,
+        role: Role,
         server_of: Callable[[Term], Callable[[Stream[object, object], Speaks], Awaitable[None]]],
     ) -> None:
-        speaks = partial(self._guard.check_name, context)
+        term: Term | None = None
+        name = ""
+
+        def speaks(claimed: str) -> None:
+            nonlocal name
+            self._guard.check_name(context, claimed)
+            name = claimed
+            assert term is not None
+            term.offenders.admit(role, claimed)
+
         try:
-            await server_of(self._office.term(group_of(context) or 0))(context, speaks)
+            term = self._office.term(group_of(context) or 0)
+            await server_of(term)(context, speaks)
             return
+        except InvalidMessage as offence:
+            assert term is not None
+            term.offenders.accuse(role, name or self._name(context), offence)
+            error: CatenaryError = offence
         except CatenaryError as known:
             error = known
         except Exception as unknown:
             error = error_of_exception(unknown)
         if not context.cancelled():
             await abort(context, error)
+
+    def _name(self, context: Context) -> str:
+        identity = self._guard.identity(context)
+        return identity.name if identity is not None else ""

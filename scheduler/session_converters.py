@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from scheduler.converters import sendable_ns
 from scheduler.dispatch import events
 from scheduler.planning.latency import WorkDone
 from scheduler.planning.live import GenerationCost
 from scheduler.targets import CacheNeed
 from services.domain.ids import (
-    NANOSECONDS_PER_SECOND,
     AgentId,
     Epoch,
     GatewayId,
@@ -22,10 +21,7 @@ from services.domain.ids import (
 )
 from services.domain.latency import TokenObjectives
 from services.domain.plan import ChainHop
-from services.errors import InvalidInput
 
-LONGEST_NS = 86_400 * NANOSECONDS_PER_SECOND
-"""No request lasts longer; a duration beyond this is a mistake."""
 _MOVE_MODES: dict[events.MoveMode, scheduler_pb2.MoveMode.ValueType] = {
     "kv": scheduler_pb2.MOVE_MODE_KV,
     "tokens": scheduler_pb2.MOVE_MODE_TOKENS,
@@ -48,16 +44,8 @@ def session_requested(
         now: The moment it is handled.
         adopted: The session that generates for it already.
         usual: Objectives of the model: where the request names one only, the other is the model's.
-
-    Raises:
-        InvalidInput: it has no prompt, may generate nothing, or a number cannot be true.
     """
-    if message.prompt_tokens < 1:
-        raise InvalidInput("prompt_tokens", "a prompt needs at least one token")
-    if message.max_tokens < 1:
-        raise InvalidInput("max_tokens", "must be at least 1")
     request = RequestId(gateway, message.request_id)
-    waited_ns = _duration(message.waited_ns, "waited_ns")
     return events.SessionRequested(
         request,
         ModelKey(message.model, message.model_version),
@@ -66,19 +54,16 @@ def session_requested(
         now + message.budget_ns,
         message.priority,
         adopted,
-        arrived_ns=now - waited_ns,
+        arrived_ns=now - message.waited_ns,
         objectives=_objectives(message, usual),
-        progress=_earlier_progress(request, message, waited_ns),
+        progress=_progress(request, message.progress) if message.HasField("progress") else None,
     )
 
 
 def sessions_progressed(
     gateway: GatewayId, message: scheduler_pb2.SessionsProgressed
 ) -> events.SessionsProgressed:
-    """Returns the event of sessions that got tokens; what has none or cannot be true is left out.
-
-    A report is one of many: nothing is lost with it, and nobody waits for an answer.
-    """
+    """Returns the event of sessions that got tokens; what has none is left out."""
     found = (_progress(RequestId(gateway, each.request_id), each) for each in message.sessions)
     return events.SessionsProgressed(tuple(each for each in found if each is not None))
 
@@ -97,8 +82,8 @@ def request_completed(
 def _progress(
     request: RequestId, message: scheduler_pb2.SessionProgress
 ) -> events.SessionProgress | None:
-    """Returns how far a session is; None if it has no token, or says what cannot be true."""
-    if not message.generated_tokens or max(message.first_token_ns, message.decode_ns) > LONGEST_NS:
+    """Returns how far a session is; None if it has no token."""
+    if not message.generated_tokens:
         return None
     return events.SessionProgress(
         request, message.generated_tokens, message.first_token_ns, message.decode_ns
@@ -108,10 +93,7 @@ def _progress(
 def _objectives(
     message: scheduler_pb2.SubmitSession, usual: TokenObjectives | None
 ) -> TokenObjectives | None:
-    named = TokenObjectives(
-        _duration(message.first_token_slo_ns, "first_token_slo_ns"),
-        _duration(message.per_token_slo_ns, "per_token_slo_ns"),
-    )
+    named = TokenObjectives(message.first_token_slo_ns, message.per_token_slo_ns)
     if named == TokenObjectives():
         return None  # whoever asks for nothing is not refused for what its model asks
     if usual is None:
@@ -119,25 +101,6 @@ def _objectives(
     return TokenObjectives(
         named.first_token_ns or usual.first_token_ns, named.per_token_ns or usual.per_token_ns
     )
-
-
-def _earlier_progress(
-    request: RequestId, message: scheduler_pb2.SubmitSession, waited_ns: Nanoseconds
-) -> events.SessionProgress | None:
-    if not message.HasField("progress"):
-        return None
-    progress = message.progress
-    if not 0 < progress.generated_tokens <= message.max_tokens:
-        raise InvalidInput("progress.generated_tokens", f"must be in 1..{message.max_tokens}")
-    if progress.first_token_ns + progress.decode_ns > waited_ns:
-        raise InvalidInput("progress.decode_ns", "tokens came before the request waited so long")
-    return _progress(request, progress)
-
-
-def _duration(duration_ns: int, field: str) -> Nanoseconds:
-    if duration_ns > LONGEST_NS:
-        raise InvalidInput(field, f"must be at most {LONGEST_NS} (a day)")
-    return duration_ns
 
 
 def session_failed(
@@ -184,8 +147,8 @@ def start_session_message(
             decode_route=[_chain_hop(hop) for hop in command.decode_hops],
             first_token_slo_ns=objectives.first_token_ns,
             per_token_slo_ns=objectives.per_token_ns,
-            predicted_first_token_ns=max(0, command.predicted_first_token_ns),
-            predicted_per_token_ns=max(0, command.predicted_per_token_ns),
+            predicted_first_token_ns=sendable_ns(command.predicted_first_token_ns),
+            predicted_per_token_ns=sendable_ns(command.predicted_per_token_ns),
             moved_session_id=command.moves or 0,
             move_mode=_MOVE_MODES[command.move_mode] if command.moves else _NO_MOVE,
         )
@@ -218,15 +181,11 @@ def cost_of(message: scheduler_pb2.GenerationCost) -> GenerationCost:
         message.prefill_token_ns,
         message.decode_ns,
         message.decode_session_ns,
-        _slope(message.decode_context_token_ns),
+        message.decode_context_token_ns,
         message.decode_lone_ns,
         message.prefill_floor_ns,
         message.prefill_chunk_tokens,
     )
-
-
-def _slope(value: float) -> float:
-    return max(0.0, value) if math.isfinite(value) else 0.0
 
 
 def work_of(report: scheduler_pb2.GenerationReport) -> WorkDone:

@@ -8,11 +8,15 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar, cast
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from services.errors import CatenaryError, InvalidInput, Overloaded, Unavailable
 from services.packed_writer import PackedWriter
+from services.rules import check
 
 HELLO_TIMEOUT_S = 5.0
+LAST_WRITE_S = 1.0
+"""A peer that is told why its session is over gets what was being written before, if it reads."""
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -36,18 +40,6 @@ Speaks = Callable[[str], None]
 """Raises PermissionDenied unless whoever opened a stream may speak for this gateway or agent."""
 
 
-def check_speaker(speaks: Speaks, claimed: str, peer_id: str) -> None:
-    """Returns if a peer is who its hello says, and frames are to go to it under that very name.
-
-    Raises:
-        PermissionDenied: its certificate is another's.
-        InvalidInput: it wants the frames of somebody else.
-    """
-    speaks(claimed)
-    if peer_id != claimed:
-        raise InvalidInput("peer.peer_id", f"{peer_id!r}, but this is {claimed!r}")
-
-
 class Session(Generic[Out]):
     """The scheduler's end of one stream.
 
@@ -56,7 +48,9 @@ class Session(Generic[Out]):
     """
 
     def __init__(self, send: Callable[[list[Out]], Awaitable[None]]) -> None:
-        self._writer = PackedWriter(send)
+        self._send = send
+        self._is_sending = False
+        self._writer = PackedWriter(self._send_unless_over)
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heard_s = time.monotonic()
 
@@ -95,17 +89,32 @@ class Session(Generic[Out]):
                 if part.done():
                     part.result()
         finally:
-            for task in both:
-                task.cancel()
+            reading.cancel()
+            if self._is_sending:  # gRPC has no way to end a call in the middle of a write
+                self.close(Unavailable("the session is over"))
+                await asyncio.wait({writing}, timeout=LAST_WRITE_S)
+            writing.cancel()
             await asyncio.gather(*both, return_exceptions=True)
             self.close(Unavailable("the session is over"))
+
+    async def _send_unless_over(self, messages: list[Out]) -> None:
+        self._is_sending = True
+        await self._send(messages)
+        self._is_sending = False
+        if self._ended.done():
+            raise Unavailable("the session is over")
 
 
 async def read_packs(
     stream: Stream[object, object], session: Session[Out], handle: Callable[[In], None]
 ) -> None:
-    """Gives every packed message to `handle` until the peer ends the stream."""
+    """Gives every packed message to `handle` until the peer ends the stream.
+
+    Raises:
+        InvalidMessage: the peer said what cannot be; nothing of that message was handled.
+    """
     while (packed := await stream.read()) is not grpc.aio.EOF:
+        check(cast(Message, packed))
         session.heard_s = time.monotonic()
         handle(cast(In, packed))
 
@@ -115,6 +124,7 @@ async def first_pack(stream: Stream[object, object]) -> object:
 
     Raises:
         InvalidInput: the peer ended the stream, or said nothing for seconds.
+        InvalidMessage: it said what cannot be.
     """
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -123,4 +133,5 @@ async def first_pack(stream: Stream[object, object]) -> object:
         raise InvalidInput("hello", f"nothing came within {HELLO_TIMEOUT_S} s") from None
     if packed is grpc.aio.EOF:
         raise InvalidInput("hello", "the stream ended before it")
+    check(cast(Message, packed))
     return packed

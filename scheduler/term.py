@@ -44,10 +44,12 @@ from scheduler.length_records import LengthRecords
 from scheduler.live_sessions import LiveSessions
 from scheduler.measured import Measured
 from scheduler.model_table import model_table
+from scheduler.offenders import Offenders
 from scheduler.peers import Peers
 from scheduler.persistence import FileMark, Persistence, Sources
 from scheduler.planner_wiring import planner_of
 from scheduler.planning.survival import survival_of
+from scheduler.plausibility import Plausibility
 from scheduler.recovery import queued_reservations, read_state, take_over
 from scheduler.roster import AgentRecord, AgentSession, servers_of
 from scheduler.router import Router, Stamp
@@ -111,6 +113,7 @@ class Term:
             ModelRepository(settings.model_repository), settings.packing_goal()
         )
         self.availability = Availability()
+        self.offenders = Offenders(self.availability, self.note, around.metrics)
         self.measured = Measured()
         self.peers = Peers(settings.silence_s)
         self.file_mark = FileMark()
@@ -145,6 +148,7 @@ class Term:
         self.waiting = WaitingRoom(
             settings.max_waiting_requests, int(settings.max_wait_s * NANOSECONDS_PER_SECOND)
         )
+        self.plausibility = Plausibility(self)
         self.gateways = GatewaySessions(self, self.waiting)
         self.agents = AgentSessions(self, self.cluster)
         self.sessions = SessionDesk(self, self.live, book.slots)

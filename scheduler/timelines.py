@@ -53,10 +53,11 @@ class Used:
 class Entry:
     """A dispatched batch, and when its hops really ran: computing, then the transfer before it."""
 
-    __slots__ = ("command", "real")
+    __slots__ = ("command", "dispatched_ns", "real")
 
-    def __init__(self, command: DispatchBatch) -> None:
+    def __init__(self, command: DispatchBatch, dispatched_ns: Nanoseconds) -> None:
         self.command = command
+        self.dispatched_ns = dispatched_ns
         self.real: dict[int, tuple[Interval, Interval | None]] = {}
 
     def uses(self) -> Iterator[Used]:
@@ -88,7 +89,7 @@ class Timelines:
 
     def dispatched(self, command: DispatchBatch, now: Nanoseconds) -> None:
         """Notes a new batch."""
-        entry = Entry(command)
+        entry = Entry(command, now)
         entries = self._entries
         entries.append(entry)
         self._by_id[command.batch] = entry
@@ -141,6 +142,10 @@ class Timelines:
         full = len(self._spans) == self._spans.maxlen and self._spans[0].real is not None
         spans_since = self._spans[0].real[0] if full and self._spans[0].real else 0
         return since >= max(self._complete_since, spans_since)
+
+    def entry(self, batch: BatchId) -> Entry | None:
+        """Returns what is remembered of a batch."""
+        return self._by_id.get(batch)
 
     def __contains__(self, batch: BatchId) -> bool:
         return batch in self._by_id

@@ -151,8 +151,8 @@ def failure_of(
 def error_of(failure: common_pb2.Failure, *, retry_after_ns: int | None = None) -> CatenaryError:
     """Returns the error another process described; inverse of `failure_of`."""
     facts = {"agent_id": failure.agent_id} if failure.agent_id else {}
-    if failure.reason == errors.InvalidInput.reason:
-        # `InvalidInput` begins its message with the field.
+    if failure.reason in (errors.InvalidInput.reason, errors.InvalidMessage.reason):
+        # Both begin their message with the field.
         facts["field"] = failure.message.partition(": ")[0]
     error = errors.error_of_reason(
         failure.reason, failure.message, retry_after_ns=retry_after_ns, details=facts
@@ -228,6 +228,9 @@ TABLE: dict[type[CatenaryError], _Row] = {
     ),
     errors.PartitionLost: _Row(
         _C.UNAVAILABLE, 503, _SERVER, _RETRY, _SOON_NS, retryable=True, pushback=True
+    ),
+    errors.InvalidMessage: _Row(
+        _C.INVALID_ARGUMENT, 400, _SERVER, (details.bad_request, *_RETRY), pushback=True
     ),
     # Nothing but an id: not even the facts a careless `raise` attached.
     errors.InternalError: _Row(_C.INTERNAL, 500, _SERVER, (details.request_info,)),

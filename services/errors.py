@@ -159,6 +159,20 @@ class PartitionLost(PeerError):
     reason = "PARTITION_LOST"
 
 
+class InvalidMessage(PeerError):
+    """A message inside the cluster says what cannot be; it is named, and so is its field."""
+
+    reason = "INVALID_MESSAGE"
+
+    def __init__(
+        self, kind: str, field: str, why: str, *, retry_after_ns: int | None = None
+    ) -> None:
+        place = f"{kind}.{field}" if field else kind
+        text = f"{place}: {why}"
+        super().__init__(text, retry_after_ns=retry_after_ns, details={"field": place})
+        self.field = field
+
+
 class InternalError(CatenaryError):
     """Our bug. Carries nothing but an id to find it by."""
 
@@ -182,6 +196,12 @@ def error_of_reason(
     facts = dict(details or {})
     if cls is InvalidInput:
         error: CatenaryError = InvalidInput(facts.get("field", "request"), message)
+        error.message = message
+        error.args = (message,)
+        return error
+    if cls is InvalidMessage:
+        kind, _, field = facts.get("field", "").partition(".")
+        error = InvalidMessage(kind, field, "", retry_after_ns=retry_after_ns)
         error.message = message
         error.args = (message,)
         return error

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from services.errors import Unavailable
+from services.rules.interceptor import RulesInterceptor
 from services.security.identity import Role, server_name_of
 from services.security.roles import Guard, RoleInterceptor
 from services.security.tls import ClientSecurity, ServerSecurity
@@ -106,7 +107,7 @@ def create_server(
     security.server_credentials()
     return grpc.aio.server(
         options=[*_SERVER_OPTIONS, *_limits(max_message_bytes)],
-        interceptors=[RoleInterceptor(guard)] if guard is not None else None,
+        interceptors=[*([RoleInterceptor(guard)] if guard is not None else ()), RulesInterceptor()],
     )
 
 

@@ -39,6 +39,8 @@ class Schedulers:
             SchedulerLink(settings.scheduler_addresses, security, metadata_of_group(group, groups))
             for group in range(groups)
         ]
+        for link in self.links:
+            link.invalid = metrics.invalid_messages.labels("scheduler").inc
         self._models = ModelTables()
         self._router = GroupRouter(
             self.links, self._models, lambda reason: metrics.reroutes.labels(reason).inc()

@@ -83,7 +83,7 @@ class Arrivals:
         """Takes a frame from a transport."""
         received_ns = time.monotonic_ns()
         try:
-            header = intake.parse_header(frame.header)
+            header = intake.parse_header(frame)
         except CatenaryError as error:
             _log.warning("frame_ignored", reason=error.message)
             self.ignored += 1

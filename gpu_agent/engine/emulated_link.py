@@ -47,7 +47,7 @@ class EmulatedLink:
     def on_frame(self, frame: ReceivedFrame, take: FrameHandler) -> None:
         """Hands a frame on: from a gateway at once, from an agent when its last byte is here."""
         try:
-            header = intake.parse_header(frame.header)
+            header = intake.parse_header(frame)
         except CatenaryError:
             take(frame)  # whoever takes it knows what to say
             return

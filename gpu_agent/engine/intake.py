@@ -9,12 +9,13 @@ from catenary_protos.catenary.v1 import frame_pb2
 from services.domain.tensors import ANY, DTYPE_OF, TensorSpec
 from services.errors import InvalidInput, PartitionLost, StaleEpoch
 from services.security.identity import Role
+from services.transport.frames import read_header
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import common_pb2
     from gpu_agent.engine.batch import Array
     from gpu_agent.engine.partitions import LoadedPartition
-    from services.transport.interface import Sender
+    from services.transport.interface import ReceivedFrame, Sender
 
 MAX_HOPS = 256
 MAX_SLICES = 65_536
@@ -28,16 +29,14 @@ SESSION_KINDS = (
 """Frames of sessions that generate text; see `gpu_agent.generation`."""
 
 
-def parse_header(data: bytes) -> frame_pb2.FrameHeader:
+def parse_header(frame: ReceivedFrame) -> frame_pb2.FrameHeader:
     """Returns the header of a frame for an agent.
 
     Raises:
-        InvalidInput: it is no header, or of a frame that no agent takes.
+        InvalidMessage: it is no header, or says what cannot be.
+        InvalidInput: it is of a frame that no agent takes.
     """
-    try:
-        header = frame_pb2.FrameHeader.FromString(data)
-    except Exception as error:  # protobuf's DecodeError; its class differs between back ends
-        raise InvalidInput("header", "not a frame header") from error
+    header = read_header(frame)
     if header.kind != frame_pb2.FRAME_KIND_FEATURE_MAP and header.kind not in SESSION_KINDS:
         raise InvalidInput("kind", "an agent takes feature maps and frames of sessions only")
     return header

@@ -95,6 +95,11 @@ class PooledDispatcher:
 
     # Recovery and observation
 
+    @property
+    def next_batch(self) -> int:
+        """The id that the next batch will have; none was given out from there on."""
+        return self._next_batch
+
     def take_changes(self) -> list[ReservationChange]:
         """Returns what changed in the book since the last call."""
         return self._book.take_changes()

@@ -70,6 +70,7 @@ class Metrics:
         self._define_agent()
         self._define_repairs()
         self.frames_refused = self._counter(names.FRAMES_REFUSED)
+        self.invalid_messages = self._counter(names.INVALID_MESSAGES)
         self.certificate_expiry = self._gauge(names.CERTIFICATE_EXPIRY)
         self.certificate_expiry.set(math.nan)  # 0 would look like one that has ended
 

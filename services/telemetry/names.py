@@ -258,6 +258,12 @@ FRAMES_REFUSED = MetricName(
     "frames_refused", "Frames of peers that were not to send them, by why.", ("reason",)
 )
 
+# Every process inside the cluster.
+INVALID_MESSAGES = MetricName(
+    "invalid_messages", "Messages that said what cannot be, by the role of the sender; "
+    "the log names peer, message and field.", ("role",),
+)  # fmt: skip
+
 # Every process with TLS.
 CERTIFICATE_EXPIRY = MetricName(
     "certificate_expiry_seconds",

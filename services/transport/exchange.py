@@ -40,6 +40,8 @@ HANDSHAKE_S = 5.0
 MEMORY_WAIT_S = 60.0
 """How long a connection waits for receive memory before it is given up."""
 
+_LONGEST_ID = 128
+"""Bytes of a peer's id."""
 _log = get_logger("services.transport")
 
 
@@ -139,6 +141,20 @@ def deliver(handler: FrameHandler, frame: ReceivedFrame) -> None:
         frame.release()
 
 
+def peer_id_of(header: bytes | memoryview) -> str:
+    """Returns the peer id of a HELLO.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    name = str(header[: 2 * _LONGEST_ID], "utf-8", "replace")
+    if not name:
+        raise InvalidInput("peer_id", "must not be empty")
+    if len(header) > _LONGEST_ID or not name.isprintable():
+        raise InvalidInput("peer_id", f"{name[:_LONGEST_ID]!r} is none")
+    return name
+
+
 def sender_of(
     header: bytes | memoryview, security: ServerSecurity, identity: Callable[[], Identity]
 ) -> Sender:
@@ -150,13 +166,11 @@ def sender_of(
         identity: Looks at the certificate; asked only where there must be one.
 
     Raises:
-        InvalidInput: no peer id.
+        InvalidInput: no peer id, or one that nobody has.
         Unauthenticated: no certificate of ours.
         PermissionDenied: one of another cluster, role or peer.
     """
-    name = str(header, "utf-8", "replace")
-    if not name:
-        raise InvalidInput("peer_id", "must not be empty")
+    name = peer_id_of(header)
     if security.insecure:
         return Sender(name)
     return Sender(name, _checked(identity(), security.cluster, name).role)

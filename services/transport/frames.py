@@ -18,9 +18,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from catenary_protos.catenary.v1.frame_pb2 import TensorHeader
+from catenary_protos.catenary.v1.frame_pb2 import FrameHeader, TensorHeader
 from services.domain.tensors import DTYPE_OF
-from services.errors import InvalidInput
+from services.errors import InvalidInput, InvalidMessage
+from services.log import get_logger
+from services.rules import parsed
+from services.transport.interface import NOBODY, ReceivedFrame
 
 ALIGNMENT = 64
 PREFIX_BYTES = 32
@@ -29,12 +32,31 @@ MAX_HEADER_BYTES = 1 << 20
 MAX_DIMENSIONS = 32
 BYTES_DATATYPE = "BYTES"
 
+_log = get_logger("services.transport")
 _BODY = struct.Struct("<4sBBHIQQ")
 _PREFIX = struct.Struct("<4sBBHIQQI")
 _CHECKSUM = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
 _MAGIC = b"CTN1"
 _VERSION = 1
+
+
+def read_header(frame: ReceivedFrame) -> FrameHeader:
+    """Returns the header of a frame that keeps the rules of messages.
+
+    A peer that sends another one loses its connection with the next frame: what a link carries is
+    either all to be believed or not at all.
+
+    Raises:
+        InvalidMessage: it is no header, or says what cannot be.
+    """
+    try:
+        return parsed(FrameHeader, frame.header)
+    except InvalidMessage as error:
+        if frame.sender is not NOBODY:
+            frame.sender.is_refused = True
+        _log.warning("invalid_frame", sender=frame.sender.name, why=error.message)
+        raise
 
 
 class Kind(IntEnum):

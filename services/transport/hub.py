@@ -15,7 +15,7 @@ from catenary_protos.catenary.v1.common_pb2 import Peer
 from services.errors import InvalidInput, PartitionLost
 from services.log import get_logger
 from services.transport.grpc_stream import GrpcEndpoint
-from services.transport.interface import Address, Endpoint, FrameHandler, Link
+from services.transport.interface import Address, Endpoint, FrameHandler, Link, ReceivedFrame
 from services.transport.known_senders import KnownSenders
 from services.transport.settings import TransportSecurity, TransportSettings, host_id
 from services.transport.shm import ShmEndpoint
@@ -76,6 +76,7 @@ class TransportHub:
 
         With TLS only those of peers in the directory.
         """
+        handler = self._counting(handler)
         if self._knows_senders:
             self._senders = KnownSenders(handler, self._on_refused)
             handler = self._senders.take
@@ -86,6 +87,14 @@ class TransportHub:
         except BaseException:
             await self.close()
             raise
+
+    def _counting(self, handler: FrameHandler) -> FrameHandler:
+        def take(frame: ReceivedFrame) -> None:
+            handler(frame)
+            if frame.sender.is_refused:  # `read_header` said so: the connection ends with it
+                self._on_refused("invalid_header")
+
+        return take
 
     def update_directory(self, peers: Iterable[Peer]) -> None:
         """Takes over who can be reached where; links to restarted peers are closed.

@@ -11,7 +11,15 @@ from collections.abc import Callable
 from functools import partial
 
 from services.errors import InvalidInput, PartitionLost
-from services.transport.exchange import EMPTY, HANDSHAKE_S, Received, aligned, deliver, lost
+from services.transport.exchange import (
+    EMPTY,
+    HANDSHAKE_S,
+    Received,
+    aligned,
+    deliver,
+    lost,
+    peer_id_of,
+)
 from services.transport.frames import Kind, Prefix, encode_prefix
 from services.transport.interface import NOBODY, Capabilities, FrameHandler, Sender
 from services.transport.settings import TransportSettings
@@ -49,9 +57,7 @@ class ShmReceiver:
 
     def _on_message(self, prefix: Prefix, body: memoryview) -> None:
         if prefix.kind is Kind.HELLO and not self._greeted:
-            if not len(body):
-                raise InvalidInput("peer_id", "must not be empty")
-            self._sender = Sender(str(body, "utf-8", "replace"))
+            self._sender = Sender(peer_id_of(body))
             self._greeted = True
             self._handshake.cancel()
             name = self._peer_id.encode()

@@ -51,6 +51,8 @@ TABLE = [
      "1000", "1", True),
     (errors.PartitionLost("lost"), C.UNAVAILABLE, 503, [rpc.RetryInfo, rpc.ErrorInfo],
      "100", "1", True),
+    (errors.InvalidMessage("StageReport", "compute_ns", "no"), C.INVALID_ARGUMENT, 400,
+     [rpc.BadRequest, rpc.ErrorInfo], "-1", None, False),
     (errors.InternalError("internal error, id 0123456789ab",
                           details={"error_id": "0123456789ab"}),
      C.INTERNAL, 500, [rpc.RequestInfo], None, None, False),

@@ -166,7 +166,10 @@ async def test_reflection_sends_dependencies_with_a_file() -> None:
         await call.done_writing()
     files = answer.file_descriptor_response.file_descriptor_proto
     names = {descriptor_pb2.FileDescriptorProto.FromString(file).name for file in files}
-    assert names == {"catenary/v1/scheduler.proto", "catenary/v1/common.proto"}
+    assert names == {
+        "catenary/v1/scheduler.proto", "catenary/v1/common.proto", "catenary/v1/rules.proto",
+        "google/protobuf/descriptor.proto",
+    }  # fmt: skip
 
 
 class Echo(grpc.GenericRpcHandler):

@@ -174,6 +174,11 @@ class ChainedDispatcher:
 
     # Recovery and observation
 
+    @property
+    def next_session(self) -> int:
+        """The id that the next session will have; none was given out from there on."""
+        return self._life.next_session
+
     def take_changes(self) -> list[ReservationChange]:
         """Returns what changed in the book since the last call."""
         return self._book.take_changes()

@@ -121,7 +121,7 @@ async def test_a_layout_is_changed_in_place_while_a_session_goes_on(bench, model
         (order(0, LAYERS, 60, 64, 17), "INVALID_INPUT", "entry_blocks"),
         (order(0, LAYERS, 60, 4096), "INVALID_INPUT", "session_tokens"),
         (order(0, LAYERS, 60, 0), "INVALID_INPUT", "session_tokens"),
-        (order(0, LAYERS, 1 << 30), "PLAN_INFEASIBLE", "does not fit"),
+        (order(0, LAYERS, 1 << 24), "PLAN_INFEASIBLE", "does not fit"),
         (order(0, LAYERS, block_table_hash="f" * 64), "PLAN_INFEASIBLE", "another model"),
     ],
 )

@@ -139,8 +139,6 @@ async def test_a_partition_that_is_here_is_answered_at_once_and_unloaded_when_to
          "MODEL_NOT_FOUND"),
         ({"key": scheduler_pb2.PartitionKey(model="tiny", model_version="1", last_block=99)},
          "INVALID_INPUT"),
-        ({"key": scheduler_pb2.PartitionKey(model="../x", model_version="1", last_block=1)},
-         "INVALID_INPUT"),
         ({"max_batch": 0}, "INVALID_INPUT"),
         ({"block_table_hash": "f" * 64}, "PLAN_INFEASIBLE"),
     ],

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from scheduler import converters
 from scheduler.dispatch import events
@@ -14,7 +12,6 @@ from services.domain.ids import (
     PartitionKey,
     RequestId,
 )
-from services.errors import InvalidInput
 
 MODEL = ModelKey("toy", "1")
 NOW = 1_000_000_000
@@ -33,8 +30,6 @@ def test_budgets_become_moments_of_our_clock() -> None:
         request("g", 7), MODEL, 3, NOW + 500, -1,
         (events.AdoptedRows(BatchId(9), 1, 2, NOW + 40),),
     )  # fmt: skip
-    with pytest.raises(InvalidInput, match="rows"):
-        converters.request_arrived(GatewayId("g"), scheduler_pb2.SubmitRequest(), NOW)
 
 
 def test_reports_become_intervals_of_our_clock() -> None:
@@ -93,17 +88,11 @@ def test_a_refusal_carries_offsets() -> None:
     assert not reject.failure.retryable
 
 
-def test_an_agent_needs_a_name_and_a_link() -> None:
+def test_an_agent_that_says_little_is_a_machine_of_its_own() -> None:
     hello = scheduler_pb2.AgentHello(agent_id="a", device="cpu", link_bytes_per_second=5)
     agent = converters.agent_of(hello)
     assert (agent.server, agent.device_class) == ("a", "cpu")
     assert (agent.virtual_level, agent.device_id) == (1, "a")
-    for field in ("agent_id", "link_bytes_per_second"):
-        broken = scheduler_pb2.AgentHello()
-        broken.CopyFrom(hello)
-        broken.ClearField(field)  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match=field):
-            converters.agent_of(broken)
 
 
 def test_a_virtual_gpu_names_its_level_and_its_device() -> None:

@@ -71,15 +71,11 @@ async def test_what_cannot_meet_its_deadline_is_refused_with_advice(
         assert 50 * MS < refusal.earliest_finish_after_ns < 500 * MS
 
 
-async def test_unknown_models_and_empty_requests_are_refused(
-    configured: Configured, crowd: Crowd
-) -> None:
+async def test_unknown_models_are_refused(configured: Configured, crowd: Crowd) -> None:
     async with scheduler(configured()) as process:
         gateway = await crowd.gateway(process.port)
         await gateway.submit(1, model="nobody-knows")
-        await gateway.submit(2, rows=0)
         assert (await gateway.rejected(1)).failure.reason == "MODEL_NOT_FOUND"
-        assert (await gateway.rejected(2)).failure.reason == "INVALID_INPUT"
 
 
 async def test_requests_wait_for_a_model_that_loads(configured: Configured, crowd: Crowd) -> None:

@@ -22,27 +22,92 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from catenary_protos.catenary.v1 import rules_pb2 as catenary_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63\x61tenary/v1/common.proto\x12\x0b\x63\x61tenary.v1\";\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"G\n\x10TransportAddress\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\"^\n\x04Peer\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x30\n\taddresses\x18\x03 \x03(\x0b\x32\x1d.catenary.v1.TransportAddress\"\x9f\x01\n\x03Hop\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\r\x12\x12\n\nlast_block\x18\x05 \x01(\r\x12\x19\n\x11reserved_start_ns\x18\x06 \x01(\x04\x12\x1c\n\x14reserved_duration_ns\x18\x07 \x01(\x04\"z\n\x05Slice\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\x12\x13\n\x0brequest_row\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\x11\n\tbatch_row\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\"O\n\x07\x46\x61ilure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\"\x91\x01\n\tHopTiming\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nlast_block\x18\x03 \x01(\r\x12\x13\n\x0btransfer_ns\x18\x04 \x01(\x04\x12\x0f\n\x07wait_ns\x18\x05 \x01(\x04\x12\x12\n\ncompute_ns\x18\x06 \x01(\x04\x12\x0f\n\x07send_ns\x18\x07 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63\x61tenary/v1/common.proto\x12\x0b\x63\x61tenary.v1\x1a\x17\x63\x61tenary/v1/rules.proto\"d\n\nTensorSpec\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xca\xf4\x18\x02\x08\r\x12\x18\n\x08\x64\x61tatype\x18\x02 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0e\x12&\n\x05shape\x18\x03 \x03(\x03\x42\x17\xca\xf4\x18\x13\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x18\x80\x80\x80\x80\x10\x30 \"a\n\x10TransportAddress\x12\x1b\n\ttransport\x18\x01 \x01(\tB\x08\xca\xf4\x18\x04\x08\x0e\x38\x01\x12\x17\n\x07\x61\x64\x64ress\x18\x02 \x01(\tB\x06\xca\xf4\x18\x02\x08\x11\x12\x17\n\x07host_id\x18\x03 \x01(\tB\x06\xca\xf4\x18\x02\x08\r\"x\n\x04Peer\x12\x19\n\x07peer_id\x18\x01 \x01(\tB\x08\xca\xf4\x18\x04\x08\x0c\x38\x01\x12\x1b\n\x0bincarnation\x18\x02 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x13\x12\x38\n\taddresses\x18\x03 \x03(\x0b\x32\x1d.catenary.v1.TransportAddressB\x06\xca\xf4\x18\x02\x30\x10\"\xd9\x01\n\x03Hop\x12\x1a\n\x08\x61gent_id\x18\x01 \x01(\tB\x08\xca\xf4\x18\x04\x08\x0c\x38\x01\x12\x15\n\x05model\x18\x02 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0c\x12\x1d\n\rmodel_version\x18\x03 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0c\x12\x1b\n\x0b\x66irst_block\x18\x04 \x01(\rB\x06\xca\xf4\x18\x02\x08\x05\x12\x1a\n\nlast_block\x18\x05 \x01(\rB\x06\xca\xf4\x18\x02\x08\x05\x12!\n\x11reserved_start_ns\x18\x06 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x02\x12$\n\x14reserved_duration_ns\x18\x07 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\"\xaa\x01\n\x05Slice\x12\x1a\n\ngateway_id\x18\x01 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0c\x12\x1a\n\nrequest_id\x18\x02 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x04\x12\x1b\n\x0brequest_row\x18\x03 \x01(\rB\x06\xca\xf4\x18\x02\x08\x06\x12\x14\n\x04rows\x18\x04 \x01(\rB\x06\xca\xf4\x18\x02\x08\x06\x12\x19\n\tbatch_row\x18\x05 \x01(\rB\x06\xca\xf4\x18\x02\x08\x06\x12\x1b\n\x0btraceparent\x18\x06 \x01(\tB\x06\xca\xf4\x18\x02\x08\x10\"g\n\x07\x46\x61ilure\x12\x16\n\x06reason\x18\x01 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0e\x12\x17\n\x07message\x18\x02 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0f\x12\x18\n\x08\x61gent_id\x18\x03 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0c\x12\x11\n\tretryable\x18\x04 \x01(\x08\"\xc9\x01\n\tHopTiming\x12\x18\n\x08\x61gent_id\x18\x01 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0c\x12\x1b\n\x0b\x66irst_block\x18\x02 \x01(\rB\x06\xca\xf4\x18\x02\x08\x05\x12\x1a\n\nlast_block\x18\x03 \x01(\rB\x06\xca\xf4\x18\x02\x08\x05\x12\x1b\n\x0btransfer_ns\x18\x04 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x17\n\x07wait_ns\x18\x05 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x1a\n\ncompute_ns\x18\x06 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x17\n\x07send_ns\x18\x07 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'catenary_protos.catenary.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TENSORSPEC']._serialized_start=41
-  _globals['_TENSORSPEC']._serialized_end=100
-  _globals['_TRANSPORTADDRESS']._serialized_start=102
-  _globals['_TRANSPORTADDRESS']._serialized_end=173
-  _globals['_PEER']._serialized_start=175
-  _globals['_PEER']._serialized_end=269
-  _globals['_HOP']._serialized_start=272
-  _globals['_HOP']._serialized_end=431
-  _globals['_SLICE']._serialized_start=433
-  _globals['_SLICE']._serialized_end=555
-  _globals['_FAILURE']._serialized_start=557
-  _globals['_FAILURE']._serialized_end=636
-  _globals['_HOPTIMING']._serialized_start=639
-  _globals['_HOPTIMING']._serialized_end=784
+  _globals['_TENSORSPEC'].fields_by_name['name']._loaded_options = None
+  _globals['_TENSORSPEC'].fields_by_name['name']._serialized_options = b'\312\364\030\002\010\r'
+  _globals['_TENSORSPEC'].fields_by_name['datatype']._loaded_options = None
+  _globals['_TENSORSPEC'].fields_by_name['datatype']._serialized_options = b'\312\364\030\002\010\016'
+  _globals['_TENSORSPEC'].fields_by_name['shape']._loaded_options = None
+  _globals['_TENSORSPEC'].fields_by_name['shape']._serialized_options = b'\312\364\030\023\020\377\377\377\377\377\377\377\377\377\001\030\200\200\200\200\0200 '
+  _globals['_TRANSPORTADDRESS'].fields_by_name['transport']._loaded_options = None
+  _globals['_TRANSPORTADDRESS'].fields_by_name['transport']._serialized_options = b'\312\364\030\004\010\0168\001'
+  _globals['_TRANSPORTADDRESS'].fields_by_name['address']._loaded_options = None
+  _globals['_TRANSPORTADDRESS'].fields_by_name['address']._serialized_options = b'\312\364\030\002\010\021'
+  _globals['_TRANSPORTADDRESS'].fields_by_name['host_id']._loaded_options = None
+  _globals['_TRANSPORTADDRESS'].fields_by_name['host_id']._serialized_options = b'\312\364\030\002\010\r'
+  _globals['_PEER'].fields_by_name['peer_id']._loaded_options = None
+  _globals['_PEER'].fields_by_name['peer_id']._serialized_options = b'\312\364\030\004\010\0148\001'
+  _globals['_PEER'].fields_by_name['incarnation']._loaded_options = None
+  _globals['_PEER'].fields_by_name['incarnation']._serialized_options = b'\312\364\030\002\010\023'
+  _globals['_PEER'].fields_by_name['addresses']._loaded_options = None
+  _globals['_PEER'].fields_by_name['addresses']._serialized_options = b'\312\364\030\0020\020'
+  _globals['_HOP'].fields_by_name['agent_id']._loaded_options = None
+  _globals['_HOP'].fields_by_name['agent_id']._serialized_options = b'\312\364\030\004\010\0148\001'
+  _globals['_HOP'].fields_by_name['model']._loaded_options = None
+  _globals['_HOP'].fields_by_name['model']._serialized_options = b'\312\364\030\002\010\014'
+  _globals['_HOP'].fields_by_name['model_version']._loaded_options = None
+  _globals['_HOP'].fields_by_name['model_version']._serialized_options = b'\312\364\030\002\010\014'
+  _globals['_HOP'].fields_by_name['first_block']._loaded_options = None
+  _globals['_HOP'].fields_by_name['first_block']._serialized_options = b'\312\364\030\002\010\005'
+  _globals['_HOP'].fields_by_name['last_block']._loaded_options = None
+  _globals['_HOP'].fields_by_name['last_block']._serialized_options = b'\312\364\030\002\010\005'
+  _globals['_HOP'].fields_by_name['reserved_start_ns']._loaded_options = None
+  _globals['_HOP'].fields_by_name['reserved_start_ns']._serialized_options = b'\312\364\030\002\010\002'
+  _globals['_HOP'].fields_by_name['reserved_duration_ns']._loaded_options = None
+  _globals['_HOP'].fields_by_name['reserved_duration_ns']._serialized_options = b'\312\364\030\002\010\001'
+  _globals['_SLICE'].fields_by_name['gateway_id']._loaded_options = None
+  _globals['_SLICE'].fields_by_name['gateway_id']._serialized_options = b'\312\364\030\002\010\014'
+  _globals['_SLICE'].fields_by_name['request_id']._loaded_options = None
+  _globals['_SLICE'].fields_by_name['request_id']._serialized_options = b'\312\364\030\002\010\004'
+  _globals['_SLICE'].fields_by_name['request_row']._loaded_options = None
+  _globals['_SLICE'].fields_by_name['request_row']._serialized_options = b'\312\364\030\002\010\006'
+  _globals['_SLICE'].fields_by_name['rows']._loaded_options = None
+  _globals['_SLICE'].fields_by_name['rows']._serialized_options = b'\312\364\030\002\010\006'
+  _globals['_SLICE'].fields_by_name['batch_row']._loaded_options = None
+  _globals['_SLICE'].fields_by_name['batch_row']._serialized_options = b'\312\364\030\002\010\006'
+  _globals['_SLICE'].fields_by_name['traceparent']._loaded_options = None
+  _globals['_SLICE'].fields_by_name['traceparent']._serialized_options = b'\312\364\030\002\010\020'
+  _globals['_FAILURE'].fields_by_name['reason']._loaded_options = None
+  _globals['_FAILURE'].fields_by_name['reason']._serialized_options = b'\312\364\030\002\010\016'
+  _globals['_FAILURE'].fields_by_name['message']._loaded_options = None
+  _globals['_FAILURE'].fields_by_name['message']._serialized_options = b'\312\364\030\002\010\017'
+  _globals['_FAILURE'].fields_by_name['agent_id']._loaded_options = None
+  _globals['_FAILURE'].fields_by_name['agent_id']._serialized_options = b'\312\364\030\002\010\014'
+  _globals['_HOPTIMING'].fields_by_name['agent_id']._loaded_options = None
+  _globals['_HOPTIMING'].fields_by_name['agent_id']._serialized_options = b'\312\364\030\002\010\014'
+  _globals['_HOPTIMING'].fields_by_name['first_block']._loaded_options = None
+  _globals['_HOPTIMING'].fields_by_name['first_block']._serialized_options = b'\312\364\030\002\010\005'
+  _globals['_HOPTIMING'].fields_by_name['last_block']._loaded_options = None
+  _globals['_HOPTIMING'].fields_by_name['last_block']._serialized_options = b'\312\364\030\002\010\005'
+  _globals['_HOPTIMING'].fields_by_name['transfer_ns']._loaded_options = None
+  _globals['_HOPTIMING'].fields_by_name['transfer_ns']._serialized_options = b'\312\364\030\002\010\001'
+  _globals['_HOPTIMING'].fields_by_name['wait_ns']._loaded_options = None
+  _globals['_HOPTIMING'].fields_by_name['wait_ns']._serialized_options = b'\312\364\030\002\010\001'
+  _globals['_HOPTIMING'].fields_by_name['compute_ns']._loaded_options = None
+  _globals['_HOPTIMING'].fields_by_name['compute_ns']._serialized_options = b'\312\364\030\002\010\001'
+  _globals['_HOPTIMING'].fields_by_name['send_ns']._loaded_options = None
+  _globals['_HOPTIMING'].fields_by_name['send_ns']._serialized_options = b'\312\364\030\002\010\001'
+  _globals['_TENSORSPEC']._serialized_start=66
+  _globals['_TENSORSPEC']._serialized_end=166
+  _globals['_TRANSPORTADDRESS']._serialized_start=168
+  _globals['_TRANSPORTADDRESS']._serialized_end=265
+  _globals['_PEER']._serialized_start=267
+  _globals['_PEER']._serialized_end=387
+  _globals['_HOP']._serialized_start=390
+  _globals['_HOP']._serialized_end=607
+  _globals['_SLICE']._serialized_start=610
+  _globals['_SLICE']._serialized_end=780
+  _globals['_FAILURE']._serialized_start=782
+  _globals['_FAILURE']._serialized_end=885
+  _globals['_HOPTIMING']._serialized_start=888
+  _globals['_HOPTIMING']._serialized_end=1089
 # @@protoc_insertion_point(module_scope)

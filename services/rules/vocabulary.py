@@ -1,0 +1,100 @@
+"""The rules of fields, as the .proto files say them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from catenary_protos.catenary.v1 import rules_pb2
+
+_F = FieldDescriptor
+INTEGERS = {
+    _F.TYPE_INT32: (-(1 << 31), (1 << 31) - 1),
+    _F.TYPE_SINT32: (-(1 << 31), (1 << 31) - 1),
+    _F.TYPE_SFIXED32: (-(1 << 31), (1 << 31) - 1),
+    _F.TYPE_INT64: (-(1 << 63), (1 << 63) - 1),
+    _F.TYPE_SINT64: (-(1 << 63), (1 << 63) - 1),
+    _F.TYPE_SFIXED64: (-(1 << 63), (1 << 63) - 1),
+    _F.TYPE_UINT32: (0, (1 << 32) - 1),
+    _F.TYPE_FIXED32: (0, (1 << 32) - 1),
+    _F.TYPE_UINT64: (0, (1 << 64) - 1),
+    _F.TYPE_FIXED64: (0, (1 << 64) - 1),
+    _F.TYPE_ENUM: (-(1 << 31), (1 << 31) - 1),
+}
+"""What a type holds by itself."""
+FLOATS = (_F.TYPE_FLOAT, _F.TYPE_DOUBLE)
+TEXTS = (_F.TYPE_STRING, _F.TYPE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a field may be.
+
+    Attributes:
+        low: Numbers: at least.
+        high: Numbers: at most.
+        max_len: Texts: characters at most; None: no limit.
+        pattern: Texts that are not empty: all of it.
+        max_items: Repeated fields: at most; None: no limit.
+        required: Not empty, not 0, or there.
+        unbounded: Why there is no bound; empty if there is one.
+    """
+
+    low: int | float = -math.inf
+    high: int | float = math.inf
+    max_len: int | None = None
+    pattern: re.Pattern[str] | None = None
+    max_items: int | None = None
+    required: bool = False
+    unbounded: str = ""
+
+
+def bounds_of(field: FieldDescriptor) -> Bounds:
+    """Returns the rules of a field: its own, then those of its kind, then its type's range."""
+    rules = rules_pb2.Rules()
+    own = field.GetOptions().Extensions[rules_pb2.rules]
+    kind = getattr(own, "is")
+    if kind:
+        value = rules_pb2.Rules.Kind.DESCRIPTOR.values_by_number[kind]
+        rules.MergeFrom(value.GetOptions().Extensions[rules_pb2.bounds])
+    rules.MergeFrom(own)
+    low, high = INTEGERS.get(field.type, (-math.inf, math.inf))
+    return Bounds(
+        rules.gte if rules.HasField("gte") else low,
+        rules.lte if rules.HasField("lte") else high,
+        rules.max_len if rules.HasField("max_len") else None,
+        re.compile(rules.pattern) if rules.pattern else None,
+        rules.max_items if rules.HasField("max_items") else None,
+        rules.required,
+        rules.unbounded,
+    )
+
+
+def has_rule(field: FieldDescriptor) -> bool:
+    """True if nothing about a field is left to chance.
+
+    A truth value has two values, and a message is checked by its own rules; all else needs a bound,
+    or a reason for none.
+    """
+    bounds = bounds_of(field)
+    if field.is_repeated and bounds.max_items is None:
+        return False
+    if field.type in (_F.TYPE_BOOL, _F.TYPE_MESSAGE) or bounds.unbounded:
+        return True
+    if field.type in TEXTS:
+        return bounds.max_len is not None
+    own = INTEGERS.get(field.type, (-math.inf, math.inf))
+    return (bounds.low, bounds.high) != own and math.isfinite(bounds.high)
+
+
+def is_nested(field: FieldDescriptor) -> bool:
+    """True if a field is a message, or several."""
+    return bool(field.type == _F.TYPE_MESSAGE)
+
+
+def lowest(bounds: Bounds) -> float:
+    """Returns the least that a number may be."""
+    return max(bounds.low, 1) if bounds.required else bounds.low
