@@ -137,6 +137,12 @@ class PlanInfeasible(PlanError):
     reason = "PLAN_INFEASIBLE"
 
 
+class ContentMismatch(PlanError):
+    """A model's file is not what was recorded; the message names file, digests and machine."""
+
+    reason = "CONTENT_MISMATCH"
+
+
 class StaleEpoch(PlanError):
     """An order or frame of a scheduler that is no longer the leader."""
 
