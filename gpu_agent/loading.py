@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from gpu_agent.content import check_content, is_content_as_ordered
 from gpu_agent.engine.partitions import LoadedPartition
 from gpu_agent.engine.reporting import Notice, Outgoing, is_retryable
 from gpu_agent.executors.loading import load_executor
@@ -145,12 +146,14 @@ class Loader:
         if not 0 < order.max_batch <= _MAX_BATCH:
             raise InvalidInput("max_batch", f"{order.max_batch}; 1 to {_MAX_BATCH} are possible")
         present = self._engine.partitions.get(key)
+        if present is not None:
+            check_content(f"what is loaded of {key.model}", present.content, order)
         if present is not None and present.float16_boundaries == order.float16_boundaries:
             return await self._enlarge(present, order.max_batch)
         # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
         opening = asyncio.ensure_future(asyncio.to_thread(self._open, key, order))
         try:
-            executor = await asyncio.shield(opening)
+            executor, content = await asyncio.shield(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(_close_late)
             raise
@@ -163,7 +166,9 @@ class Loader:
             # A measurement may still run: close behind it, on the same thread.
             self._engine.add_step(lambda: _close(executor))
             raise
-        loaded = LoadedPartition(executor, order.float16_boundaries, order.max_batch, compute_ns)
+        loaded = LoadedPartition(
+            executor, order.float16_boundaries, order.max_batch, compute_ns, content
+        )
         self._engine.partitions.add(loaded)
         return loaded
 
@@ -179,28 +184,31 @@ class Loader:
             self._engine.partitions.let_go(present)
         return present
 
-    def _open(self, key: PartitionKey, order: scheduler_pb2.LoadPartition) -> Executor:
+    def _open(self, key: PartitionKey, order: scheduler_pb2.LoadPartition) -> tuple[Executor, str]:
         host = self._host
+        content = self._content_of(key.model, order)
         table = host.repository.block_table(key.model)
         if order.block_table_hash and order.block_table_hash != table.model_hash:
             raise PlanInfeasible(
                 f"{key.model} is cut differently here: "
                 f"{table.model_hash[:12]}, the plan is for {order.block_table_hash[:12]}"
             )
-        return load_executor(
+        executor = load_executor(
             host.repository,
             key,
             device=host.device,
             float16_boundaries=order.float16_boundaries,
             threads=host.threads,
         )
+        return executor, content
 
     def _open_decoder(
-        self, key: PartitionKey, layout: CacheLayout, model_hash: str
-    ) -> DecoderExecutor:
+        self, key: PartitionKey, layout: CacheLayout, order: scheduler_pb2.LoadPartition
+    ) -> tuple[DecoderExecutor, str]:
         from gpu_agent.decoders.loading import commits_on_use, load_decoder
 
-        host = self._host
+        host, model_hash = self._host, order.block_table_hash
+        content = self._content_of(key.model, order)
         table = host.repository.decoder_table(key.model)
         if model_hash not in ("", table.model_hash):
             raise PlanInfeasible(
@@ -209,9 +217,16 @@ class Loader:
             )
         on_use = commits_on_use(host.device, host.decoder_library)
         self._check_fits(key, table.slot_bytes(layout.memory_tokens(commits_on_use=on_use)))
-        return load_decoder(
+        executor = load_decoder(
             host.repository, key, host.device, layout, host.threads, host.decoder_library
         )
+        return executor, content
+
+    def _content_of(self, model: ModelKey, order: scheduler_pb2.LoadPartition) -> str:
+        """Returns the digest of this machine's copy of a model, if it is what was ordered."""
+        content = self._host.repository.content_digest(model)
+        check_content(f"the copy of {model}", content, order)
+        return content
 
     def _check_memory(self, executor: Executor) -> None:
         old = self._engine.partitions.get(executor.key)
@@ -245,6 +260,7 @@ def described(loaded: LoadedPartition) -> scheduler_pb2.PartitionLoaded:
         ),
         memory_bytes=loaded.executor.memory_bytes,
         compute_ns=loaded.compute_ns,
+        content_digest=loaded.content,
     )
 
 
@@ -258,7 +274,8 @@ def _times(told: scheduler_pb2.PartitionLoaded) -> dict[str, object]:
 
 def _is_as_ordered(loaded: LoadedPartition, order: scheduler_pb2.LoadPartition) -> bool:
     return (
-        loaded.float16_boundaries == order.float16_boundaries
+        is_content_as_ordered(loaded.content, order)
+        and loaded.float16_boundaries == order.float16_boundaries
         and loaded.max_batch >= order.max_batch
     )
 
@@ -291,6 +308,6 @@ def _close(executor: Executor) -> int:
     return 0
 
 
-def _close_late(opening: asyncio.Future[Executor]) -> None:
+def _close_late(opening: asyncio.Future[tuple[Executor, str]]) -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+        opening.result()[0].close()

@@ -256,7 +256,7 @@ class AgentSessions:
             failed = message.partition_failed
             self._cluster.partition_failed(
                 agent_id, converters.partition_of(failed.key), failed.failure.message,
-                out_of_memory=failed.out_of_memory, now_s=now_s,
+                out_of_memory=failed.out_of_memory, now_s=now_s, reason=failed.failure.reason,
             )  # fmt: skip
         elif kind == "holdings":
             self._leader.audits.agent_says(record, message.holdings)
@@ -272,8 +272,11 @@ class AgentSessions:
 def _loaded(message: scheduler_pb2.PartitionLoaded, ordered: CacheNeed | None) -> Loaded:
     """Returns what an agent hosts; it says how much cache it has, and obeys where to enter."""
     if not message.HasField("generation"):
-        return Loaded(message.memory_bytes, tuple(message.compute_ns))
+        content = message.content_digest
+        return Loaded(message.memory_bytes, tuple(message.compute_ns), content=content)
     cost = message.generation
     entries = ordered.entry_blocks if ordered is not None else (message.key.first_block,)
     cache = CacheNeed(cost.block_slots, cost.session_tokens, entries, cost.cache_tokens)
-    return Loaded(message.memory_bytes, (), session_converters.cost_of(cost), cache)
+    return Loaded(
+        message.memory_bytes, (), session_converters.cost_of(cost), cache, message.content_digest
+    )

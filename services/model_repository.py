@@ -140,19 +140,21 @@ class ModelRepository:
     def content(self, key: ModelKey) -> ContentRecord | None:
         """Returns what the files of a version are: as recorded, or recorded now.
 
-        None if nobody has recorded it and the model's file is absent: emulated devices need none,
-        and what is not there cannot be recorded.
+        None if nobody has recorded it and model.yaml or the model's file is absent: emulated
+        devices need no weights, and what is not there cannot be recorded.
 
         Raises:
-            ModelNotFound: If there is no such version.
             ContentMismatch: If the record is damaged.
             Unavailable: If the files are being written.
         """
         known = self._records.known(self.folder(key), str(key))
         if known is not None:
             return known
-        manifest = self.manifest(key)
-        if not self.model_file(key).is_file():
+        try:
+            manifest = self.manifest(key)
+        except ModelNotFound:
+            return None
+        if not self._inside(key, manifest.file).is_file():
             return None
         return self._records.known_or_made(self.folder(key), str(key), manifest.precision)
 

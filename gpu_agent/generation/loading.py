@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gpu_agent.content import check_content, is_content_as_ordered
 from gpu_agent.decoders.base import CacheLayout, DecoderCost, DecoderExecutor
 from gpu_agent.generation.lane import Lane
 from gpu_agent.generation.measuring import measure_between_steps
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 
 _MAX_ENTRIES = 4_096
 
-Open = Callable[["PartitionKey", CacheLayout, str], DecoderExecutor]
-"""Loads an executor, if the model has this hash (unless empty); called off the event loop."""
+Open = Callable[
+    ["PartitionKey", CacheLayout, "scheduler_pb2.LoadPartition"], tuple[DecoderExecutor, str]
+]
+"""Loads an executor, if the model is the one that was ordered, and says what its content is; called
+off the event loop."""
 CheckMemory = Callable[["PartitionKey", int], None]
 """Raises PlanInfeasible unless a partition with so many bytes more fits."""
 
@@ -37,7 +41,8 @@ class DecoderLoader:
     @staticmethod
     def is_as_ordered(loaded: LoadedDecoder, order: scheduler_pb2.LoadPartition) -> bool:
         """Returns True if there is nothing to do."""
-        return loaded.layout == _layout_of(loaded.key, order.cache)
+        is_same = is_content_as_ordered(loaded.content, order)
+        return is_same and loaded.layout == _layout_of(loaded.key, order.cache)
 
     async def bring_in(
         self, key: PartitionKey, order: scheduler_pb2.LoadPartition
@@ -53,13 +58,12 @@ class DecoderLoader:
         layout.check(key)
         present = self._generation.decoders.get(key)
         if present is not None:
+            check_content(f"what is loaded of {key.model}", present.content, order)
             return await self._relay(present, layout)
         # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
-        opening = asyncio.ensure_future(
-            asyncio.to_thread(self._load, key, layout, order.block_table_hash)
-        )
+        opening = asyncio.ensure_future(asyncio.to_thread(self._load, key, layout, order))
         try:
-            executor = await asyncio.shield(opening)
+            executor, content = await asyncio.shield(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(_close_late)
             raise
@@ -71,7 +75,7 @@ class DecoderLoader:
             # A measurement may still run: close behind it, on the same thread.
             self._generation.add_call(executor.close)
             raise
-        loaded = LoadedDecoder(lane, layout, lane.cost)
+        loaded = LoadedDecoder(lane, layout, lane.cost, content)
         self._generation.add_decoder(loaded)
         return loaded
 
@@ -103,6 +107,6 @@ def _layout_of(key: PartitionKey, cache: scheduler_pb2.CacheLayout) -> CacheLayo
     return CacheLayout(cache.block_slots, cache.session_tokens, entries, cache.cache_tokens)
 
 
-def _close_late(opening: asyncio.Future[DecoderExecutor]) -> None:
+def _close_late(opening: asyncio.Future[tuple[DecoderExecutor, str]]) -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+        opening.result()[0].close()

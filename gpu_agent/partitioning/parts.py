@@ -1,9 +1,9 @@
 """Extracted parts on disk, so that an agent reads only the weights it serves.
 
-A part is kept in a folder named by the SHA-256 of everything that determines it: the model file, the
-cut, the library and this program's way of cutting. Beside its files lies `part.json`, which says
-all that and has their digests. A part is used only if its files are what `part.json` says; one that
-is torn, truncated or altered is thrown away and built anew.
+A part is kept in a folder named by the SHA-256 of everything that determines it: the model file,
+the cut, the library and this program's way of cutting. Beside its files lies `part.json`, which
+says all that and has their digests. A part is used only if its files are what `part.json` says; one
+that is torn, truncated or altered is thrown away and built anew.
 
 Whoever builds a part locks its name, so that two agents do not build one at the same time; it is
 built in a temporary folder, brought to the disk and renamed. Where the cache cannot be written the

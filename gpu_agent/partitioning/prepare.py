@@ -35,8 +35,9 @@ def prepare_model(
     blocks: int = 10,
     example: Values | None = None,
 ) -> BlockTable:
-    """Cuts a model into blocks of about equal run time and writes the table beside it, and what the
-    version's files are now.
+    """Cuts a model into blocks of about equal run time and writes the table beside it.
+
+    Records what the version's files are now, too.
 
     Args:
         repository: Where the model is, and where `blocks.json` goes.

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
+from services.bounded_files import read_bounded
 from services.content.hashing import Digests, Stamp, first_failure, pool
 from services.content.record import CHUNK_BYTES, ContentRecord, FileRecord, machine, mismatch
 from services.errors import ModelNotFound
@@ -65,6 +66,24 @@ class Reading:
         """Returns True if a file is one that is checked: in the record."""
         relative = path.relative_to(self.folder).as_posix()
         return self._record is not None and relative in self._record.files
+
+    def content(self, name: str, most_bytes: int) -> bytes:
+        """Returns the bytes of a file, checked.
+
+        Args:
+            name: Of the file in the folder.
+            most_bytes: More is refused.
+
+        Raises:
+            FileNotFoundError: there is no such file, and none was recorded.
+            ContentMismatch: it is not what the record says.
+            ModelNotFound: it was recorded, and is missing.
+            InvalidInput: it is larger.
+        """
+        path = self.folder / name
+        if path.exists() or self.lists(path):
+            self.begin(path, first=True)
+        return read_bounded(path, most_bytes)
 
     def begin(self, path: Path, ranges: Ranges | None = None, *, first: bool = False) -> None:
         """Begins to check a file; returns at once unless it is small.

@@ -65,7 +65,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: Sha256
     """Of the version, for people and for `jq`."""
     checksum: Sha256
-    """Of the files' entries as they are encoded, so that a change of the record itself is noticed."""
+    """Of the files' entries as they are encoded: a change of the record itself is noticed."""
     files: dict[str, FileRecord]
 
 
