@@ -21,6 +21,7 @@ from catenaryd.redis_acl import redis_acl
 from catenaryd.replay import replay_group
 from catenaryd.simulating import simulate_group
 from catenaryd.supervisor import end_with_parent
+from catenaryd.verifying import verify_model
 from gateway.settings import GatewaySettings
 from gpu_agent.settings import AgentSettings
 from scheduler.settings import SchedulerSettings
@@ -234,6 +235,7 @@ cli.add_command(profile)
 cli.add_command(redis_acl)
 cli.add_command(replay_group)
 cli.add_command(simulate_group)
+cli.add_command(verify_model)
 
 
 def main() -> None:

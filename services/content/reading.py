@@ -19,8 +19,16 @@ from types import TracebackType
 
 from services.bounded_files import read_bounded
 from services.content.hashing import Digests, Stamp, first_failure, pool
-from services.content.record import CHUNK_BYTES, ContentRecord, FileRecord, machine, mismatch
-from services.errors import ModelNotFound
+from services.content.record import (
+    CHUNK_BYTES,
+    ContentRecord,
+    FileRecord,
+    changed,
+    machine,
+    mismatch,
+    unlisted,
+)
+from services.errors import ContentMismatch, ModelNotFound
 
 _AT_ONCE_BYTES = 1 << 20
 """Files up to this are checked at once."""
@@ -61,6 +69,14 @@ class Reading:
         # A file that is not what it should be explains whatever went wrong with loading it.
         if error is None or isinstance(error, Exception):
             self.finish()
+
+    def names(self) -> list[str]:
+        """Returns the files in the record."""
+        return list(self._record.files) if self._record is not None else []
+
+    def alone(self) -> Reading:
+        """Returns another reading of the same version, which has begun nothing."""
+        return Reading(self._name, self.folder, self._record, self._digests)
 
     def lists(self, path: Path) -> bool:
         """Returns True if a file is one that is checked: in the record."""
@@ -104,13 +120,13 @@ class Reading:
         recorded = self._record.files.get(relative)
         where = f"{self._name}/{relative}"
         if recorded is None:
-            raise mismatch(where, "", "a file", what="there is")
+            raise unlisted(where)
         try:
             stamp = Stamp.of(path)
         except FileNotFoundError:
             raise ModelNotFound(f"{where} is missing on {machine()}") from None
         if self._stamps.setdefault(path, stamp) != stamp:
-            raise mismatch(where, "no change", "it changed", what="while it was read")
+            raise changed(where)
         if stamp.size != recorded.size:
             raise mismatch(where, str(recorded.size), str(stamp.size), what="size")
         begun = [
@@ -136,8 +152,7 @@ class Reading:
             raise failure
         for path, stamp in self._stamps.items():
             if Stamp.of(path) != stamp:
-                where = f"{self._name}/{path.relative_to(self.folder).as_posix()}"
-                raise mismatch(where, "no change", "it changed", what="while it was read")
+                raise changed(f"{self._name}/{path.relative_to(self.folder).as_posix()}")
 
     def _begin(self, path: Path, recorded: FileRecord, index: int, where: str) -> Future[None]:
         def check() -> None:
@@ -151,6 +166,21 @@ class Reading:
 
         work = self._begun[path, index] = pool().submit(check)
         return work
+
+
+def check_all(reading: Reading) -> list[str]:
+    """Returns, in words, what is wrong with the files that were recorded; checks all of them."""
+    problems = []
+    for name in reading.names():
+        single = reading.alone()
+        try:
+            single.begin(reading.folder / name)
+            single.finish()
+        except (ContentMismatch, ModelNotFound) as error:
+            problems.append(error.message)
+        except OSError as error:
+            problems.append(f"{name} cannot be read: {error}")
+    return problems
 
 
 def _chunks(recorded: FileRecord, ranges: Ranges | None) -> list[int]:

@@ -117,6 +117,18 @@ def mismatch(where: str, expected: str, found: str, what: str = "sha256") -> Con
     )
 
 
+def changed(where: str) -> ContentMismatch:
+    """Returns the error of a file that was changed while somebody read it."""
+    text = f"{where} on {machine()} was changed while it was read"
+    return ContentMismatch(text, details={"file": where, "machine": machine()})
+
+
+def unlisted(where: str) -> ContentMismatch:
+    """Returns the error of a file that is not in the record of its version."""
+    text = f"{where} on {machine()} is not in {RECORD_FILE}: it was added later"
+    return ContentMismatch(text, details={"file": where, "machine": machine()})
+
+
 def machine() -> str:
     """Returns how this machine is called in messages."""
     return socket.gethostname()

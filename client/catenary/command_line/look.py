@@ -133,6 +133,7 @@ def _status_page(found: ClusterStatus) -> Group:
         )
     if found.leaks_mended:
         summary += f"{found.leaks_mended} leaks mended in {found.audits} audits of the book\n"
+    summary += "".join(f"{text}\n" for a in found.agents for text in a.content_problems)
     summary += _versions_line(found)
     agents = (
         (f"{a.agent_id} (group {a.group})" if found.groups else a.agent_id, a.device,
