@@ -10,6 +10,9 @@ from services.errors import ContentMismatch
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import scheduler_pb2
 
+CONTENT = "content"
+"""Detail of an error: the digest of the whole version that is here."""
+
 
 def is_content_as_ordered(content: str, order: scheduler_pb2.LoadPartition) -> bool:
     """Returns True unless both digests are known and differ."""
@@ -31,5 +34,9 @@ def check_content(what: str, content: str, order: scheduler_pb2.LoadPartition) -
         raise ContentMismatch(
             f"{what} on {machine()} is not what the cluster serves: sha256"
             f" {content[:SHOWN_DIGITS]} instead of {order.content_digest[:SHOWN_DIGITS]}",
-            details={"expected": order.content_digest, "found": content, "machine": machine()},
+            details={
+                "expected": order.content_digest,
+                CONTENT: content,
+                "machine": machine(),
+            },
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from gpu_agent.content import check_content, is_content_as_ordered
+from gpu_agent.content import CONTENT, check_content, is_content_as_ordered
 from gpu_agent.engine.partitions import LoadedPartition
 from gpu_agent.engine.reporting import Notice, Outgoing, is_retryable
 from gpu_agent.executors.loading import load_executor
@@ -297,7 +297,10 @@ def _failed(order: scheduler_pb2.LoadPartition, error: CatenaryError) -> Notice:
     return Notice(
         scheduler_pb2.AgentMessage(
             partition_failed=scheduler_pb2.PartitionFailed(
-                key=order.key, failure=failure, out_of_memory=error.details.get(_LIMIT) == _MEMORY
+                key=order.key,
+                failure=failure,
+                out_of_memory=error.details.get(_LIMIT) == _MEMORY,
+                content_digest=error.details.get(CONTENT, ""),
             )
         )
     )

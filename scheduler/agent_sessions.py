@@ -22,7 +22,7 @@ from scheduler.sessions import (
 )
 from scheduler.targets import CacheNeed
 from services.domain.ids import AgentId, Epoch, Nanoseconds, SessionId
-from services.errors import InvalidInput, StaleEpoch, Unavailable
+from services.errors import ContentMismatch, InvalidInput, StaleEpoch, Unavailable
 from services.log import get_logger
 
 _log = get_logger(__name__)
@@ -254,9 +254,14 @@ class AgentSessions:
             self._cluster.partition_loaded(agent_id, key, loaded, now_s)
         elif kind == "partition_failed":
             failed = message.partition_failed
+            if failed.failure.reason == ContentMismatch.reason:
+                self._cluster.content.refused(
+                    agent_id, converters.partition_of(failed.key),
+                    failed.failure.message, failed.content_digest,
+                )  # fmt: skip
             self._cluster.partition_failed(
                 agent_id, converters.partition_of(failed.key), failed.failure.message,
-                out_of_memory=failed.out_of_memory, now_s=now_s, reason=failed.failure.reason,
+                out_of_memory=failed.out_of_memory, now_s=now_s,
             )  # fmt: skip
         elif kind == "holdings":
             self._leader.audits.agent_says(record, message.holdings)

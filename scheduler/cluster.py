@@ -42,7 +42,6 @@ from services.domain.ids import (
     PartitionKey,
     PlanId,
 )
-from services.errors import ContentMismatch
 from services.log import get_logger
 
 _log = get_logger(__name__)
@@ -213,11 +212,9 @@ class Cluster:
 
     def partition_failed(
         self, agent_id: AgentId, key: PartitionKey, problem: str, *, out_of_memory: bool,
-        now_s: float, reason: str = "",
+        now_s: float,
     ) -> None:  # fmt: skip
         """An order could not be carried out."""
-        if reason == ContentMismatch.reason:
-            self.content.differs(agent_id, key, f"agent {agent_id}: {problem}")
         _log.warning("partition_failed", agent=agent_id, partition=str(key), error=problem)
         self._orders.failed(agent_id, key, problem, now_s, out_of_memory=out_of_memory)
         self.reconcile(now_s)

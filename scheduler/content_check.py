@@ -1,13 +1,14 @@
 """Who has other weights than the rest: agents of unlike content are never mixed.
 
 Of every model the cluster serves one content. It is what the leader's own repository says; where
-that says nothing, it is what most agents have loaded (of equally many, those that were there
-first). An agent that says it has loaded another is told to give that up, is named, and hosts
-nothing of the model until it has loaded the right one.
+that says nothing, it is what most agents have (of equally many, those that said so first). An agent
+that says it has loaded another is told to give that up, is named, and hosts nothing of the model
+until it has loaded the right one.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from scheduler.deployments import Deployment
@@ -30,21 +31,32 @@ class ContentCheck:
         self._roster = roster
         self._note = note
         self._problems: dict[AgentId, dict[PartitionKey, str]] = {}
+        self._said: dict[ModelKey, dict[AgentId, str]] = {}
+        """What agents that are there have, whether they may serve it or not."""
 
     def expected(self, model: ModelKey) -> str:
         """Returns the digest of what is served of a model; empty if nobody knows."""
         deployment = self._deployed.get(model)
         if deployment is not None and deployment.content:
             return deployment.content
-        votes: dict[str, set[AgentId]] = {}
-        for agent, record in self._roster.items():
-            for key, loaded in record.loaded.items():
-                if key.model == model and loaded.content:
-                    votes.setdefault(loaded.content, set()).add(agent)
-        return max(votes, key=lambda digest: len(votes[digest]), default="")
+        votes = Counter(self._said.get(model, {}).values())
+        return max(votes, key=lambda digest: votes[digest], default="")
+
+    def refused(self, agent: AgentId, key: PartitionKey, problem: str, content: str) -> None:
+        """An agent did not load something, because what it has is not what was ordered."""
+        self.says(agent, key.model, content)
+        self.differs(agent, key, f"agent {agent}: {problem}")
+
+    def says(self, agent: AgentId, model: ModelKey, content: str) -> None:
+        """An agent says what it has of a model."""
+        if content:
+            self._said.setdefault(model, {})[agent] = content
 
     def unlike(self) -> list[tuple[AgentId, PartitionKey, str]]:
         """Returns what agents have loaded that is not what is served, and what to say of it."""
+        for agent, record in self._roster.items():
+            for key, loaded in record.loaded.items():
+                self.says(agent, key.model, loaded.content)
         known: dict[ModelKey, str] = {}
         found = []
         for agent, record in self._roster.items():
@@ -78,6 +90,8 @@ class ContentCheck:
     def gone(self, agent: AgentId) -> None:
         """An agent is gone; it may come back with another copy."""
         self._problems.pop(agent, None)
+        for said in self._said.values():
+            said.pop(agent, None)
 
     def problems(self, agent: AgentId) -> list[str]:
         """Returns, in words, where an agent's copy of a model is not what the others have."""

@@ -1642,8 +1642,11 @@ class PartitionFailed(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     out_of_memory: _builtins.bool
     """True: it would fit if other partitions were unloaded first."""
+    content_digest: _builtins.str
+    """Of the agent's copy of the model, where that is not what was ordered."""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     @_builtins.property
@@ -1654,10 +1657,11 @@ class PartitionFailed(_message.Message):
         key: Global___PartitionKey | None = ...,
         failure: _common_pb2.Failure | None = ...,
         out_of_memory: _builtins.bool = ...,
+        content_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key", b"key", "out_of_memory", b"out_of_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_digest", b"content_digest", "failure", b"failure", "key", b"key", "out_of_memory", b"out_of_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
