@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from gpu_agent.canary import Canary, Kind, decoder_answer, part_answer
 from gpu_agent.content import CONTENT, check_content, is_content_as_ordered
 from gpu_agent.engine.partitions import LoadedPartition
 from gpu_agent.engine.reporting import Notice, Outgoing, is_retryable
@@ -43,6 +44,8 @@ class Host:
     threads: int
     memory_bytes: int
     decoder_library: DecoderLibrary = "auto"
+    canary_class: str | None = None
+    """Device class whose answers are compared; None: none are."""
 
 
 class Loader:
@@ -62,7 +65,9 @@ class Loader:
         """Loads into `engine`, and decoders into `generation`; answers through `tell`."""
         self._engine = engine
         self._generation = generation
-        self._decoders = DecoderLoader(generation, self._open_decoder, self._check_fits)
+        self._decoders = DecoderLoader(
+            generation, self._open_decoder, self._check_fits, self._check_decoder
+        )
         self._host = host
         self._tell = tell
         self._turn = asyncio.Lock()
@@ -162,6 +167,7 @@ class Loader:
             compute_ns = await measure_between_batches(
                 executor, order.max_batch, self._engine.on_compute_thread
             )
+            await self._check_answer(executor, content, order)
         except BaseException:
             # A measurement may still run: close behind it, on the same thread.
             self._engine.add_step(lambda: _close(executor))
@@ -171,6 +177,35 @@ class Loader:
         )
         self._engine.partitions.add(loaded)
         return loaded
+
+    async def _check_answer(
+        self, executor: Executor, content: str, order: scheduler_pb2.LoadPartition
+    ) -> None:
+        """Returns if a part answers as others of its kind, where that is asked for."""
+        device, device_class = self._host.device, self._host.canary_class
+        if device_class is None or device.kind == "emulated":
+            return
+        precision = "float16" if order.float16_boundaries else "fp32"
+        precision = "cuda" if device.kind == "cuda" else precision
+        kind = Kind(type(executor).__name__, device_class, precision, content)
+        await Canary(self._host.repository.folder(executor.key.model)).check(
+            executor.key, kind, lambda: part_answer(executor), self._engine.on_compute_thread
+        )
+
+    async def _check_decoder(self, executor: DecoderExecutor, content: str) -> None:
+        """The same of decoder blocks."""
+        device, device_class = self._host.device, self._host.canary_class
+        if device_class is None or device.kind == "emulated":
+            return
+        model = executor.key.model
+        name = type(executor).__name__
+        precision = self._host.repository.manifest(model).precision
+        if name == "TorchDecoder":  # computes with the weights as they are, whatever the precision
+            precision = "cuda" if device.kind == "cuda" else "fp32"
+        await Canary(self._host.repository.folder(model)).check(
+            executor.key, Kind(name, device_class, precision, content),
+            lambda: decoder_answer(executor), self._generation.on_thread,
+        )  # fmt: skip
 
     async def _enlarge(self, present: LoadedPartition, max_batch: int) -> LoadedPartition:
         """Measures a partition that is here for larger batches."""

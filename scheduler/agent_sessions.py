@@ -22,10 +22,12 @@ from scheduler.sessions import (
 )
 from scheduler.targets import CacheNeed
 from services.domain.ids import AgentId, Epoch, Nanoseconds, SessionId
-from services.errors import ContentMismatch, InvalidInput, StaleEpoch, Unavailable
+from services.errors import CanaryFailed, ContentMismatch, InvalidInput, StaleEpoch, Unavailable
 from services.log import get_logger
 
 _log = get_logger(__name__)
+_OF_CONTENT = (ContentMismatch.reason, CanaryFailed.reason)
+"""Refusals to load that are about what an agent has or how it computes, not about room or orders."""
 Message = scheduler_pb2.SchedulerToAgentMessage
 
 
@@ -254,7 +256,7 @@ class AgentSessions:
             self._cluster.partition_loaded(agent_id, key, loaded, now_s)
         elif kind == "partition_failed":
             failed = message.partition_failed
-            if failed.failure.reason == ContentMismatch.reason:
+            if failed.failure.reason in _OF_CONTENT:
                 self._cluster.content.refused(
                     agent_id, converters.partition_of(failed.key),
                     failed.failure.message, failed.content_digest,

@@ -43,7 +43,7 @@ class ContentCheck:
         return max(votes, key=lambda digest: votes[digest], default="")
 
     def refused(self, agent: AgentId, key: PartitionKey, problem: str, content: str) -> None:
-        """An agent did not load something, because what it has is not what was ordered."""
+        """An agent did not load something: what it has, or computes, is not what it should be."""
         self.says(agent, key.model, content)
         self.differs(agent, key, f"agent {agent}: {problem}")
 

@@ -143,6 +143,12 @@ class ContentMismatch(PlanError):
     reason = "CONTENT_MISMATCH"
 
 
+class CanaryFailed(PlanError):
+    """A device answers a fixed input otherwise than others of its kind: it computes wrongly."""
+
+    reason = "CANARY_FAILED"
+
+
 class StaleEpoch(PlanError):
     """An order or frame of a scheduler that is no longer the leader."""
 

@@ -19,6 +19,7 @@ from catenary.client import Client
 from catenary.connection import TlsConfig
 from catenary.errors import (
     CacheFullError,
+    CanaryFailedError,
     CatenaryError,
     ClientError,
     ContentMismatchError,
@@ -84,6 +85,7 @@ __all__ = [
     "AsyncClient",
     "AsyncTextStream",
     "CacheFullError",
+    "CanaryFailedError",
     "CatenaryError",
     "ChainChange",
     "Client",

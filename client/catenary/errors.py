@@ -8,7 +8,7 @@
     │                     QuotaExceededError
     ├── DeadlineExceededError
     ├── PlanError         the operator acts: NoActivePlanError, PlanInfeasibleError,
-    │                     ContentMismatchError, StaleEpochError
+    │                     ContentMismatchError, CanaryFailedError, StaleEpochError
     ├── PeerError         another attempt may succeed: UnavailableError, PartitionLostError,
     │                     ProtocolError
     └── InternalError     a bug on the server
@@ -183,6 +183,12 @@ class ContentMismatchError(PlanError):
     """A model's file is not what was recorded of it; the message says which, and where."""
 
     reason = "CONTENT_MISMATCH"
+
+
+class CanaryFailedError(PlanError):
+    """A device answers a fixed input otherwise than others of its kind."""
+
+    reason = "CANARY_FAILED"
 
 
 class StaleEpochError(PlanError):

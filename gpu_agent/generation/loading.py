@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from gpu_agent.content import check_content, is_content_as_ordered
@@ -28,12 +28,18 @@ off the event loop."""
 CheckMemory = Callable[["PartitionKey", int], None]
 """Raises PlanInfeasible unless a partition with so many bytes more fits."""
 
+CheckAnswer = Callable[[DecoderExecutor, str], Awaitable[None]]
+"""Raises CanaryFailed unless an executor of some content computes as others do."""
+
 
 class DecoderLoader:
     """Carries out LoadPartition orders that have a cache layout."""
 
-    def __init__(self, generation: GenerationEngine, load: Open, check: CheckMemory) -> None:
-        """Serves on `generation` what `load` opens, if `check` allows."""
+    def __init__(
+        self, generation: GenerationEngine, load: Open, check: CheckMemory, answers: CheckAnswer
+    ) -> None:
+        """Serves on `generation` what `load` opens, if `check` allows and it `answers` right."""
+        self._check_answer = answers
         self._generation = generation
         self._load = load
         self._check = check
@@ -71,6 +77,7 @@ class DecoderLoader:
         try:
             self._check(key, executor.memory_bytes + cache_bytes(lane, layout))
             lane.cost = await self._measure(executor)
+            await self._check_answer(executor, content)
         except BaseException:
             # A measurement may still run: close behind it, on the same thread.
             self._generation.add_call(executor.close)

@@ -47,6 +47,8 @@ TABLE = [
      [rpc.PreconditionFailure, rpc.ErrorInfo], None, None, False),
     (errors.ContentMismatch("net:1/model.onnx on gpu3", details={"file": "net:1/model.onnx"}),
      C.FAILED_PRECONDITION, 409, [rpc.PreconditionFailure, rpc.ErrorInfo], None, None, False),
+    (errors.CanaryFailed("off"), C.FAILED_PRECONDITION, 409,
+     [rpc.PreconditionFailure, rpc.ErrorInfo], None, None, False),
     (errors.StaleEpoch("old", details={"epoch": "3"}), C.ABORTED, 409, [rpc.ErrorInfo],
      None, None, True),
     (errors.Unavailable("draining"), C.UNAVAILABLE, 503, [rpc.RetryInfo, rpc.ErrorInfo],

@@ -105,5 +105,28 @@ async def test_a_torn_part_is_built_anew(bench, own):
     assert len(part.read_bytes()) == len(whole)
 
 
+async def test_a_device_that_computes_otherwise_takes_no_traffic(bench, own):
+    scheduler = await bench.scheduler()
+    for number, name in enumerate(("a-0", "a-1"), 1):  # the second is compared with the first
+        await bench.agent(scheduler.port, agent_id=name, canary="on")
+        await scheduler.wait_for("hello", number)
+        await scheduler.order(load_partition=bench.load(0, 2))
+        await scheduler.wait_for("partition_loaded", number)
+    [file] = (own.folder(TINY) / ".canaries").iterdir()
+    said = json.loads(file.read_text())
+    said["answers"] = [[1.01 * value + 0.1 for value in each] for each in said["answers"]]
+    file.write_text(json.dumps(said))
+    odd = await bench.agent(scheduler.port, agent_id="a-2", canary="on")
+    await scheduler.wait_for("hello", 3)
+    await scheduler.order(load_partition=bench.load(0, 2))
+    [failed] = await scheduler.wait_for("partition_failed")
+    assert failed.failure.reason == "CANARY_FAILED"
+    assert not odd.hello().partitions
+    await bench.agent(scheduler.port, agent_id="a-3")  # not asked to compare
+    await scheduler.wait_for("hello", 4)
+    await scheduler.order(load_partition=bench.load(0, 2))
+    await scheduler.wait_for("partition_loaded", 3)
+
+
 def _hash_in(table) -> str:
     return str(json.loads(table.read_text())["model_hash"])
