@@ -27,7 +27,7 @@ from services.log import get_logger
 
 _log = get_logger(__name__)
 _OF_CONTENT = (ContentMismatch.reason, CanaryFailed.reason)
-"""Refusals to load that are about what an agent has or how it computes, not about room or orders."""
+"""Refusals to load that are about what an agent has, or how it computes; not about room."""
 Message = scheduler_pb2.SchedulerToAgentMessage
 
 
