@@ -240,6 +240,7 @@ cli.add_command(verify_model)
 
 def main() -> None:
     """Entry point of `catenaryd`."""
+    configure_logging("command", "local", "warning", False)  # processes do it again, their way
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort:

@@ -24,7 +24,8 @@ _SETTLED_NS = 1_500_000_000
 """Coarser than the times of any file system in use."""
 _PIECE_BYTES = 1 << 20
 _MOST_THREADS = 4
-_MOST_KNOWN = 4_096
+_MOST_KNOWN = 65_536
+"""Digests remembered: a terabyte of chunks."""
 
 
 class Stamp(NamedTuple):

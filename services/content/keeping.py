@@ -22,9 +22,7 @@ from services.content.record import (
     encode,
 )
 from services.errors import Unavailable
-from services.log import get_logger
 
-_log = get_logger("services.content")
 _SHARED_MODE = 0o644
 
 
@@ -110,9 +108,6 @@ class ContentRecords:
         except OSError as error:
             raise Unavailable(f"the files of {name} cannot be recorded yet: {error}") from error
         self._write(folder, record)
-        _log.info(
-            "content_recorded", model=name, digest=record.digest[:12], files=len(record.files)
-        )
         return record
 
     def _write(self, folder: Path, record: ContentRecord) -> None:

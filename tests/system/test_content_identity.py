@@ -65,7 +65,7 @@ async def answers(client: catenary.AsyncClient) -> tuple[np.ndarray, tuple[int, 
     image = preprocess(sample_photographs()["chelsea"])
     rows = [(await client.infer(IMAGES, {"image": image}))["logits"] for _ in range(4)]
     texts = [
-        (await client.complete(TEXTS, PROMPT, max_tokens=12, ignore_eos=True)).token_ids
+        (await client.generate(TEXTS, PROMPT, max_tokens=12, ignore_eos=True)).token_ids
         for _ in range(3)
     ]
     for row in rows[1:]:
