@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.generation.text_codec import TextCodec
 from gpu_agent.decoders.base import CacheLayout
+from gpu_agent.decoders.building import ensure_graph
 from gpu_agent.decoders.loading import load_decoder
 from gpu_agent.executors.device import Device
 from scheduler.deployments import Deployments, Wish
@@ -19,7 +20,7 @@ from services.content.record import RECORD_FILE
 from services.domain.ids import ModelKey, PartitionKey
 from services.errors import CatenaryError, ContentMismatch
 from services.model_repository import ModelRepository
-from tiny_language_models import LAYERS, imported_llama
+from tiny_language_models import LAYERS, imported_llama, worker_in_this_process
 
 for _module in ("torch", "transformers", "onnxruntime_genai"):
     pytest.importorskip(_module, reason="the extra [generation] is not installed")
@@ -130,3 +131,34 @@ def test_a_missing_file_is_said_to_be_missing_here(tmp_path: Path) -> None:
     (repository.folder(key) / "onnx-fp32" / "model.onnx.data").unlink()
     with pytest.raises(CatenaryError, match=r"model\.onnx"):
         by_onnx(repository, key)
+
+
+def test_a_graph_made_on_demand_is_recorded_and_one_left_half_made_is_made_anew(
+    tmp_path: Path,
+) -> None:
+    repository, key = copied(tmp_path / "models")
+    digest = repository.content_digest(key)
+    left = repository.folder(key) / "onnx-int8"
+    left.mkdir()
+    (left / "model.onnx").write_bytes(b"half")  # by a builder that died before it was recorded
+    with worker_in_this_process():
+        made = ensure_graph(repository, key, "int8")
+        stamp = (made / "model.onnx").stat().st_mtime_ns
+        assert ensure_graph(repository, key, "int8") == made
+    assert (made / "model.onnx").stat().st_mtime_ns == stamp
+    assert (made / "model.onnx").read_bytes() != b"half"
+    record = repository.content(key)
+    assert record is not None
+    assert record.files["onnx-int8/model.onnx"].derived
+    assert record.digest == digest
+    alter(made / "model.onnx", 0.5, 1)
+    with pytest.raises(ContentMismatch, match="onnx-int8"), repository.reading(key) as reading:
+        reading.begin(made / "model.onnx")
+
+
+def test_a_graph_is_not_made_of_altered_weights(tmp_path: Path) -> None:
+    repository, key = copied(tmp_path / "models")
+    alter(repository.folder(key) / "model.safetensors", 0.5, 1)
+    with worker_in_this_process(), pytest.raises(ContentMismatch, match=r"model\.safetensors"):
+        ensure_graph(repository, key, "int8")
+    assert not (repository.folder(key) / "onnx-int8").exists()
