@@ -22,6 +22,7 @@ from catenaryd.repair import repair
 from catenaryd.replay import replay_group
 from catenaryd.simulating import simulate_group
 from catenaryd.supervisor import end_with_parent
+from catenaryd.verifying import verify_model
 from gateway.settings import GatewaySettings
 from gpu_agent.settings import AgentSettings
 from scheduler.settings import SchedulerSettings
@@ -236,10 +237,12 @@ cli.add_command(redis_acl)
 cli.add_command(repair)
 cli.add_command(replay_group)
 cli.add_command(simulate_group)
+cli.add_command(verify_model)
 
 
 def main() -> None:
     """Entry point of `catenaryd`."""
+    configure_logging("command", "local", "warning", False)  # processes do it again, their way
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from gpu_agent.canary import Canary, Kind, decoder_answer, part_answer
+from gpu_agent.content import CONTENT, check_content, is_content_as_ordered
 from gpu_agent.engine.partitions import LoadedPartition
 from gpu_agent.engine.reporting import Notice, Outgoing, is_retryable
 from gpu_agent.executors.loading import load_executor
@@ -42,6 +44,8 @@ class Host:
     threads: int
     memory_bytes: int
     decoder_library: DecoderLibrary = "auto"
+    canary_class: str | None = None
+    """Device class whose answers are compared; None: none are."""
 
 
 class Loader:
@@ -61,7 +65,9 @@ class Loader:
         """Loads into `engine`, and decoders into `generation`; answers through `tell`."""
         self._engine = engine
         self._generation = generation
-        self._decoders = DecoderLoader(generation, self._open_decoder, self._check_fits)
+        self._decoders = DecoderLoader(
+            generation, self._open_decoder, self._check_fits, self._check_decoder
+        )
         self._host = host
         self._tell = tell
         self._turn = asyncio.Lock()
@@ -145,12 +151,14 @@ class Loader:
         if not 0 < order.max_batch <= _MAX_BATCH:
             raise InvalidInput("max_batch", f"{order.max_batch}; 1 to {_MAX_BATCH} are possible")
         present = self._engine.partitions.get(key)
+        if present is not None:
+            check_content(f"what is loaded of {key.model}", present.content, order)
         if present is not None and present.float16_boundaries == order.float16_boundaries:
             return await self._enlarge(present, order.max_batch)
         # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
         opening = asyncio.ensure_future(asyncio.to_thread(self._open, key, order))
         try:
-            executor = await asyncio.shield(opening)
+            executor, content = await asyncio.shield(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(_close_late)
             raise
@@ -159,13 +167,45 @@ class Loader:
             compute_ns = await measure_between_batches(
                 executor, order.max_batch, self._engine.on_compute_thread
             )
+            await self._check_answer(executor, content, order)
         except BaseException:
             # A measurement may still run: close behind it, on the same thread.
             self._engine.add_step(lambda: _close(executor))
             raise
-        loaded = LoadedPartition(executor, order.float16_boundaries, order.max_batch, compute_ns)
+        loaded = LoadedPartition(
+            executor, order.float16_boundaries, order.max_batch, compute_ns, content
+        )
         self._engine.partitions.add(loaded)
         return loaded
+
+    async def _check_answer(
+        self, executor: Executor, content: str, order: scheduler_pb2.LoadPartition
+    ) -> None:
+        """Returns if a part answers as others of its kind, where that is asked for."""
+        device, device_class = self._host.device, self._host.canary_class
+        if device_class is None or device.kind == "emulated":
+            return
+        precision = "float16" if order.float16_boundaries else "fp32"
+        precision = "cuda" if device.kind == "cuda" else precision
+        kind = Kind(type(executor).__name__, device_class, precision, content)
+        await Canary(self._host.repository.folder(executor.key.model)).check(
+            executor.key, kind, lambda: part_answer(executor), self._engine.on_compute_thread
+        )
+
+    async def _check_decoder(self, executor: DecoderExecutor, content: str) -> None:
+        """The same of decoder blocks."""
+        device, device_class = self._host.device, self._host.canary_class
+        if device_class is None or device.kind == "emulated":
+            return
+        model = executor.key.model
+        name = type(executor).__name__
+        precision = self._host.repository.manifest(model).precision
+        if name == "TorchDecoder":  # computes with the weights as they are, whatever the precision
+            precision = "cuda" if device.kind == "cuda" else "fp32"
+        await Canary(self._host.repository.folder(model)).check(
+            executor.key, Kind(name, device_class, precision, content),
+            lambda: decoder_answer(executor), self._generation.on_thread,
+        )  # fmt: skip
 
     async def _enlarge(self, present: LoadedPartition, max_batch: int) -> LoadedPartition:
         """Measures a partition that is here for larger batches."""
@@ -179,28 +219,31 @@ class Loader:
             self._engine.partitions.let_go(present)
         return present
 
-    def _open(self, key: PartitionKey, order: scheduler_pb2.LoadPartition) -> Executor:
+    def _open(self, key: PartitionKey, order: scheduler_pb2.LoadPartition) -> tuple[Executor, str]:
         host = self._host
+        content = self._content_of(key.model, order)
         table = host.repository.block_table(key.model)
         if order.block_table_hash and order.block_table_hash != table.model_hash:
             raise PlanInfeasible(
                 f"{key.model} is cut differently here: "
                 f"{table.model_hash[:12]}, the plan is for {order.block_table_hash[:12]}"
             )
-        return load_executor(
+        executor = load_executor(
             host.repository,
             key,
             device=host.device,
             float16_boundaries=order.float16_boundaries,
             threads=host.threads,
         )
+        return executor, content
 
     def _open_decoder(
-        self, key: PartitionKey, layout: CacheLayout, model_hash: str
-    ) -> DecoderExecutor:
+        self, key: PartitionKey, layout: CacheLayout, order: scheduler_pb2.LoadPartition
+    ) -> tuple[DecoderExecutor, str]:
         from gpu_agent.decoders.loading import commits_on_use, load_decoder
 
-        host = self._host
+        host, model_hash = self._host, order.block_table_hash
+        content = self._content_of(key.model, order)
         table = host.repository.decoder_table(key.model)
         if model_hash not in ("", table.model_hash):
             raise PlanInfeasible(
@@ -209,9 +252,16 @@ class Loader:
             )
         on_use = commits_on_use(host.device, host.decoder_library)
         self._check_fits(key, table.slot_bytes(layout.memory_tokens(commits_on_use=on_use)))
-        return load_decoder(
+        executor = load_decoder(
             host.repository, key, host.device, layout, host.threads, host.decoder_library
         )
+        return executor, content
+
+    def _content_of(self, model: ModelKey, order: scheduler_pb2.LoadPartition) -> str:
+        """Returns the digest of this machine's copy of a model, if it is what was ordered."""
+        content = self._host.repository.content_digest(model)
+        check_content(f"the copy of {model}", content, order)
+        return content
 
     def _check_memory(self, executor: Executor) -> None:
         old = self._engine.partitions.get(executor.key)
@@ -245,6 +295,7 @@ def described(loaded: LoadedPartition) -> scheduler_pb2.PartitionLoaded:
         ),
         memory_bytes=loaded.executor.memory_bytes,
         compute_ns=loaded.compute_ns,
+        content_digest=loaded.content,
     )
 
 
@@ -258,7 +309,8 @@ def _times(told: scheduler_pb2.PartitionLoaded) -> dict[str, object]:
 
 def _is_as_ordered(loaded: LoadedPartition, order: scheduler_pb2.LoadPartition) -> bool:
     return (
-        loaded.float16_boundaries == order.float16_boundaries
+        is_content_as_ordered(loaded.content, order)
+        and loaded.float16_boundaries == order.float16_boundaries
         and loaded.max_batch >= order.max_batch
     )
 
@@ -280,7 +332,10 @@ def _failed(order: scheduler_pb2.LoadPartition, error: CatenaryError) -> Notice:
     return Notice(
         scheduler_pb2.AgentMessage(
             partition_failed=scheduler_pb2.PartitionFailed(
-                key=order.key, failure=failure, out_of_memory=error.details.get(_LIMIT) == _MEMORY
+                key=order.key,
+                failure=failure,
+                out_of_memory=error.details.get(_LIMIT) == _MEMORY,
+                content_digest=error.details.get(CONTENT, ""),
             )
         )
     )
@@ -291,6 +346,6 @@ def _close(executor: Executor) -> int:
     return 0
 
 
-def _close_late(opening: asyncio.Future[Executor]) -> None:
+def _close_late(opening: asyncio.Future[tuple[Executor, str]]) -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+        opening.result()[0].close()

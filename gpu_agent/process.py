@@ -112,6 +112,7 @@ class AgentProcess:
             self.share.threads,
             self.share.memory_bytes,
             settings.decoder,
+            self.share.device_class if settings.canary == "on" else None,
         )
         self._loader = Loader(self.engine, self.generation, host, self._tell)
         self.control = Control(

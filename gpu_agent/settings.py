@@ -93,6 +93,11 @@ class AgentSettings(ProcessSettings):
         "auto",
         description="Library language models run on; auto: ONNX Runtime on a CPU, PyTorch on CUDA.",
     )
+    canary: Literal["off", "on"] = Field(
+        "off",
+        description="on: a partition takes traffic only if it answers a fixed input as the first "
+        "agent of its kind did.",
+    )
     prefill_chunk_tokens: int = Field(
         0, ge=0,
         description="Most prompt tokens computed beside one step of running sessions; "

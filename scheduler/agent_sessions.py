@@ -22,10 +22,18 @@ from scheduler.sessions import (
 )
 from scheduler.targets import CacheNeed
 from services.domain.ids import AgentId, Epoch, Nanoseconds, SessionId
-from services.errors import CatenaryError, InvalidInput, Unavailable
+from services.errors import (
+    CanaryFailed,
+    CatenaryError,
+    ContentMismatch,
+    InvalidInput,
+    Unavailable,
+)
 from services.log import get_logger
 
 _log = get_logger(__name__)
+_OF_CONTENT = (ContentMismatch.reason, CanaryFailed.reason)
+"""Refusals to load that are about what an agent has, or how it computes; not about room."""
 Message = scheduler_pb2.SchedulerToAgentMessage
 
 
@@ -276,6 +284,11 @@ class AgentSessions:
             self._cluster.partition_loaded(agent_id, key, loaded, now_s)
         elif kind == "partition_failed":
             failed = message.partition_failed
+            if failed.failure.reason in _OF_CONTENT:
+                self._cluster.content.refused(
+                    agent_id, converters.partition_of(failed.key),
+                    failed.failure.message, failed.content_digest,
+                )  # fmt: skip
             self._cluster.partition_failed(
                 agent_id, converters.partition_of(failed.key), failed.failure.message,
                 out_of_memory=failed.out_of_memory, now_s=now_s,
@@ -296,8 +309,11 @@ class AgentSessions:
 def _loaded(message: scheduler_pb2.PartitionLoaded, ordered: CacheNeed | None) -> Loaded:
     """Returns what an agent hosts; it says how much cache it has, and obeys where to enter."""
     if not message.HasField("generation"):
-        return Loaded(message.memory_bytes, tuple(message.compute_ns))
+        content = message.content_digest
+        return Loaded(message.memory_bytes, tuple(message.compute_ns), content=content)
     cost = message.generation
     entries = ordered.entry_blocks if ordered is not None else (message.key.first_block,)
     cache = CacheNeed(cost.block_slots, cost.session_tokens, entries, cost.cache_tokens)
-    return Loaded(message.memory_bytes, (), session_converters.cost_of(cost), cache)
+    return Loaded(
+        message.memory_bytes, (), session_converters.cost_of(cost), cache, message.content_digest
+    )

@@ -19,6 +19,7 @@ from typing import Protocol
 from scheduler import targets
 from scheduler.chain_pace import latency_lines, service_times
 from scheduler.clock import now_ns
+from scheduler.content_check import ContentCheck
 from scheduler.deployments import Deployments
 from scheduler.fleet import Fleet, Goal, Yard
 from scheduler.in_force import ActivePlan, Dispatching, InForce
@@ -72,6 +73,10 @@ class Stage(Yard, Dispatching, Protocol):
         """Agents, partitions, readiness or plan are not what they were."""
         ...
 
+    def note(self, kind: str, facts: dict[str, str]) -> None:
+        """Enters what happened into the event stream."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -88,6 +93,7 @@ class Cluster:
     Attributes:
         wishes: Who decides what should be in force.
         target: What should be in force.
+        content: Which agents have other weights than the rest.
     """
 
     def __init__(
@@ -98,6 +104,8 @@ class Cluster:
         self._deployments = deployments
         self._orders = LoadOrders(limits.load_timeout_s, limits.load_attempts)
         self._fleet = Fleet(stage, deployments, self._orders, measured)
+        self.content = ContentCheck(deployments.ready, self._fleet.roster, stage.note)
+        self._fleet.expect_content(self.content.expected)
         roster, shape = self._fleet.roster, planner.session_shape
         self._in_force = InForce(
             stage, deployments, measured,
@@ -191,6 +199,7 @@ class Cluster:
     def agent_disconnected(self, agent_id: AgentId, now_s: float) -> None:
         """An agent is gone, and what it held is gone with it."""
         self._fleet.disconnected(agent_id, now_s)
+        self.content.gone(agent_id)
         self.reconcile(now_s)
 
     def partition_loaded(
@@ -198,6 +207,7 @@ class Cluster:
     ) -> None:
         """An order was carried out."""
         self._fleet.loaded(agent_id, key, loaded, now_s)
+        self.content.loaded(agent_id, key)
         self.reconcile(now_s)
 
     def partition_failed(
@@ -217,6 +227,7 @@ class Cluster:
     def reconcile(self, now_s: float) -> None:
         """Does what is missing between what should be and what is."""
         self._now_s = now_s
+        self._part_unlike()
         self._resume()
         self._steer()
         self._move_sessions()
@@ -276,6 +287,12 @@ class Cluster:
         self._stage.switch_ended(report)
 
     # ---- reconcile, step by step ----
+
+    def _part_unlike(self) -> None:
+        """Serves nothing from agents whose content is not that of the others."""
+        for agent, key, text in self.content.unlike():
+            self._fleet.give_up(agent, key, text, self._now_s)
+            self.content.differs(agent, key, text)
 
     def _resume(self) -> None:
         """After a change of leader: goes on by the old plan, as far as its agents are there."""

@@ -59,6 +59,8 @@ class Deployment:
     """Size of its file; 0 if that is not here."""
     usual_packing: PackingGoal = "off"
     """What sessions are moved for where neither wish nor manifest say so."""
+    content: str = ""
+    """Digest of its content; empty if the repository here does not have all of it."""
 
     @property
     def block_weight_bytes(self) -> tuple[int, ...]:
@@ -161,10 +163,12 @@ class Deployments:
         Raises:
             ModelNotFound: it is not in the repository.
             InvalidInput: the repository's files about it are wrong.
+            ContentMismatch: they are not what was recorded.
         """
         key, manifest, table, decoder = await asyncio.to_thread(self._read, reference)
         profile = await asyncio.to_thread(self._read_profile, key)
         size = await asyncio.to_thread(self._size_of, key)
+        content = await asyncio.to_thread(self._content_of, key)
         if wish == Wish() and key in self.ready:
             wish = self.ready[key].wish
         if wish.packing is not None and decoder is None:
@@ -172,7 +176,7 @@ class Deployments:
         if wish.max_batch < 0 or (wish.partitions or 0) > table.blocks:
             raise InvalidInput("partitions", f"{key} has {table.blocks} blocks")
         self.ready[key] = Deployment(
-            wish, manifest, table, decoder, profile, size, self._packing
+            wish, manifest, table, decoder, profile, size, self._packing, content
         )  # fmt: skip
         self.problems.pop(reference, None)
         self._wanted.pop(reference, None)
@@ -214,6 +218,12 @@ class Deployments:
             return self._repository.model_file(key).stat().st_size
         except OSError:
             return 0
+
+    def _content_of(self, key: ModelKey) -> str:
+        try:
+            return self._repository.content_digest(key)
+        except OSError as error:
+            raise ModelNotFound(f"model {key} cannot be read: {error}") from error
 
     def _read(
         self, reference: str

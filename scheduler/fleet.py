@@ -85,6 +85,10 @@ class Fleet:
         self._recovery_until_s = 0.0
         self.roster: Roster = {}
 
+    def expect_content(self, content_of: Callable[[ModelKey], str]) -> None:
+        """Has agents told by `content_of` which digest what they load must have."""
+        self._hosting.content_of = content_of
+
     # ---- what happened ----
 
     def inherit(self, placement: Placement, until_s: float) -> None:
@@ -132,6 +136,14 @@ class Fleet:
         if record.joined:
             record.joined = False
             self._yard.agent_lost(agent_id)
+
+    def give_up(self, agent_id: AgentId, key: PartitionKey, problem: str, now_s: float) -> None:
+        """An agent has loaded what it must not serve: it gives that up, and is asked anew."""
+        self.lost(agent_id, key)
+        record = self.roster[agent_id]
+        if record.session is not None:
+            self._hosting.give_up(record, key, self._yard.epoch)
+        self._orders.failed(agent_id, key, problem, now_s)
 
     # ---- what is known ----
 

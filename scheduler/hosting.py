@@ -16,7 +16,7 @@ from scheduler.load_orders import LoadOrders
 from scheduler.roster import AgentRecord, Roster, present
 from scheduler.session_converters import cache_message
 from scheduler.targets import Need, Wanted
-from services.domain.ids import AgentId, Epoch, PartitionKey
+from services.domain.ids import AgentId, Epoch, ModelKey, PartitionKey
 from services.log import get_logger
 
 _log = get_logger(__name__)
@@ -30,6 +30,8 @@ class Hosting:
         self._deployments = deployments
         self._orders = orders
         self._sizes: dict[PartitionKey, int] = {}
+        self.content_of: Callable[[ModelKey], str] = lambda model: ""
+        """The digest of what is served of a model; empty if nobody knows."""
 
     def learn(self, key: PartitionKey, memory_bytes: int) -> None:
         """An agent reported how large a partition is."""
@@ -69,15 +71,19 @@ class Hosting:
             for key in [key for key in record.loaded if key not in keep]:
                 if in_use(agent_id, key):
                     continue
-                del record.loaded[key]
-                record.layouts.pop(key, None)
-                assert record.session is not None
-                record.session.send(
-                    scheduler_pb2.SchedulerToAgentMessage(
-                        epoch=epoch,
-                        unload_partition=scheduler_pb2.UnloadPartition(key=partition_message(key)),
-                    )
-                )
+                self.give_up(record, key, epoch)
+
+    def give_up(self, record: AgentRecord, key: PartitionKey, epoch: Epoch) -> None:
+        """Has an agent give up a partition; it does so when none of its batches needs it."""
+        record.loaded.pop(key, None)
+        record.layouts.pop(key, None)
+        assert record.session is not None
+        record.session.send(
+            scheduler_pb2.SchedulerToAgentMessage(
+                epoch=epoch,
+                unload_partition=scheduler_pb2.UnloadPartition(key=partition_message(key)),
+            )
+        )
 
     def fits(self, record: AgentRecord, key: PartitionKey, need: Need) -> bool:
         """True unless a partition is known not to fit beside what an agent has or is loading."""
@@ -128,6 +134,7 @@ class Hosting:
             float16_boundaries=need.float16,
             block_table_hash=deployment.table.model_hash,
             cache=cache_message(need.cache) if need.cache is not None else None,
+            content_digest=self.content_of(key.model),
         )
         if need.cache is not None:
             record.layouts[key] = need.cache

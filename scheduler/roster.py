@@ -27,6 +27,8 @@ class Loaded:
     """Of decoder blocks, which have no `compute_ns`."""
     cache: CacheNeed | None = None
     """Room for key-value caches, as far as the agent said."""
+    content: str = ""
+    """Digest of the model's content; empty if the agent knows nothing of it."""
 
 
 @dataclass(slots=True)

@@ -222,6 +222,8 @@ TABLE: dict[type[CatenaryError], _Row] = {
     errors.DeadlineExceeded: _Row(_C.DEADLINE_EXCEEDED, 504, _SERVER, (details.error_info,)),
     errors.NoActivePlan: _Row(_C.FAILED_PRECONDITION, 503, _SERVER, _PRECONDITION, retryable=True),
     errors.PlanInfeasible: _Row(_C.FAILED_PRECONDITION, 409, _BAD, _PRECONDITION),
+    errors.ContentMismatch: _Row(_C.FAILED_PRECONDITION, 409, _BAD, _PRECONDITION),
+    errors.CanaryFailed: _Row(_C.FAILED_PRECONDITION, 409, _SERVER, _PRECONDITION),
     errors.StaleEpoch: _Row(_C.ABORTED, 409, _SERVER, (details.error_info,), retryable=True),
     errors.Unavailable: _Row(
         _C.UNAVAILABLE, 503, _SERVER, _RETRY, _LATER_NS, retryable=True, pushback=True

@@ -137,6 +137,18 @@ class PlanInfeasible(PlanError):
     reason = "PLAN_INFEASIBLE"
 
 
+class ContentMismatch(PlanError):
+    """A model's file is not what was recorded; the message names file, digests and machine."""
+
+    reason = "CONTENT_MISMATCH"
+
+
+class CanaryFailed(PlanError):
+    """A device answers a fixed input otherwise than others of its kind: it computes wrongly."""
+
+    reason = "CANARY_FAILED"
+
+
 class StaleEpoch(PlanError):
     """An order or frame of a scheduler that is no longer the leader."""
 

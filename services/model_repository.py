@@ -8,20 +8,22 @@
           blocks.json    where it is cut and what each block costs (`BlockTable`)
           profile.json   what each block costs on each class of device (`ModelProfile`); optional
           decoder.json   sizes of a model that generates text (`DecoderTable`); only of those
+          content.json   size and digest of every file that is loaded (`services.content`)
 
 `blocks.json` carries the SHA-256 of the model file it was made from. A table of another file is
 refused, because its tensor names would cut the wrong graph; a profile of another file or of other
 cuts likewise. Emulated agents need no weights: where the model file is absent there is nothing to
 compare and the table is taken as it is.
+
+Once `content.json` is there, nothing that differs from it is read: what this module reads it
+compares, and whoever reads weights does it within `ModelRepository.reading`. What this module
+writes, it enters there.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
-import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,10 @@ from typing import Any
 import yaml
 
 from services.bounded_files import LARGEST_JSON_BYTES, read_bounded, read_yaml_text
+from services.content.hashing import digests
+from services.content.keeping import ContentRecords, write_durably
+from services.content.reading import Reading
+from services.content.record import RECORD_FILE, ContentRecord
 from services.domain.decoder import DecoderTable
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, Nanoseconds
 from services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
@@ -64,8 +70,7 @@ class ModelRepository:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._hashes: dict[Path, tuple[int, int, str]] = {}
-        """Model file -> (mtime, size, SHA-256): a file is read once, not on every look-up."""
+        self._records = ContentRecords(digests())
 
     def list(self) -> list[ModelKey]:
         """Returns every model and version with a manifest, by name, then version ascending."""
@@ -106,8 +111,11 @@ class ModelRepository:
         """
         path = self.folder(key) / MANIFEST_FILE
         try:
-            document = yaml.safe_load(read_yaml_text(path, f"{key}/{MANIFEST_FILE}"))
-        except FileNotFoundError:
+            with self._reading_known(key) as reading:
+                reading.begin(path)
+                text = read_yaml_text(path, f"{key}/{MANIFEST_FILE}")
+            document = yaml.safe_load(text)
+        except (FileNotFoundError, ModelNotFound):
             raise ModelNotFound(f"model {key} is not in the repository") from None
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidInput(f"{key}/{MANIFEST_FILE}", f"is not YAML: {error}") from None
@@ -118,28 +126,85 @@ class ModelRepository:
         return self._inside(key, self.manifest(key).file)
 
     def model_hash(self, key: ModelKey) -> str:
-        """Returns the SHA-256 of the model's file, in hexadecimal.
+        """Returns the SHA-256 of the model's file as it is, in hexadecimal.
 
         Raises:
             ModelNotFound: If the file is absent.
         """
         path = self.model_file(key)
         try:
-            status = path.stat()
+            return digests().whole(path)
         except FileNotFoundError:
             raise ModelNotFound(f"model {key} has no file {path.name}") from None
-        known = self._hashes.get(path)
-        if known is None or known[:2] != (status.st_mtime_ns, status.st_size):
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            known = (status.st_mtime_ns, status.st_size, digest)
-            self._hashes[path] = known
-        return known[2]
+
+    def content(self, key: ModelKey) -> ContentRecord | None:
+        """Returns what the files of a version are: as recorded, or recorded now.
+
+        None if nobody has recorded it and model.yaml or the model's file is absent: emulated
+        devices need no weights, and what is not there cannot be recorded.
+
+        Raises:
+            ContentMismatch: If the record is damaged.
+            Unavailable: If the files are being written.
+        """
+        known = self._records.known(self.folder(key), str(key))
+        if known is not None:
+            return known
+        try:
+            manifest = self.manifest(key)
+        except ModelNotFound:
+            return None
+        if not self._inside(key, manifest.file).is_file():
+            return None
+        return self._records.known_or_made(self.folder(key), str(key), manifest.precision)
+
+    def content_digest(self, key: ModelKey) -> str:
+        """Returns the digest of a version's content; empty if nothing is known of it."""
+        record = self.content(key)
+        return record.digest if record is not None else ""
+
+    def is_recorded(self, key: ModelKey) -> bool:
+        """Returns True if somebody has recorded what the files of a version are."""
+        return (self.folder(key) / RECORD_FILE).exists()
+
+    def record_content(self, key: ModelKey) -> ContentRecord:
+        """Records the files of a version as they are now, whatever was recorded before.
+
+        Raises:
+            ModelNotFound: If there is no such version.
+            Unavailable: If the files are being written.
+        """
+        path = self.folder(key) / MANIFEST_FILE
+        try:
+            document = yaml.safe_load(read_yaml_text(path, f"{key}/{MANIFEST_FILE}"))
+        except FileNotFoundError:
+            raise ModelNotFound(f"model {key} is not in the repository") from None
+        precision = _manifest_of(key, document).precision
+        return self._records.make(self.folder(key), str(key), precision)
+
+    def enter_derived(self, key: ModelKey, folder: str) -> None:
+        """Enters what was made of the other files, here, and is loaded from now on."""
+        root = self.folder(key)
+        files = [p.relative_to(root).as_posix() for p in (root / folder).rglob("*") if p.is_file()]
+        self._records.update(root, str(key), files, derived=True)
+
+    def reading(self, key: ModelKey) -> Reading:
+        """Returns what checks the files of a version while they are read; see `Reading`.
+
+        Raises:
+            ContentMismatch: If the record is damaged.
+        """
+        return Reading(str(key), self.folder(key), self.content(key), digests())
+
+    def _reading_known(self, key: ModelKey) -> Reading:
+        """The same, without recording anything: before a version is whole its files are written."""
+        folder = self.folder(key)
+        return Reading(str(key), folder, self._records.known(folder, str(key)), digests())
 
     def block_table(self, key: ModelKey) -> BlockTable:
         """Returns the model's blocks.
 
-        Of the model file only the hash is looked at, and only if it is there.
+        Of the model file only the hash is looked at: as it was recorded, else as it is.
 
         Raises:
             ModelNotFound: If the model has not been cut yet (or does not exist).
@@ -147,7 +212,7 @@ class ModelRepository:
         """
         where = f"{key}/{BLOCKS_FILE}"
         table = table_of_document(self._blocks_document(key), where)
-        if self.model_file(key).exists() and self.model_hash(key) != table.model_hash:
+        if self._recorded_hash(key, table.model_hash) != table.model_hash:
             raise InvalidInput(
                 f"{where}.model_hash", "is of another model file: prepare the model again"
             )
@@ -188,7 +253,7 @@ class ModelRepository:
     def write_decoder_table(self, key: ModelKey, table: DecoderTable) -> None:
         """Writes `decoder.json`."""
         document = {"version": DECODER_VERSION, **asdict(table)}
-        write_file(self.folder(key) / DECODER_FILE, json.dumps(document, indent=1) + "\n")
+        self._write(key, DECODER_FILE, json.dumps(document, indent=1) + "\n")
 
     def example_shapes(self, key: ModelKey) -> ExampleShapes:
         """Returns, per boundary, the shapes its tensors had in the one-row probing run.
@@ -265,7 +330,7 @@ class ModelRepository:
                 document["packing"] = manifest.packing
         _manifest_of(manifest.key, document)
         text = yaml.safe_dump(document, sort_keys=False)
-        write_file(self.folder(manifest.key) / MANIFEST_FILE, text)
+        self._write(manifest.key, MANIFEST_FILE, text)
 
     def write_block_table(
         self, key: ModelKey, table: BlockTable, examples: ExampleShapes | None = None
@@ -276,7 +341,7 @@ class ModelRepository:
             for tensor, shape in zip(entry["tensors"], shapes, strict=True):
                 tensor["example_shape"] = list(shape)
         text = json.dumps(document, indent=1)
-        write_file(self.folder(key) / BLOCKS_FILE, text + "\n")
+        self._write(key, BLOCKS_FILE, text + "\n")
 
     def _blocks_document(self, key: ModelKey) -> Any:
         try:
@@ -287,7 +352,27 @@ class ModelRepository:
             raise InvalidInput(f"{key}/{BLOCKS_FILE}", f"is not JSON: {error}") from None
 
     def _json_bytes(self, key: ModelKey, name: str) -> bytes:
-        return read_bounded(self.folder(key) / name, LARGEST_JSON_BYTES, f"{key}/{name}")
+        path = self.folder(key) / name
+        if name == PROFILE_FILE:  # measured later, and again: it is no part of the content
+            return read_bounded(path, LARGEST_JSON_BYTES, f"{key}/{name}")
+        if not path.exists():
+            raise FileNotFoundError(path)
+        with self._reading_known(key) as reading:
+            reading.begin(path)
+            return read_bounded(path, LARGEST_JSON_BYTES, f"{key}/{name}")
+
+    def _recorded_hash(self, key: ModelKey, unknown: str) -> str:
+        """Returns the SHA-256 of the model's file; `unknown` where there is none."""
+        path = self.model_file(key)
+        record = self._records.known(self.folder(key), str(key))
+        if record is not None:
+            file = record.files.get(self.manifest(key).file)
+            return file.sha256 if file is not None else unknown
+        return self.model_hash(key) if path.exists() else unknown
+
+    def _write(self, key: ModelKey, name: str, text: str) -> None:
+        write_file(self.folder(key) / name, text)
+        self._records.update(self.folder(key), str(key), [name])
 
     def _inside(self, key: ModelKey, file: str) -> Path:
         folder = self.folder(key)
@@ -444,12 +529,4 @@ def _version_order(version: str) -> tuple[int, int, str]:
 def write_file(path: Path, text: str) -> None:
     """Replaces the file at once, so that a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_durably(path, text.encode())

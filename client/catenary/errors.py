@@ -8,7 +8,7 @@
     │                     QuotaExceededError
     ├── DeadlineExceededError
     ├── PlanError         the operator acts: NoActivePlanError, PlanInfeasibleError,
-    │                     StaleEpochError
+    │                     ContentMismatchError, CanaryFailedError, StaleEpochError
     ├── PeerError         another attempt may succeed: UnavailableError, PartitionLostError,
     │                     ProtocolError
     └── InternalError     a bug on the server
@@ -177,6 +177,18 @@ class PlanInfeasibleError(PlanError):
     """No plan satisfies the constraints; the message names the first that fails."""
 
     reason = "PLAN_INFEASIBLE"
+
+
+class ContentMismatchError(PlanError):
+    """A model's file is not what was recorded of it; the message says which, and where."""
+
+    reason = "CONTENT_MISMATCH"
+
+
+class CanaryFailedError(PlanError):
+    """A device answers a fixed input otherwise than others of its kind."""
+
+    reason = "CANARY_FAILED"
 
 
 class StaleEpochError(PlanError):

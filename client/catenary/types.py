@@ -119,6 +119,7 @@ class AgentInfo:
         batches: Batches that it has yet to compute.
         server_id: The machine it is on.
         used_memory_bytes: Memory of what it has loaded.
+        content_problems: Where its copy of a model is not what the cluster serves, in words.
     """
 
     agent_id: str
@@ -137,6 +138,7 @@ class AgentInfo:
     batches: int = 0
     server_id: str = ""
     used_memory_bytes: int = 0
+    content_problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

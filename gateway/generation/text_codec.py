@@ -17,9 +17,17 @@ import jinja2
 from tokenizers import Tokenizer
 
 from gateway.generation.chat_template import ChatTemplate, Message
-from services.bounded_files import LARGEST_JSON_BYTES, LARGEST_TEMPLATE_BYTES, read_bounded
+from services.bounded_files import LARGEST_JSON_BYTES, LARGEST_TEMPLATE_BYTES
+from services.content.hashing import digests
+from services.content.reading import Reading
 from services.domain.ids import ModelKey
-from services.errors import InvalidInput, NoActivePlan
+from services.errors import (
+    ContentMismatch,
+    InvalidInput,
+    ModelNotFound,
+    NoActivePlan,
+    Unavailable,
+)
 from services.log import get_logger
 from services.model_repository import ModelRepository
 
@@ -49,25 +57,31 @@ class TextCodec:
         self._longest_token = max(map(len, vocabulary), default=1)
 
     @classmethod
-    def load(cls, folder: Path) -> TextCodec:
+    def load(cls, folder: Path, reading: Reading | None = None) -> TextCodec:
         """Reads the files of a model's folder; takes a while.
+
+        Args:
+            folder: Of the model.
+            reading: Checks the files; None: they are taken as they are.
 
         Raises:
             OSError: there is no tokenizer.json.
             ValueError: a file is malformed.
+            ContentMismatch: a file is not what was recorded.
         """
-        text = read_bounded(folder / "tokenizer.json", LARGEST_JSON_BYTES).decode()
+        files = reading or Reading(folder.name, folder, None, digests())
+        text = files.content("tokenizer.json", LARGEST_JSON_BYTES).decode()
         try:
             tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"tokenizer.json: {error}") from None
-        config = _document(folder / "tokenizer_config.json")
-        source = _template_source(folder, config)
+        config = _document(files, "tokenizer_config.json")
+        source = _template_source(files, config)
         try:
             template = None if source is None else ChatTemplate(source, _special_tokens(config))
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"chat template, line {error.lineno}: {error}") from None
-        size = _document(folder / "config.json").get("vocab_size")
+        size = _document(files, "config.json").get("vocab_size")
         return cls(tokenizer, template, size if isinstance(size, int) else 0)
 
     @property
@@ -136,7 +150,7 @@ class TextCodecs:
         try:
             # One caller that goes away must not take the file from the others.
             return await asyncio.shield(self._load(model))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ContentMismatch, ModelNotFound, Unavailable) as error:
             raise NoActivePlan(
                 f"model {model} cannot be asked here: its tokenizer files cannot be read",
                 details={"model": str(model)},
@@ -145,11 +159,14 @@ class TextCodecs:
     def _load(self, model: ModelKey) -> asyncio.Future[TextCodec]:
         load = self._loads.get(model)
         if load is None:
-            folder = self._repository.folder(model)
-            load = asyncio.ensure_future(asyncio.to_thread(TextCodec.load, folder))
+            load = asyncio.ensure_future(asyncio.to_thread(self._read, model))
             self._loads[model] = load
             load.add_done_callback(lambda done: self._loaded(model, done))
         return load
+
+    def _read(self, model: ModelKey) -> TextCodec:
+        with self._repository.reading(model) as reading:
+            return TextCodec.load(self._repository.folder(model), reading)
 
     def _loaded(self, model: ModelKey, load: asyncio.Future[TextCodec]) -> None:
         if load.cancelled() or load.exception() is not None:
@@ -159,19 +176,19 @@ class TextCodecs:
             _log.warning("tokenizer_not_loaded", model=str(model), why=why)
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(files: Reading, name: str) -> dict[str, Any]:
     try:
-        document = json.loads(read_bounded(path, LARGEST_JSON_BYTES))
+        document = json.loads(files.content(name, LARGEST_JSON_BYTES))
     except FileNotFoundError:
         return {}
     if not isinstance(document, dict):
-        raise ValueError(f"{path.name}: not a JSON object")
+        raise ValueError(f"{name}: not a JSON object")
     return document
 
 
-def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _template_source(files: Reading, config: Mapping[str, Any]) -> str | None:
     try:
-        return read_bounded(folder / "chat_template.jinja", LARGEST_TEMPLATE_BYTES).decode()
+        return files.content("chat_template.jinja", LARGEST_TEMPLATE_BYTES).decode()
     except FileNotFoundError:
         source = config.get("chat_template")
     if isinstance(source, list):

@@ -75,23 +75,30 @@ def run_worker(
 def ensure_graph(repository: ModelRepository, key: ModelKey, precision: str) -> Path:
     """Returns the folder of a precision's graph; builds it first if it is not there.
 
-    Several agents may ask at once: one builds, the others wait for it.
+    Several agents may ask at once: one builds, the others wait for it. A graph that nobody has
+    entered into the version's record is what a builder that died has left, and is built anew.
     """
     target = graph_folder(repository, key, precision)
-    if target.is_dir():
+    if _is_there(repository, key, target):
         return target
     folder = repository.folder(key)
     with (folder / ".building").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.is_dir():
+        if _is_there(repository, key, target):
             return target
         with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as scratch:
             made = Path(scratch)
-            for path in folder.iterdir():
-                if path.is_file() and not path.name.startswith("."):
-                    (made / path.name).symlink_to(path.resolve())
-            run_worker(made, None, [precision])
+            if target.exists():
+                target.rename(made / "left")
+            with repository.reading(key) as reading:
+                for path in folder.iterdir():
+                    if path.is_file() and not path.name.startswith("."):
+                        (made / path.name).symlink_to(path.resolve())
+                        if reading.lists(path):
+                            reading.begin(path, first=True)
+                run_worker(made, None, [precision])
             (made / target.name).rename(target)
+        repository.enter_derived(key, target.name)
         if repository.manifest(key).precision == precision:
             table = repository.decoder_table(key)
             sizes = read_table(folder, precision, table.model_hash)
@@ -100,3 +107,10 @@ def ensure_graph(repository: ModelRepository, key: ModelKey, precision: str) -> 
                 replace(table, block_bytes=sizes.block_bytes, head_bytes=sizes.head_bytes),
             )
     return target
+
+
+def _is_there(repository: ModelRepository, key: ModelKey, target: Path) -> bool:
+    if not target.is_dir():
+        return False
+    record = repository.content(key)
+    return record is None or any(path.startswith(f"{target.name}/") for path in record.files)

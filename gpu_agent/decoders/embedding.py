@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu_agent.decoders.weights import stored_tensors
+from gpu_agent.decoders.weights import checked_tensors
+from services.content.reading import Reading
 from services.errors import InvalidInput, NotSupported
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -21,19 +22,20 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 class Embedding:
     """Rows of a matrix in a safetensors file, as float32."""
 
-    def __init__(self, file: Path, name: str = EMBEDDING) -> None:
-        """Maps one tensor of the file.
+    def __init__(self, file: Path, reading: Reading, name: str = EMBEDDING) -> None:
+        """Maps one tensor of the file, which `reading` checks.
 
         Raises:
             InvalidInput: If the file has no such matrix.
             NotSupported: If its datatype is not F32, F16 or BF16.
         """
-        tensor = stored_tensors(file).get(name)
+        tensor = checked_tensors(file, reading).get(name)
         if tensor is None or len(tensor.shape) != 2:
             raise InvalidInput(file.name, f"has no matrix {name}")
         if tensor.dtype not in _DTYPES:
             raise NotSupported(f"{file.name}: {name} is {tensor.dtype}")
         self._bfloat16 = tensor.dtype == "BF16"
+        reading.begin(file, [(tensor.offset, tensor.nbytes)])
         dtype = _DTYPES[tensor.dtype]
         self._rows = np.memmap(file, dtype, "r", tensor.offset, tensor.shape)
 

@@ -4,6 +4,7 @@ A model is made in a hidden folder of the repository and renamed when it is whol
 sees half of one. It then has
 
     model.yaml, blocks.json, decoder.json     what the whole platform reads
+    content.json                              the digest of every file here
     config.json, tokenizer*, chat_template*   what the gateway and PyTorch agents read
     model.safetensors                         the weights: PyTorch agents, and the embedding
     onnx-fp32/ (onnx-int8/, onnx-int4/)       the graph CPU agents cut by block, and its weights
@@ -133,6 +134,8 @@ def _make(
     repository.write_decoder_table(key, table)
     progress("timing the blocks")
     repository.write_block_table(key, block_table(table, time_blocks(repository, key)))
+    progress("recording what the files are")
+    repository.record_content(key)
 
 
 def block_table(table: DecoderTable, compute_ns: tuple[int, ...]) -> BlockTable:

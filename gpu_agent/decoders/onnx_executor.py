@@ -26,6 +26,7 @@ from gpu_agent.decoders.onnx_segment import DecodeBuffers, Head, Segment
 from gpu_agent.decoders.slot_book import SlotBook
 from gpu_agent.kv.arrays import CacheArray, to_float32
 from gpu_agent.kv.span import CacheSpan
+from services.content.reading import Reading
 from services.domain.ids import PartitionKey
 from services.errors import InvalidInput
 from services.model_repository import ModelRepository
@@ -62,6 +63,7 @@ class OnnxDecoder:
             InvalidInput: If there are no such blocks, or the layout is not possible.
         """
         self.key = key
+        self._repository = repository
         manifest = repository.manifest(key.model)
         self._folder = ensure_graph(repository, key.model, manifest.precision)
         self.table = repository.decoder_table(key.model)
@@ -71,17 +73,18 @@ class OnnxDecoder:
         self._book = SlotBook(key, self.table, layout)
         self._rows = CacheRows()
         self._segments: tuple[Segment, ...] = ()
-        self._segments = self.prepare_layout(layout).segments
-        self._install(CacheStore(CacheShape.of(key, self.table, layout)))
-        blocks, head = part_bytes(self._folder)
-        self.memory_bytes = sum(blocks[key.first_block : key.last_block])
-        self._embedding: Embedding | None = None
-        if key.first_block == 0:
-            self._embedding = Embedding(repository.model_file(key.model))
-        self._head: Head | None = None
-        if key.last_block == self.table.blocks:
-            self._head = Head(self._folder, threads)
-            self.memory_bytes += head
+        with repository.reading(key.model) as reading:
+            self._segments = self._prepare(layout, reading).segments
+            self._install(CacheStore(CacheShape.of(key, self.table, layout)))
+            blocks, head = part_bytes(self._folder)
+            self.memory_bytes = sum(blocks[key.first_block : key.last_block])
+            self._embedding: Embedding | None = None
+            if key.first_block == 0:
+                self._embedding = Embedding(repository.model_file(key.model), reading)
+            self._head: Head | None = None
+            if key.last_block == self.table.blocks:
+                self._head = Head(self._folder, threads, reading)
+                self.memory_bytes += head
         self.bridged_rows = _BRIDGED_ROWS[manifest.precision]
         """Holes of up to so many rows are computed rather than the weights read again."""
 
@@ -181,13 +184,18 @@ class OnnxDecoder:
 
         Until `apply_layout` the weights of changed segments are in memory twice.
         """
+        with self._repository.reading(self.key.model) as reading:
+            return self._prepare(layout, reading)
+
+    def _prepare(self, layout: CacheLayout, reading: Reading) -> PreparedLayout:
         layout.check(self.key)
         if layout.session_tokens > self.table.context_tokens:
             most = self.table.context_tokens
             text = f"{layout.session_tokens} is more than the model's {most}"
             raise InvalidInput("cache.session_tokens", text)
         # Running sessions keep their entries until the next change.
-        return PreparedLayout(layout, self._segments_of({*layout.entry_blocks, *self._entered()}))
+        entries = {*layout.entry_blocks, *self._entered()}
+        return PreparedLayout(layout, self._segments_of(entries, reading))
 
     def apply_layout(self, prepared: PreparedLayout) -> None:
         """Brings a layout into force; copies the caches of running sessions if sizes change."""
@@ -195,7 +203,8 @@ class OnnxDecoder:
         missing = self._entered() - {segment.first for segment in segments}
         if missing:  # opened after it was prepared, at a block that is no entry any more
             entries = {*missing, *(segment.first for segment in segments)}
-            segments = self._segments_of(entries, segments)
+            with self._repository.reading(self.key.model) as reading:
+                segments = self._segments_of(entries, reading, segments)
         for segment in self._segments:
             segment.forget()
         self._segments = segments
@@ -234,12 +243,14 @@ class OnnxDecoder:
     def _entered(self) -> set[int]:
         return set(self._book.entries.copy().values())
 
-    def _segments_of(self, entries: set[int], also: Sequence[Segment] = ()) -> tuple[Segment, ...]:
+    def _segments_of(
+        self, entries: set[int], reading: Reading, also: Sequence[Segment] = ()
+    ) -> tuple[Segment, ...]:
         """Returns the segments between entries; those in force, or in `also`, are kept."""
         present = {(each.first, each.last): each for each in (*self._segments, *also)}
         edges = [*sorted(entries), self.key.last_block]
         return tuple(
-            present.get(edge) or Segment(self._folder, *edge, self._threads)
+            present.get(edge) or Segment(self._folder, *edge, self._threads, reading)
             for edge in pairwise(edges)
         )
 

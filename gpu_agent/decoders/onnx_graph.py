@@ -23,6 +23,8 @@ HIDDEN_IN = "hidden_in"
 HIDDEN_OUT = "hidden_out"
 LOGITS = "logits"
 _ATTENTION = "GroupQueryAttention"
+WeightRanges = dict[str, list[tuple[int, int]]]
+"""File name -> offset and length of every weight in it."""
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _TOTAL = 3, 4, 5, 6
 """Inputs of a GroupQueryAttention node."""
 
@@ -40,6 +42,8 @@ class BlockGraph:
     """Inputs float32 [batch, heads, session tokens, head size]: key, value of each block."""
     present: tuple[str, ...]
     """Outputs; bound to the same memory as `past`."""
+    weights: WeightRanges
+    """What it reads of the files beside it."""
 
 
 def cut_blocks(folder: Path, first: int, last: int) -> BlockGraph:
@@ -71,16 +75,20 @@ def cut_blocks(folder: Path, first: int, last: int) -> BlockGraph:
         total=str(total.name),
         past=tuple(str(value.name) for value in past),
         present=tuple(str(value.name) for value in present),
+        weights=_ranges(graph),
     )
 
 
-def cut_head(folder: Path) -> bytes:
-    """Returns the last norm and the projection: `HIDDEN_IN` -> `LOGITS`, [batch, tokens, any]."""
+def cut_head(folder: Path) -> tuple[bytes, WeightRanges]:
+    """Returns the last norm and the projection, and what they read of the files beside them.
+
+    `HIDDEN_IN` -> `LOGITS`, [batch, tokens, any].
+    """
     model = _load(folder)
     blocks = len(_attention_nodes(model))
     graph = extract(model.graph, [_hidden_before(model, blocks, blocks)], [model.graph.outputs[0]])
     _rename(graph, LOGITS)
-    return _serialise(graph, model)
+    return _serialise(graph, model), _ranges(graph)
 
 
 def part_bytes(folder: Path) -> tuple[list[int], int]:
@@ -159,6 +167,16 @@ def _split(graph: ir.Graph, node: ir.Node) -> ir.Value:
 def _rename(graph: ir.Graph, out: str = HIDDEN_OUT) -> None:
     graph.inputs[0].name = HIDDEN_IN
     graph.outputs[0].name = out
+
+
+def _ranges(graph: ir.Graph) -> WeightRanges:
+    ranges: WeightRanges = {}
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            span = (tensor.offset or 0, tensor.length or tensor.nbytes)
+            ranges.setdefault(str(tensor.location), []).append(span)
+    return ranges
 
 
 def _serialise(graph: ir.Graph, model: ir.Model) -> bytes:

@@ -11,7 +11,16 @@ import onnxruntime
 
 from gpu_agent.decoders.cache_store import CacheStore
 from gpu_agent.decoders.huge_pages import in_huge_pages
-from gpu_agent.decoders.onnx_graph import HIDDEN_IN, HIDDEN_OUT, LOGITS, cut_blocks, cut_head
+from gpu_agent.decoders.onnx_graph import (
+    GRAPH_FILE,
+    HIDDEN_IN,
+    HIDDEN_OUT,
+    LOGITS,
+    WeightRanges,
+    cut_blocks,
+    cut_head,
+)
+from services.content.reading import Reading
 from services.errors import InternalError
 
 _BINDINGS_KEPT = 128
@@ -21,9 +30,11 @@ _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 class Segment:
     """Blocks `[first, last)` that every session of a call runs through."""
 
-    def __init__(self, folder: Path, first: int, last: int, threads: int) -> None:
-        """Loads them from the graph in `folder`."""
+    def __init__(self, folder: Path, first: int, last: int, threads: int, reading: Reading) -> None:
+        """Loads them from the graph in `folder`, which `reading` checks."""
+        reading.begin(folder / GRAPH_FILE, first=True)
         graph = cut_blocks(folder, first, last)
+        _begin_weights(reading, folder, graph.weights)
         self.first = first
         self.last = last
         self._graph = graph
@@ -112,14 +123,22 @@ class DecodeBuffers:
 class Head:
     """The last norm and the projection to the vocabulary."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
-        """Loads it from the graph in `folder`."""
-        self._session = _open(cut_head(folder), folder, threads)
+    def __init__(self, folder: Path, threads: int, reading: Reading) -> None:
+        """Loads it from the graph in `folder`, which `reading` checks."""
+        reading.begin(folder / GRAPH_FILE, first=True)
+        content, weights = cut_head(folder)
+        _begin_weights(reading, folder, weights)
+        self._session = _open(content, folder, threads)
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """Returns float32 [rows, vocabulary] for float32 [rows, hidden]."""
         (logits,) = self._session.run([LOGITS], {HIDDEN_IN: hidden[:, None]})
         return np.asarray(logits)[:, 0]
+
+
+def _begin_weights(reading: Reading, folder: Path, weights: WeightRanges) -> None:
+    for name, ranges in weights.items():
+        reading.begin(folder / name, ranges)
 
 
 def _open(content: bytes, folder: Path, threads: int) -> onnxruntime.InferenceSession:

@@ -76,9 +76,9 @@ class TorchDecoder:
                 share = 1.0 / device.virtual_level
                 torch.cuda.set_per_process_memory_fraction(share, self._device)
         dtype = compute_dtype(self._device)
-        folder = repository.model_file(key.model).parent
         with self._on_stream():
-            blocks = load_blocks(folder, key, self.table.blocks, self._device, dtype)
+            with repository.reading(key.model) as reading:
+                blocks = load_blocks(reading, key, self.table.blocks, self._device, dtype)
             self.memory_bytes = blocks.memory_bytes
             self._model = BlockModel(blocks)
             heads, size = self.table.key_value_heads, self.table.head_size

@@ -6,7 +6,6 @@ from the safetensors files, by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,9 @@ from typing import Any
 import torch
 
 from gpu_agent.decoders.torch_attention import ATTENTION, attend
+from gpu_agent.decoders.weights import StoredTensor, checked_tensors
 from gpu_agent.executors.device import Device
+from services.content.reading import Reading
 from services.domain.ids import PartitionKey
 from services.errors import InvalidInput, NotSupported
 
@@ -46,12 +47,12 @@ class DecoderBlocks:
 
 
 def load_blocks(
-    folder: Path, key: PartitionKey, blocks: int, device: torch.device, dtype: torch.dtype
+    reading: Reading, key: PartitionKey, blocks: int, device: torch.device, dtype: torch.dtype
 ) -> DecoderBlocks:
     """Reads blocks `[first, last)`, with embedding and head where they belong.
 
     Args:
-        folder: Holds `config.json` and one or more `.safetensors` files.
+        reading: Of a folder with `config.json` and one or more `.safetensors` files.
         key: The partition.
         blocks: Of the whole model.
         device: Where the weights go.
@@ -63,6 +64,8 @@ def load_blocks(
     """
     import transformers
 
+    folder = reading.folder
+    reading.begin(folder / "config.json", first=True)
     transformers.AttentionInterface.register(ATTENTION, attend)
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     _check(config, blocks, key)
@@ -82,7 +85,7 @@ def load_blocks(
             config.hidden_size, config.vocab_size, bias=False, device="meta", dtype=dtype
         ).requires_grad_(False)
         wanted["lm_head."] = model.lm_head
-    memory = _fill(wanted, _files(folder), device, dtype)
+    memory = _fill(wanted, reading, device, dtype)
     rotary = type(base.rotary_emb)(config=config).to(device)
     return DecoderBlocks(
         layers=[base.layers[i] for i in range(key.first_block, key.last_block)],
@@ -142,16 +145,17 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _fill(
-    wanted: dict[str, Any], files: Iterable[Path], device: torch.device, dtype: torch.dtype
+    wanted: dict[str, Any], reading: Reading, device: torch.device, dtype: torch.dtype
 ) -> int:
     """Gives the modules their weights; returns the bytes they take, shared ones counted once."""
     from safetensors import safe_open
 
     with ExitStack() as stack:
-        place: dict[str, Any] = {}
-        for file in files:
+        place: dict[str, tuple[Any, Path, StoredTensor]] = {}
+        for file in _files(reading.folder):
+            stored_here = checked_tensors(file, reading)
             reader = stack.enter_context(safe_open(file, framework="pt", device=str(device)))
-            place.update(dict.fromkeys(reader.keys(), reader))
+            place |= {name: (reader, file, each) for name, each in stored_here.items()}
         read: dict[str, torch.Tensor] = {}
         for prefix, module in wanted.items():
             state = {}
@@ -161,7 +165,9 @@ def _fill(
                 if stored not in place:
                     raise InvalidInput(stored, "is not in the model's files")
                 if stored not in read:
-                    read[stored] = place[stored].get_tensor(stored).to(dtype)
+                    reader, file, where = place[stored]
+                    reading.begin(file, [(where.offset, where.nbytes)])
+                    read[stored] = reader.get_tensor(stored).to(dtype)
                 if read[stored].shape != expected.shape:
                     raise InvalidInput(
                         stored, f"is {list(read[stored].shape)}, not {list(expected.shape)}"

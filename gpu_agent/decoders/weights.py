@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from services.bounded_files import LARGEST_JSON_BYTES, read_bounded
+from services.content.reading import Reading
 from services.errors import InvalidInput
 
 _LARGEST_HEADER_BYTES = 100_000_000
@@ -56,6 +57,20 @@ def stored_tensors(file: Path) -> dict[str, StoredTensor]:
         }
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise InvalidInput(file.name, f"is not a safetensors file: {error}") from None
+
+
+def checked_tensors(file: Path, reading: Reading) -> dict[str, StoredTensor]:
+    """Returns the same, after `reading` has checked the header.
+
+    Raises:
+        ContentMismatch: If it is not what was recorded.
+        InvalidInput: If it is not a safetensors file.
+    """
+    reading.begin(file, [(0, 8)], first=True)
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+    reading.begin(file, [(0, 8 + min(length, _LARGEST_HEADER_BYTES))], first=True)
+    return stored_tensors(file)
 
 
 def write_joined(source: Path, target: Path) -> None:

@@ -23,6 +23,8 @@ class LoadedPartition:
     """Most rows one batch may have."""
     compute_ns: tuple[int, ...] = ()
     """Measured compute time at batch 1, 2, ..."""
+    content: str = ""
+    """Digest of the model version's content; empty if nothing is known of it."""
     uses: int = 0
     """Batches that still need the executor."""
     retired: bool = False

@@ -18,13 +18,14 @@ import onnxruntime
 from gpu_agent.device import cuda_memory_bytes
 from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
 from gpu_agent.executors.device import Device
+from gpu_agent.partitioning.onnx_file import weight_files
 from gpu_agent.partitioning.onnx_graph import (
     OnnxModel,
     extract_part,
     load_onnx,
     with_float16_ends,
 )
-from gpu_agent.partitioning.parts import CACHE_FOLDER, part_digest, part_folder
+from gpu_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
 from services.domain.ids import PartitionKey
 from services.domain.model import BlockTable
 from services.errors import InternalError, InvalidInput, NotSupported
@@ -170,11 +171,16 @@ def load_onnx_part(
     file = repository.model_file(key.model)
 
     def build(folder: Path) -> None:
-        write_part(load_onnx(file), table, ends, folder)
+        with repository.reading(key.model) as reading:
+            reading.begin(file, first=True)
+            source = load_onnx(file)
+            for weights in weight_files(file):
+                reading.begin(weights)
+            write_part(source, table, ends, folder)
 
     cache = repository.folder(key.model) / CACHE_FOLDER
-    digest = part_digest(table.model_hash, (ends.inputs, ends.outputs), "onnx")
-    with part_folder(cache, digest, build) as folder:
+    name = PartName.of(table.model_hash, (ends.inputs, ends.outputs), "onnx")
+    with part_folder(cache, name, build) as folder:
         return OnnxPart(ends, folder / "part.onnx", options)
 
 

@@ -14,7 +14,7 @@ from torch.export.passes import move_to_device_pass
 
 from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
 from gpu_agent.executors.device import Device
-from gpu_agent.partitioning.parts import CACHE_FOLDER, part_digest, part_folder
+from gpu_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
 from gpu_agent.partitioning.torch_archive import load_program
 from gpu_agent.partitioning.torch_graph import TorchModel, extract_part, load_torch
 from services.domain.ids import PartitionKey
@@ -134,15 +134,17 @@ def load_torch_part(
 
     def build(folder: Path) -> None:
         own = Ends.of(repository, key, False)
-        write_part(load_torch(file), own, folder)
+        with repository.reading(key.model) as reading:
+            reading.begin(file, first=True)
+            write_part(load_torch(file), own, folder)
 
     own_ends = (
         table.boundaries[key.first_block].tensors,
         table.boundaries[key.last_block].tensors,
     )
-    digest = part_digest(table.model_hash, own_ends, f"torch-{torch.__version__}")
+    name = PartName.of(table.model_hash, own_ends, f"torch-{torch.__version__}")
     cache = repository.folder(key.model) / CACHE_FOLDER
-    with part_folder(cache, digest, build) as folder:
+    with part_folder(cache, name, build) as folder:
         return TorchPart(ends, folder / "part.pt2", device)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from gpu_agent.content import check_content, is_content_as_ordered
 from gpu_agent.decoders.base import CacheLayout, DecoderCost, DecoderExecutor
 from gpu_agent.generation.lane import Lane
 from gpu_agent.generation.measuring import measure_between_steps
@@ -19,17 +20,26 @@ if TYPE_CHECKING:
 
 _MAX_ENTRIES = 4_096
 
-Open = Callable[["PartitionKey", CacheLayout, str], DecoderExecutor]
-"""Loads an executor, if the model has this hash (unless empty); called off the event loop."""
+Open = Callable[
+    ["PartitionKey", CacheLayout, "scheduler_pb2.LoadPartition"], tuple[DecoderExecutor, str]
+]
+"""Loads an executor, if the model is the one that was ordered, and says what its content is; called
+off the event loop."""
 CheckMemory = Callable[["PartitionKey", int], None]
 """Raises PlanInfeasible unless a partition with so many bytes more fits."""
+
+CheckAnswer = Callable[[DecoderExecutor, str], Awaitable[None]]
+"""Raises CanaryFailed unless an executor of some content computes as others do."""
 
 
 class DecoderLoader:
     """Carries out LoadPartition orders that have a cache layout."""
 
-    def __init__(self, generation: GenerationEngine, load: Open, check: CheckMemory) -> None:
-        """Serves on `generation` what `load` opens, if `check` allows."""
+    def __init__(
+        self, generation: GenerationEngine, load: Open, check: CheckMemory, answers: CheckAnswer
+    ) -> None:
+        """Serves on `generation` what `load` opens, if `check` allows and it `answers` right."""
+        self._check_answer = answers
         self._generation = generation
         self._load = load
         self._check = check
@@ -37,7 +47,8 @@ class DecoderLoader:
     @staticmethod
     def is_as_ordered(loaded: LoadedDecoder, order: scheduler_pb2.LoadPartition) -> bool:
         """Returns True if there is nothing to do."""
-        return loaded.layout == _layout_of(loaded.key, order.cache)
+        is_same = is_content_as_ordered(loaded.content, order)
+        return is_same and loaded.layout == _layout_of(loaded.key, order.cache)
 
     async def bring_in(
         self, key: PartitionKey, order: scheduler_pb2.LoadPartition
@@ -53,13 +64,12 @@ class DecoderLoader:
         layout.check(key)
         present = self._generation.decoders.get(key)
         if present is not None:
+            check_content(f"what is loaded of {key.model}", present.content, order)
             return await self._relay(present, layout)
         # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
-        opening = asyncio.ensure_future(
-            asyncio.to_thread(self._load, key, layout, order.block_table_hash)
-        )
+        opening = asyncio.ensure_future(asyncio.to_thread(self._load, key, layout, order))
         try:
-            executor = await asyncio.shield(opening)
+            executor, content = await asyncio.shield(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(_close_late)
             raise
@@ -67,11 +77,12 @@ class DecoderLoader:
         try:
             self._check(key, executor.memory_bytes + cache_bytes(lane, layout))
             lane.cost = await self._measure(executor)
+            await self._check_answer(executor, content)
         except BaseException:
             # A measurement may still run: close behind it, on the same thread.
             self._generation.add_call(executor.close)
             raise
-        loaded = LoadedDecoder(lane, layout, lane.cost)
+        loaded = LoadedDecoder(lane, layout, lane.cost, content)
         self._generation.add_decoder(loaded)
         return loaded
 
@@ -103,6 +114,6 @@ def _layout_of(key: PartitionKey, cache: scheduler_pb2.CacheLayout) -> CacheLayo
     return CacheLayout(cache.block_slots, cache.session_tokens, entries, cache.cache_tokens)
 
 
-def _close_late(opening: asyncio.Future[DecoderExecutor]) -> None:
+def _close_late(opening: asyncio.Future[tuple[DecoderExecutor, str]]) -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+        opening.result()[0].close()

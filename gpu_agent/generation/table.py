@@ -23,6 +23,8 @@ class LoadedDecoder:
     layout: CacheLayout
     """As ordered last."""
     cost: DecoderCost
+    content: str = ""
+    """Digest of the model version's content; empty if nothing is known of it."""
 
     @property
     def key(self) -> PartitionKey:
@@ -40,6 +42,7 @@ class LoadedDecoder:
         return scheduler_pb2.PartitionLoaded(
             key=key_message(self.key),
             memory_bytes=self.memory_bytes,
+            content_digest=self.content,
             generation=scheduler_pb2.GenerationCost(
                 block_slots=self.layout.block_slots,
                 session_tokens=self.layout.session_tokens,

@@ -1,4 +1,4 @@
-"""Preparing a model: probe it, cut it, time every block, write `blocks.json`.
+"""Preparing a model: probe it, cut it, time every block, write `blocks.json` and `content.json`.
 
 Node times of the probing run come from an unoptimised session, where every value is visible and
 nothing is fused. They choose the first cuts; then each block is timed as its own session, the way
@@ -37,6 +37,8 @@ def prepare_model(
 ) -> BlockTable:
     """Cuts a model into blocks of about equal run time and writes the table beside it.
 
+    Records what the version's files are now, too.
+
     Args:
         repository: Where the model is, and where `blocks.json` goes.
         key: The model.
@@ -52,6 +54,9 @@ def prepare_model(
     """
     if blocks < 1:
         raise InvalidInput("blocks", f"is {blocks}, not at least 1")
+    # Preparing again is how a version that was changed on purpose is recorded anew.
+    if repository.is_recorded(key):
+        repository.record_content(key)
     manifest = repository.manifest(key)
     file = repository.model_file(key)
     model_hash = repository.model_hash(key)
@@ -65,6 +70,7 @@ def prepare_model(
         probed = probe_onnx(file, example)
     table = _cut(probed, key, model_hash, blocks)
     repository.write_block_table(key, table, _example_shapes(probed, table))
+    repository.record_content(key)
     return table
 
 

@@ -175,6 +175,8 @@ class AgentScript:
     answers_closes: bool = True
     decode_ns: int = 10 * MS
     group: int | None = None
+    content: str = ""
+    """Digest of its copy of every model."""
 
 
 def cut_in_two(folder: Path) -> Path:
@@ -244,6 +246,13 @@ class FakeAgent(Client):
             failed = scheduler_pb2.PartitionFailed(key=order.key, failure=failure)
             await self.send(scheduler_pb2.AgentMessage(partition_failed=failed))
             return
+        if self.script.content and order.content_digest not in ("", self.script.content):
+            failure = common_pb2.Failure(reason="CONTENT_MISMATCH", message="another copy here")
+            failed = scheduler_pb2.PartitionFailed(
+                key=order.key, failure=failure, content_digest=self.script.content
+            )
+            await self.send(scheduler_pb2.AgentMessage(partition_failed=failed))
+            return
         size = self.script.block_bytes * (order.key.last_block - order.key.first_block)
         used = sum(each.memory_bytes for each in self.loaded.values())
         if used + size > self.script.memory_bytes:
@@ -255,7 +264,9 @@ class FakeAgent(Client):
             return
         if self.script.hold_loads:
             return
-        done = scheduler_pb2.PartitionLoaded(key=order.key, memory_bytes=size)
+        done = scheduler_pb2.PartitionLoaded(
+            key=order.key, memory_bytes=size, content_digest=self.script.content
+        )
         if order.HasField("cache"):
             done.generation.CopyFrom(self._cost(order))
         else:

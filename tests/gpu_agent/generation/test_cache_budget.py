@@ -188,6 +188,7 @@ def test_an_order_says_what_may_be_cached() -> None:
     class Loaded:
         key = decoder.key
         layout = decoder.layout
+        content = ""
 
     cache = scheduler_pb2.CacheLayout(
         block_slots=600, session_tokens=512, entry_blocks=[0], cache_tokens=96 * BLOCKS

@@ -16,14 +16,15 @@ from gpu_agent.executors.device import Device
 from gpu_agent.executors.loading import load_executor
 from gpu_agent.partitioning import cutting
 from gpu_agent.partitioning.onnx_graph import load_onnx
-from gpu_agent.partitioning.parts import part_folder
+from gpu_agent.partitioning.parts import PartName, part_folder
 from gpu_agent.partitioning.prepare import prepare_model
 from services.domain.ids import ModelKey, PartitionKey
 from services.domain.model import ModelManifest
-from services.errors import InvalidInput
+from services.errors import ContentMismatch, InvalidInput
 from services.model_repository import ModelRepository
 
 KEY = ModelKey("small", "1")
+PART = PartName("0" * 64, "1" * 64, "test")
 FLOAT = TensorProto.FLOAT
 
 
@@ -55,6 +56,10 @@ def check_every_cut(repository: ModelRepository, value: np.ndarray) -> None:
     for cut in range(1, blocks):
         middle = part(repository, 0, cut).run([value])
         np.testing.assert_array_equal(part(repository, cut, blocks).run(middle)[0], expected)
+
+
+def visible(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
 def part(repository: ModelRepository, first: int, last: int):  # type: ignore[no-untyped-def]
@@ -168,6 +173,9 @@ def test_a_table_of_another_model_file_is_refused(tmp_path: Path) -> None:
     repository = repository_of(tmp_path, relus(4), ["n", 8])
     prepare_model(repository, KEY, blocks=2)
     repository_of(tmp_path, relus(5), ["n", 8])
+    with pytest.raises(ContentMismatch, match=r"small:1/model\.onnx on .* size"):
+        part(repository, 0, 1)
+    (repository.folder(KEY) / "content.json").unlink()
     with pytest.raises(InvalidInput, match="model_hash"):
         part(repository, 0, 1)
 
@@ -183,23 +191,25 @@ def test_parts_are_extracted_once_and_loaded_without_the_model(tmp_path: Path) -
     repository = repository_of(tmp_path, relus(4), ["n", 8])
     prepare_model(repository, KEY, blocks=2)
     part(repository, 0, 1)
-    cached = list((repository.folder(KEY) / ".parts").iterdir())
-    assert [folder.name[0] != "." for folder in cached] == [True]
+    cached = visible(repository.folder(KEY) / ".parts")
+    assert len(cached) == 1
     stamp = (cached[0] / "part.onnx").stat().st_mtime_ns
     part(repository, 0, 1)
     assert (cached[0] / "part.onnx").stat().st_mtime_ns == stamp
 
 
-def test_two_writers_of_one_part_leave_one_whole_part(tmp_path: Path) -> None:
-    both = threading.Barrier(2, timeout=10)
+def test_two_writers_of_one_part_build_it_once(tmp_path: Path) -> None:
+    built: list[Path] = []
     seen = []
+    both = threading.Barrier(2, timeout=10)
 
     def build(folder: Path) -> None:
+        built.append(folder)
         (folder / "part").write_text("whole")
-        both.wait()
 
     def write() -> None:
-        with part_folder(tmp_path / "cache", "abc", build) as folder:
+        both.wait()
+        with part_folder(tmp_path / "cache", PART, build) as folder:
             seen.append((folder / "part").read_text())
 
     threads = [threading.Thread(target=write) for _ in range(2)]
@@ -208,13 +218,14 @@ def test_two_writers_of_one_part_leave_one_whole_part(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(20)
     assert seen == ["whole", "whole"]
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["abc"]
+    assert len(built) == 1
+    assert [path.name for path in visible(tmp_path / "cache")] == [PART.folder]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     made: list[Path] = []
-    with part_folder(tmp_path / "file" / "cache", "abc", made.append) as folder:
+    with part_folder(tmp_path / "file" / "cache", PART, made.append) as folder:
         assert folder == made[0]
         assert folder.is_dir()
     assert not made[0].exists()
@@ -225,6 +236,7 @@ def test_a_failed_extraction_leaves_nothing_behind(tmp_path: Path) -> None:
         (folder / "half").touch()
         raise InvalidInput("x", "no")
 
-    with pytest.raises(InvalidInput), part_folder(tmp_path, "abc", build):
+    with pytest.raises(InvalidInput), part_folder(tmp_path, PART, build):
         pass
-    assert list(tmp_path.iterdir()) == []
+    assert visible(tmp_path) == []
+    assert not list(tmp_path.rglob("half"))

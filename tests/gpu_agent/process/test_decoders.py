@@ -199,3 +199,27 @@ async def test_an_unloaded_partition_goes_with_its_last_session(bench):
     assert len(await caller.finished(1)) == 110
     await until(lambda: agent.generation.decoders.memory_bytes == 0)
     assert held > 0
+
+
+@pytest.mark.parametrize("library", ["onnx", "torch"])
+async def test_decoder_blocks_are_compared_with_what_the_first_agent_answered(
+    bench, model, library
+):
+    scheduler = await bench.scheduler()
+    folder = bench.repository.folder(KEY) / ".canaries"
+    before = set(folder.iterdir()) if folder.exists() else set()
+    for number, name in enumerate(("a-0", "a-1"), 1):
+        await bench.agent(scheduler.port, agent_id=name, canary="on", decoder=library)
+        await scheduler.wait_for("hello", number)
+        for at, span in enumerate(((0, 2), (2, LAYERS)), 1):
+            await scheduler.order(load_partition=order(*span))
+            await scheduler.wait_for("partition_loaded", 2 * number - 2 + at)
+    made = set(folder.iterdir()) - before
+    assert len(made) == 2  # a range of blocks each; the second agent made none
+    for file in made:
+        file.write_text(file.read_text().replace("0.", "7."))
+    await bench.agent(scheduler.port, agent_id="a-2", canary="on", decoder=library)
+    await scheduler.wait_for("hello", 3)
+    await scheduler.order(load_partition=order(0, 2))
+    [failed] = await scheduler.wait_for("partition_failed")
+    assert failed.failure.reason == "CANARY_FAILED"

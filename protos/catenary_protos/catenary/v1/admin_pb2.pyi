@@ -235,6 +235,7 @@ class AgentStatus(_message.Message):
     BATCHES_FIELD_NUMBER: _builtins.int
     SERVER_ID_FIELD_NUMBER: _builtins.int
     USED_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    CONTENT_PROBLEMS_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     device: _builtins.str
     device_class: _builtins.str
@@ -267,6 +268,10 @@ class AgentStatus(_message.Message):
     """Memory of what it has loaded."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def content_problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In words, where its copy of a model is not what the others have."""
+
     def __init__(
         self,
         *,
@@ -288,10 +293,11 @@ class AgentStatus(_message.Message):
         batches: _builtins.int = ...,
         server_id: _builtins.str = ...,
         used_memory_bytes: _builtins.int = ...,
+        content_problems: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "block_slots", b"block_slots", "cached_block_tokens", b"cached_block_tokens", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "group", b"group", "memory_bytes", b"memory_bytes", "most_block_tokens", b"most_block_tokens", "partitions", b"partitions", "server_id", b"server_id", "slowdown_ratio", b"slowdown_ratio", "state", b"state", "used_block_slots", b"used_block_slots", "used_memory_bytes", b"used_memory_bytes", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "block_slots", b"block_slots", "cached_block_tokens", b"cached_block_tokens", "content_problems", b"content_problems", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "group", b"group", "memory_bytes", b"memory_bytes", "most_block_tokens", b"most_block_tokens", "partitions", b"partitions", "server_id", b"server_id", "slowdown_ratio", b"slowdown_ratio", "state", b"state", "used_block_slots", b"used_block_slots", "used_memory_bytes", b"used_memory_bytes", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

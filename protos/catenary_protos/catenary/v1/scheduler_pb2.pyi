@@ -1543,7 +1543,12 @@ class PartitionLoaded(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     COMPUTE_NS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
+    content_digest: _builtins.str
+    """SHA-256, in hexadecimal, of the content of the model version that was loaded; empty: nothing is
+    known of it, as of an emulated device's.
+    """
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     @_builtins.property
@@ -1561,10 +1566,11 @@ class PartitionLoaded(_message.Message):
         memory_bytes: _builtins.int = ...,
         compute_ns: _abc.Iterable[_builtins.int] | None = ...,
         generation: Global___GenerationCost | None = ...,
+        content_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ns", b"compute_ns", "generation", b"generation", "key", b"key", "memory_bytes", b"memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ns", b"compute_ns", "content_digest", b"content_digest", "generation", b"generation", "key", b"key", "memory_bytes", b"memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1636,8 +1642,11 @@ class PartitionFailed(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     out_of_memory: _builtins.bool
     """True: it would fit if other partitions were unloaded first."""
+    content_digest: _builtins.str
+    """Of the agent's copy of the model, where that is not what was ordered."""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     @_builtins.property
@@ -1648,10 +1657,11 @@ class PartitionFailed(_message.Message):
         key: Global___PartitionKey | None = ...,
         failure: _common_pb2.Failure | None = ...,
         out_of_memory: _builtins.bool = ...,
+        content_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key", b"key", "out_of_memory", b"out_of_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_digest", b"content_digest", "failure", b"failure", "key", b"key", "out_of_memory", b"out_of_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1807,11 +1817,16 @@ class LoadPartition(_message.Message):
     FLOAT16_BOUNDARIES_FIELD_NUMBER: _builtins.int
     BLOCK_TABLE_HASH_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     max_batch: _builtins.int
     float16_boundaries: _builtins.bool
     """True: feature maps cross this partition's boundaries as float16."""
     block_table_hash: _builtins.str
     """Name of the model's block table, so that agent and scheduler cut alike."""
+    content_digest: _builtins.str
+    """Of what is to be loaded, as in PartitionLoaded; an agent whose copy is another refuses. Empty:
+    whatever the agent has.
+    """
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     @_builtins.property
@@ -1826,10 +1841,11 @@ class LoadPartition(_message.Message):
         float16_boundaries: _builtins.bool = ...,
         block_table_hash: _builtins.str = ...,
         cache: Global___CacheLayout | None = ...,
+        content_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table_hash", b"block_table_hash", "cache", b"cache", "float16_boundaries", b"float16_boundaries", "key", b"key", "max_batch", b"max_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table_hash", b"block_table_hash", "cache", b"cache", "content_digest", b"content_digest", "float16_boundaries", b"float16_boundaries", "key", b"key", "max_batch", b"max_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,45 @@
+"""`catenaryd verify-model`: are the files of a model what was recorded."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from services.content.reading import check_all
+from services.model_repository import ModelRepository
+
+
+@click.command("verify-model")
+@click.argument("model")
+@click.option(
+    "--model-repository", type=click.Path(path_type=Path), default=Path("models"),
+    show_default=True, help="Folder with <model>/<version>/.",
+)  # fmt: skip
+@click.option("--record", is_flag=True, help="Record the files as they are: they are right.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify_model(model: str, model_repository: Path, record: bool, as_json: bool) -> None:
+    """Compares every file of MODEL with its content record; exits with 1 if one differs.
+
+    A version that has no record gets one. Compare the digests that this prints on several machines
+    to see whether they have the same model.
+
+    Example: catenaryd verify-model smollm2-135m --model-repository models
+    """
+    repository = ModelRepository(model_repository)
+    key = repository.resolve(model)
+    content = repository.record_content(key) if record else repository.content(key)
+    if content is None:
+        raise click.ClickException(f"{key} has no model file here: there is nothing to compare")
+    with repository.reading(key) as reading:
+        problems = check_all(reading)
+    if as_json:
+        facts = {"model": str(key), "digest": content.digest, "problems": problems}
+        click.echo(json.dumps({**facts, "files": len(content.files)}))
+    else:
+        for problem in problems:
+            click.echo(problem, err=True)
+        click.echo(f"{key}: {len(content.files)} files, sha256 {content.digest}")
+    sys.exit(1 if problems else 0)
