@@ -53,6 +53,8 @@ def main(messages: BinaryIO) -> None:
         messages.flush()
 
     confine(order)
+    for needed in order.imports:
+        importlib.import_module(needed)
     module, _, name = order.target.partition(":")
     work: JailedWork = getattr(importlib.import_module(module), name)
     limit_memory(order.limits)

@@ -59,6 +59,8 @@ class Order(msgspec.Struct, frozen=True):
 
     target: str
     """"module:function" of ours."""
+    imports: tuple[str, ...]
+    """Modules to load before memory is limited: what they take is not the file's doing."""
     job: bytes
     inputs: tuple[str, ...]
     """Files and folders it may read."""

@@ -39,6 +39,10 @@ _QUIET = {
 """The whole environment but folders: no keys, no proxies, no devices."""
 
 
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Passed on as they are: times are measured in there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What is to be done in the jail."""
@@ -48,6 +52,8 @@ class Work:
     job: bytes
     subject: str
     """What errors call the file it is about."""
+    imports: tuple[str, ...] = ()
+    """Libraries it needs."""
     inputs: tuple[Path, ...] = ()
     """Files and folders it may read; the child is given them in this order."""
     wanted: tuple[str, ...] = ()
@@ -80,6 +86,7 @@ def run_jailed(
                 os.chown(each, uid, uid)
         order = Order(
             target=work.target,
+            imports=work.imports,
             job=work.job,
             inputs=tuple(str(path.resolve()) for path in work.inputs),
             output=str(output.resolve()),
@@ -116,7 +123,8 @@ class _Stay:
         self._messages = os.fdopen(receiving, "rb", buffering=0)
         scratch = order.scratch
         path = [entry for entry in sys.path if entry]
-        environment = _QUIET | {
+        threads = {name: os.environ[name] for name in _THREADS if name in os.environ}
+        environment = _QUIET | threads | {
             "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in path),
             **dict.fromkeys(("HOME", "TMPDIR", "HF_HOME", "TORCHINDUCTOR_CACHE_DIR"), scratch),
         }
