@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -18,6 +19,7 @@ import onnxruntime
 from gpu_agent.device import cuda_memory_bytes
 from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
 from gpu_agent.executors.device import Device
+from gpu_agent.partitioning.jailed import PartOrder, write_part_jailed
 from gpu_agent.partitioning.onnx_graph import (
     OnnxModel,
     extract_part,
@@ -28,6 +30,7 @@ from gpu_agent.partitioning.parts import CACHE_FOLDER, part_digest, part_folder
 from services.domain.ids import PartitionKey
 from services.domain.model import BlockTable
 from services.errors import InternalError, InvalidInput, NotSupported
+from services.jail.child import Room
 from services.model_repository import ModelRepository
 
 _CAST = ".float16"
@@ -170,12 +173,20 @@ def load_onnx_part(
     file = repository.model_file(key.model)
 
     def build(folder: Path) -> None:
-        write_part(load_onnx(file), table, ends, folder)
+        order = PartOrder("onnxruntime_onnx", file.name, table, ends)
+        write_part_jailed(file, order, folder)
 
     cache = repository.folder(key.model) / CACHE_FOLDER
     digest = part_digest(table.model_hash, (ends.inputs, ends.outputs), "onnx")
     with part_folder(cache, digest, build) as folder:
         return OnnxPart(ends, folder / "part.onnx", options)
+
+
+def write_part_in_jail(job: bytes, room: Room) -> bytes:
+    """Writes the part of an encoded `PartOrder`."""
+    order = msgspec.json.decode(job, type=PartOrder)
+    write_part(load_onnx(room.inputs[0] / order.file), order.table, order.ends, room.output)
+    return b""
 
 
 def write_part(source: OnnxModel, table: BlockTable, ends: Ends, folder: Path) -> None:

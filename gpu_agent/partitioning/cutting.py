@@ -66,9 +66,7 @@ class Candidates:
         return max(1.0, float(np.median(self.crossing_bytes))) if self.positions else 1.0
 
 
-def choose_cuts(
-    graph: CutGraph, blocks: int, smallest_ns: float | None = None
-) -> tuple[int, ...]:
+def choose_cuts(graph: CutGraph, blocks: int, smallest_ns: float | None = None) -> tuple[int, ...]:
     """Returns the positions of the best `blocks - 1` cuts, ascending; fewer if fewer are possible.
 
     Args:

@@ -7,12 +7,13 @@ from typing import TypeVar
 
 import msgspec
 
+from gpu_agent.executors.base import Ends
 from services.domain.ids import ModelKey
 from services.domain.model import BlockTable
 from services.domain.tensors import ANY, DTYPE_OF
 from services.errors import InvalidInput
 from services.jail.orders import JailLimits
-from services.jail.run import Work
+from services.jail.run import Work, run_jailed
 from services.model_repository import ExampleShapes, document_of_table, table_of_document
 
 _T = TypeVar("_T")
@@ -47,6 +48,15 @@ class CutOrder(msgspec.Struct, frozen=True):
     example: dict[str, SentArray]
 
 
+class PartOrder(msgspec.Struct, frozen=True):
+    """Which part of a model to write, between which tensors."""
+
+    platform: str
+    file: str
+    table: BlockTable
+    ends: Ends
+
+
 class Made(msgspec.Struct, frozen=True):
     """A model that was cut."""
 
@@ -62,13 +72,13 @@ def work_on_model(
     Args:
         file: The model; the child finds it by its name in its first input.
         platform: What kind of model; says which libraries are needed.
-        target: "module:function" below this package.
+        target: "module:function".
         job: Passed on.
         wanted: Files it may leave.
     """
     size = sum(each.stat().st_size for each in file.parent.iterdir() if each.is_file())
     return Work(
-        target=f"{__package__}.{target}",
+        target=target,
         job=job,
         subject=file.name,
         imports=_LIBRARIES.get(platform, ()),
@@ -81,6 +91,24 @@ def work_on_model(
             folder_bytes=2 * _GIBI + 4 * size,
         ),
     )
+
+
+def write_part_jailed(file: Path, order: PartOrder, folder: Path) -> None:
+    """Writes the part of a model into a folder: `part.onnx` (and `part.data`), or `part.pt2`.
+
+    Raises:
+        CatenaryError: The model cannot be read or cut so.
+    """
+    module = "torch_part" if order.platform == "pytorch_exported" else "onnx_part"
+    wanted = ("part.pt2",) if order.platform == "pytorch_exported" else ("part.onnx", "part.data")
+    work = work_on_model(
+        file,
+        order.platform,
+        f"gpu_agent.executors.{module}:write_part_in_jail",
+        msgspec.json.encode(order),
+        wanted,
+    )
+    run_jailed(work, into=folder)
 
 
 def answer_of(answer: bytes, kind: type[_T], subject: str) -> _T:

@@ -80,7 +80,8 @@ def prepare_model(
         smallest_ns=cutting.SMALLEST_BLOCK_NS,
         example={name: _sent(array) for name, array in (example or {}).items()},
     )
-    work = work_on_model(file, manifest.platform, "prepare:cut_in_jail", msgspec.json.encode(order))
+    target = f"{cut_in_jail.__module__}:{cut_in_jail.__name__}"
+    work = work_on_model(file, manifest.platform, target, msgspec.json.encode(order))
     made = answer_of(run_jailed(work), Made, file.name)
     table = replace(checked_table(made.table, file.name), model_hash=model_hash)
     repository.write_block_table(key, table, checked_examples(made.examples, table, file.name))
@@ -148,9 +149,7 @@ def _imbalance(table: BlockTable) -> float:
     return float(max(table.compute_ns))
 
 
-def _table(
-    probe: Probe, graph: CutGraph, cuts: Sequence[int], batched: bool
-) -> BlockTable:
+def _table(probe: Probe, graph: CutGraph, cuts: Sequence[int], batched: bool) -> BlockTable:
     sets = graph.crossing_sets()
     boundaries = []
     for position in (0, *cuts, len(graph.nodes)):

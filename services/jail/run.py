@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -124,10 +122,14 @@ class _Stay:
         scratch = order.scratch
         path = [entry for entry in sys.path if entry]
         threads = {name: os.environ[name] for name in _THREADS if name in os.environ}
-        environment = _QUIET | threads | {
-            "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in path),
-            **dict.fromkeys(("HOME", "TMPDIR", "HF_HOME", "TORCHINDUCTOR_CACHE_DIR"), scratch),
-        }
+        environment = (
+            _QUIET
+            | threads
+            | {
+                "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in path),
+                **dict.fromkeys(("HOME", "TMPDIR", "HF_HOME", "TORCHINDUCTOR_CACHE_DIR"), scratch),
+            }
+        )
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "services.jail.child", str(sending)],

@@ -65,7 +65,7 @@ _CALLS = {
             103, 163, 179, 135, 300, 301, 212, 153,  # syslog, acct, quota, personality, fanotify
             164, 170, 171, 227, 159, 305,  # clocks and names of the host
             141, 142, 144, 251, 314, 256, 279,  # priorities and places of other processes
-        ),  # fmt: skip
+        ),
     ),
     "aarch64": _Calls(
         audit=0xC00000B7,
@@ -88,9 +88,9 @@ _CALLS = {
             116, 89, 60, 92, 262, 263, 18, 58,
             112, 161, 162, 170, 171, 266,
             118, 119, 140, 274, 30, 238, 239,
-        ),  # fmt: skip
+        ),
     ),
-}
+}  # fmt: skip
 
 
 def is_known() -> bool:

@@ -37,9 +37,7 @@ def free_uid() -> int | None:
 def is_open_to_all(inputs: Iterable[Path], *folders: Path) -> bool:
     """Returns True if a user that nobody knows may run Python and read the inputs."""
     code = [Path(sys.executable).resolve(), *(Path(entry) for entry in sys.path if entry)]
-    return all(
-        _is_readable(path.resolve()) for path in (*code, *inputs, *folders) if path.exists()
-    )
+    return all(_is_readable(path.resolve()) for path in (*code, *inputs, *folders) if path.exists())
 
 
 def end_all_of(uid: int) -> None:
