@@ -64,7 +64,9 @@ def load_blocks(
     import transformers
 
     transformers.AttentionInterface.register(ATTENTION, attend)
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     _check(config, blocks, key)
     automatic: Any = transformers.AutoModelForCausalLM
     with torch.device("meta"):

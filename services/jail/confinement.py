@@ -101,8 +101,8 @@ def _limit(order: Order) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
         hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+        allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (allowed, allowed))
     # Counts all threads of a user: a limit for a user of its own, which begins with none. Where
     # processes are made by nobody because of seccomp, others' are not ours to count.
     if order.uid is not None:

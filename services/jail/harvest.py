@@ -13,7 +13,7 @@ from services.errors import InvalidInput
 from services.jail.orders import JailLimits, Limit
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_DEEPEST = 3
+_DEEPEST = 5
 _PIECE_BYTES = 1 << 24
 
 

@@ -203,7 +203,7 @@ class _Stay:
         if isinstance(self._told, Refusal):
             raise self._refusal(self._told)
         code = self._process.returncode
-        if code == -signal.SIGXCPU or code == -signal.SIGKILL:
+        if code in (-signal.SIGXCPU, -signal.SIGKILL):
             raise self._limit_error(Limit.CPU_TIME)
         if code < 0:
             raise self._limit_error(Limit.CRASH, f"it ended by {signal.Signals(-code).name}")
