@@ -28,8 +28,8 @@ QUIET = frozenset({
 _NEVER = (
     "aten.empty", "aten.new_empty", "aten.as_strided", "aten.from_file", "aten.set", "aten.resize",
     "aten.item", "aten._local_scalar_dense", "aten.nonzero", "aten._unsafe_index",
-    "aten._unsafe_masked_index", "aten.record_stream", "aten.lift", "aten.rand", "aten.normal",
-    "aten.bernoulli", "aten.multinomial", "aten._to_copy_out", "aten.unique", "aten._efficient",
+    "aten._unsafe_masked_index", "aten.record_stream", "aten.rand", "aten.normal",
+    "aten.bernoulli", "aten.multinomial", "aten.unique", "aten._efficient",
 )  # fmt: skip
 """Memory as it was found, memory by address, indices nobody checks, and sizes that depend on
 data."""
