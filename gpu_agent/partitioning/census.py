@@ -1,3 +1,4 @@
+# ruff: noqa: B008, E501, PLW0108 - a table of examples, a line each
 """Makes `torch_operators.txt`: what `torch.export` writes for the building blocks of models.
 
     python -m gpu_agent.partitioning.census
@@ -55,6 +56,9 @@ def is_pure(operator: Any) -> bool:
             return False
         if any(word in kind for word in ("Generator", "Stream", "Storage", "__torch__")):
             return False
+    # Its size then depends on data; of an index by a mask it may, for it is how others are written.
+    if torch.Tag.dynamic_output_shape in operator.tags and name != "aten.index.Tensor":
+        return False
     seeded = torch.Tag.nondeterministic_seeded in operator.tags
     return not schema.is_mutable and (not seeded or name in QUIET)
 

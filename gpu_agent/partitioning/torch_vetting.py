@@ -28,8 +28,8 @@ _OF_SIZES = frozenset({
         "sym_constrain_range.default", "sym_constrain_range_for_size.default",
     )),
     *(f"_operator.{name}" for name in (
-        "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pos", "abs", "eq", "ne", "lt", "le",
-        "gt", "ge", "and_", "or_", "not_", "getitem",
+        "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pos", "abs", "eq", "ne", "lt",
+        "le", "gt", "ge", "and_", "or_", "not_", "getitem",
     )),
     *(f"math.{name}" for name in ("ceil", "floor", "trunc")),
     *(f"torch.sym_{name}" for name in ("max", "min", "not", "int", "float", "ite", "sum")),
@@ -41,6 +41,7 @@ _CHANGING = {
     "aten.rnn_tanh.input": "train", "aten.rnn_relu.input": "train",
 }  # fmt: skip
 """Operators that draw random numbers or change statistics if this argument is not false."""
+_FALSE = {"as_bool": False}
 _MAKERS = frozenset({
     "zeros", "ones", "full", "arange", "eye", "linspace", "new_zeros", "new_ones", "new_full",
     "expand", "repeat", "tile", "broadcast_to", "constant_pad_nd", "pad", "upsample", "one_hot",
@@ -139,7 +140,7 @@ class _Vetting:
                 limit is None or abs(limit) <= _LARGEST_INTEGER for limit in limits.values()
             ):
                 raise self._refused(f"has a size that is not arithmetic: {name[:200]!r}")
-        self._check_texts(document, "")
+        self._check_texts(document)
 
     def _check_signature(self, signature: Any) -> None:
         for specs, allowed in (("input_specs", _INPUTS), ("output_specs", _OUTPUTS)):
@@ -182,18 +183,16 @@ class _Vetting:
         return self._in_place and packet.endswith("_") and is_twin
 
     def _check_mode(self, target: str, name: str, given: dict[str, Any]) -> None:
-        functional = name.replace("_.", ".", 1) if name not in _CHANGING else name
+        functional = name.replace("_.", ".", 1)
         changing = _CHANGING.get(functional)
-        if changing is not None and given.get(changing) != {"as_bool": False}:
-            raise self._refused(f"calls {target!r} as in training")
+        training = changing is not None and given.get(changing) != _FALSE
         if functional == "aten.instance_norm.default":
-            stats = given.get("running_mean", {})
-            if given.get("use_input_stats") != {"as_bool": False} and "as_none" not in stats:
-                if not _is_none(stats):
-                    raise self._refused(f"calls {target!r} as in training")
+            keeps_stats = not _is_none(given.get("running_mean", {}))
+            training = keeps_stats and given.get("use_input_stats") != _FALSE
         if functional == "aten.scaled_dot_product_attention.default":
-            if given.get("dropout_p", {"as_float": 0.0}) not in ({"as_float": 0.0}, {"as_int": 0}):
-                raise self._refused(f"calls {target!r} as in training")
+            training = given.get("dropout_p", {"as_float": 0.0}) != {"as_float": 0.0}
+        if training:
+            raise self._refused(f"calls {target!r} as in training")
 
     def _check_made(self, target: str, name: str, given: dict[str, Any]) -> None:
         for argument in given.values():
@@ -229,8 +228,8 @@ class _Vetting:
         numbers = [number.bit_length() for number in _integers(argument)]
         return max([*(self._bits.get(name, _SIZE_BITS) for name in names), *numbers], default=0)
 
-    def _check_texts(self, document: Any, key: str) -> None:
-        for key, text in _texts(document, key):
+    def _check_texts(self, document: Any) -> None:
+        for key, text in _texts(document, ""):
             if key == "expr_str":
                 self._check_size(text)
             elif key == "guards_code":
@@ -264,42 +263,34 @@ class _Vetting:
 
     def _is_size(self, node: ast.expr, depth: int) -> bool:
         """True for what PyTorch writes of a size: nested calls of named functions."""
-        if depth > _DEEPEST:
-            return False
-        if isinstance(node, ast.Constant):
-            return isinstance(node.value, bool) or (
-                isinstance(node.value, int) and abs(node.value) <= _LARGEST_INTEGER
-            )
-        if isinstance(node, ast.UnaryOp):
-            return isinstance(node.op, ast.USub) and self._is_size(node.operand, depth + 1)
-        if isinstance(node, ast.BinOp):
-            both = (node.left, node.right)
-            fits = not isinstance(node.op, ast.Mod | ast.FloorDiv) or _count(node) <= (
-                _MOST_NODES_DIVIDED
-            )
-            return (
-                fits
-                and isinstance(node.op, _BINARY)
-                and all(self._is_size(each, depth + 1) for each in both)
-            )
-        if isinstance(node, ast.Name):
-            return _NAME.fullmatch(node.id) is not None and node.id not in _FUNCTIONS
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-            return False
-        name = node.func.id
-        if name in ("Symbol", "Float"):
-            return _is_leaf(node, name)
-        if name not in _FUNCTIONS or node.keywords:
-            return False
-        if name == "Pow":
-            return (
-                len(node.args) == 2
-                and _is_small_power(node.args[1])
-                and self._is_size(node.args[0], depth + 1)
-            )
-        if name in _QUOTIENTS and _count(node) > _MOST_NODES_DIVIDED:
-            return False
-        return all(self._is_size(each, depth + 1) for each in node.args)
+        below: list[ast.expr] = []
+        match node:
+            case ast.Constant(value=bool()):
+                fits = True
+            case ast.Constant(value=int() as number):
+                fits = abs(number) <= _LARGEST_INTEGER
+            case ast.Name(id=name):
+                fits = _NAME.fullmatch(name) is not None and name not in _FUNCTIONS
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                fits, below = True, [operand]
+            case ast.BinOp(op=operation, left=left, right=right):
+                divides = isinstance(operation, ast.Mod | ast.FloorDiv | ast.Div)
+                fits = isinstance(operation, _BINARY)
+                fits = fits and (not divides or _count(node) <= _MOST_NODES_DIVIDED)
+                below = [left, right]
+            case ast.Call(func=ast.Name(id="Symbol" | "Float" as name)):
+                fits = _is_leaf(node, name)
+            case ast.Call(func=ast.Name(id="Pow"), args=[base, power], keywords=[]):
+                fits, below = _is_small_power(power), [base]
+            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
+                divides = name in _QUOTIENTS
+                fits = name in _FUNCTIONS and name != "Pow"
+                fits = fits and (not divides or _count(node) <= _MOST_NODES_DIVIDED)
+                below = arguments
+            case _:
+                fits = False
+        fits = fits and depth <= _DEEPEST
+        return fits and all(self._is_size(each, depth + 1) for each in below)
 
     def _check_guard(self, text: str) -> None:
         tree = self._parsed(text)
@@ -347,29 +338,32 @@ def _is_small_power(node: ast.expr) -> bool:
     return abs(node.value) <= _LARGEST_POWER
 
 
-def _bits(node: ast.AST) -> int:
+def _bits(node: ast.expr) -> int:  # noqa: PLR0911 - one case each
     """Returns how many bits the value of a size can have, at most."""
-    if isinstance(node, ast.Constant):
-        return node.value.bit_length() if isinstance(node.value, int) else _SIZE_BITS
-    below = [_bits(each) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        below = [_bits(each) for each in node.args]
-        if node.func.id == "Symbol":
-            return _SIZE_BITS
-        if node.func.id == "Pow":
-            return _LARGEST_POWER * max(below, default=0)
-        if node.func.id in ("Mul", "Rational"):
-            return sum(below)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        return sum(below)
-    return max(below, default=_SIZE_BITS) + len(below).bit_length()
+    match node:
+        case ast.Constant(value=int() as number):
+            return number.bit_length()
+        case ast.UnaryOp(operand=operand):
+            return _bits(operand)
+        case ast.BinOp(op=ast.Mult(), left=left, right=right):
+            return _bits(left) + _bits(right)
+        case ast.BinOp(left=left, right=right):
+            return max(_bits(left), _bits(right)) + 1
+        case ast.Call(func=ast.Name(id="Pow"), args=[base, *_]):
+            return _LARGEST_POWER * _bits(base)
+        case ast.Call(func=ast.Name(id=name), args=arguments) if name != "Symbol":
+            below = [_bits(each) for each in arguments]
+            if name in ("Mul", "Rational"):
+                return sum(below)
+            return max(below, default=_SIZE_BITS) + len(below).bit_length()
+    return _SIZE_BITS
 
 
 def _count(node: ast.AST) -> int:
     return sum(1 for each in ast.walk(node) if isinstance(each, ast.expr)) // 2
 
 
-def _is_harmless(node: ast.AST) -> bool:
+def _is_harmless(node: ast.AST) -> bool:  # noqa: PLR0911 - one case each
     """True in a guard: arithmetic and comparisons of inputs, their sizes and small numbers."""
     match node:
         case ast.Name():

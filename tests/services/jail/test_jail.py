@@ -144,7 +144,7 @@ def test_a_mutable_map_of_a_file_cannot_write_outside(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     for shared in (True, False):
         code = f"import torch; torch.from_file({str(target)!r}, {shared}, 2).fill_(1.0)"
-        with pytest.raises(InternalError, match="unable to open file|Permission denied"):
+        with pytest.raises(InternalError, match=r"unable to open file|Permission denied"):
             run_jailed(Work("hostile_work:runs", code.encode(), "evil", imports=("torch",)))
     assert target.read_bytes() == bytes(8)
     assert torch.from_file(str(target), True, 2).fill_(1.0).sum() == 2  # outside it would
@@ -233,7 +233,7 @@ def test_what_does_not_end_is_ended_with_the_reason(way: str, tmp_path: Path) ->
     if limit is Limit.CPU_TIME:
         limits = JailLimits(cpu_s=1, wall_clock_s=120)
     started = time.monotonic()
-    with pytest.raises(InvalidInput, match="^evil") as caught:
+    with pytest.raises(InvalidInput, match=r"^evil") as caught:
         stay(code, tmp_path, limits)
     assert caught.value.details["limit"] == limit
     assert time.monotonic() - started < limits.wall_clock_s + 30
@@ -289,7 +289,9 @@ def test_only_plain_files_of_wanted_names_are_taken(what: str, tmp_path: Path) -
 
 def test_an_answer_that_is_none_is_no_answer() -> None:
     with pytest.raises(InternalError, match="exit code 0"):
-        stay("os.write(int(__import__('sys').argv[1]), b'{\"type\":\"answer\"}\\n' + b'nonsense\\n'); os._exit(0)")
+        stay(
+            "os.write(int(__import__('sys').argv[1]), b'{\"type\":\"answer\"}\\n' + b'nonsense\\n'); os._exit(0)"
+        )
 
 
 def test_errors_of_our_tree_come_back_as_they_are() -> None:
