@@ -387,8 +387,8 @@ def _is_harmless(node: ast.AST) -> bool:  # noqa: PLR0911 - one case each
             return False
     return isinstance(
         node,
-        ast.Expression | ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.Compare | ast.keyword
-        | ast.Subscript | ast.Load | ast.operator | ast.unaryop | ast.boolop | ast.cmpop | ast.Tuple,
+        ast.Expression | ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.Compare | ast.keyword | ast.Load
+        | ast.Subscript | ast.operator | ast.unaryop | ast.boolop | ast.cmpop | ast.Tuple,
     )  # fmt: skip
 
 

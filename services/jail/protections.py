@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from pathlib import Path
 
 from services.jail import landlock, seccomp
 from services.jail.orders import Protection
-from services.log import get_logger
 
-_log = get_logger("services.jail")
+_log = logging.getLogger("services.jail")
 _NEEDED = sum(1 << capability for capability in (0, 1, 5, 6, 7))
 """chown, dac_override, kill, setgid, setuid: what `capabilities(7)` calls them."""
 
@@ -27,9 +27,10 @@ def offered() -> frozenset[Protection]:
         found.add(Protection.LANDLOCK)
     if is_root():
         found.add(Protection.OWN_USER)
-    missing = sorted(set(Protection) - found)
+    # Not to be root is no fault of the machine's.
+    missing = sorted(set(Protection) - found - {Protection.OWN_USER})
     if missing:
-        _log.warning("jail_is_weaker", missing=missing)
+        _log.warning("jail_is_weaker: this machine has no %s", ", ".join(missing))
     return frozenset(found)
 
 
