@@ -52,7 +52,9 @@ def main(messages: BinaryIO) -> None:
         messages.write(msgspec.json.encode(message) + b"\n")
         messages.flush()
 
-    confine(order)
+    missing = sorted(set(order.expected) - confine(order))
+    if missing:
+        raise SystemExit(f"the jail cannot be closed: {', '.join(missing)}")
     for needed in order.imports:
         importlib.import_module(needed)
     module, _, name = order.target.partition(":")

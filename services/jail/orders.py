@@ -71,6 +71,8 @@ class Order(msgspec.Struct, frozen=True):
     """User to become; None: stay."""
     reads_as_root: bool
     """Keep the right to read what other users may not: paths are Landlock's to limit then."""
+    expected: tuple[Protection, ...]
+    """Without one of these nothing is read."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -19,7 +19,16 @@ import msgspec
 from services.errors import CatenaryError, InternalError, InvalidInput, error_of_reason
 from services.jail import users
 from services.jail.harvest import left_behind, take_over, used_bytes
-from services.jail.orders import Answer, JailLimits, Limit, Order, Progress, Refusal, Told
+from services.jail.orders import (
+    Answer,
+    JailLimits,
+    Limit,
+    Order,
+    Progress,
+    Protection,
+    Refusal,
+    Told,
+)
 from services.jail.protections import is_root, offered
 
 _LOOK_S = 0.25
@@ -71,13 +80,16 @@ def run_jailed(
         InvalidInput: A limit ended it (`details["limit"]`), or it left files it should not.
         InternalError: It failed in a way nobody foresaw; the message has its last words.
     """
-    offered()
+    protections = offered()
     with tempfile.TemporaryDirectory(prefix=".jail-", dir=into, ignore_cleanup_errors=True) as base:
         folder = Path(base)
         output, scratch = folder / "output", folder / "scratch"
         output.mkdir(mode=0o700)
         scratch.mkdir(mode=0o700)
-        uid = users.free_uid() if is_root() else None
+        open_to_all = users.is_open_to_all(work.inputs, folder)
+        # To read what others may not is given to a child only that Landlock holds.
+        may_change = is_root() and (open_to_all or Protection.LANDLOCK in protections)
+        uid = users.free_uid() if may_change else None
         if uid is not None:
             folder.chmod(0o711)
             for each in (output, scratch):
@@ -91,7 +103,8 @@ def run_jailed(
             scratch=str(scratch.resolve()),
             limits=work.limits,
             uid=uid,
-            reads_as_root=uid is not None and not users.is_open_to_all(work.inputs, folder),
+            reads_as_root=uid is not None and not open_to_all,
+            expected=tuple(sorted(protections - ({Protection.OWN_USER} if uid is None else set()))),
         )
         with _Stay(work, order, progress) as stay:
             stay.listen()

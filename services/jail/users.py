@@ -34,10 +34,11 @@ def free_uid() -> int | None:
     return None
 
 
-def is_open_to_all(inputs: Iterable[Path], *folders: Path) -> bool:
-    """Returns True if a user that nobody knows may run Python and read the inputs."""
+def is_open_to_all(inputs: Iterable[Path], folder: Path) -> bool:
+    """Returns True if a user that nobody knows may run Python, read the inputs and reach `folder`."""
     code = [Path(sys.executable).resolve(), *(Path(entry) for entry in sys.path if entry)]
-    return all(_is_readable(path.resolve()) for path in (*code, *inputs, *folders) if path.exists())
+    there = [path.resolve() for path in (*code, *inputs) if path.exists()]
+    return _is_reachable(folder.resolve()) and all(_is_readable(path) for path in there)
 
 
 def end_all_of(uid: int) -> None:
@@ -59,18 +60,19 @@ def _is_mapped(low: int, high: int) -> bool:
     return any(start <= low and high < start + count for start, count in ranges)
 
 
+def _is_reachable(path: Path) -> bool:
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
+
+
 def _is_readable(path: Path) -> bool:
-    through = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
     mode = path.stat().st_mode
-    if not stat.S_ISDIR(mode):
-        return through and bool(mode & stat.S_IROTH)
-    if not through or not (mode & stat.S_IXOTH):
+    if not _is_reachable(path) or not mode & stat.S_IROTH:
         return False
-    if not mode & stat.S_IROTH:
-        return stat.S_ISDIR(mode) and path.name.startswith(".jail-")
+    if not stat.S_ISDIR(mode):
+        return True
     # Of a model's folder every file counts; code is installed as a whole.
     files = [entry for entry in path.iterdir() if entry.is_file()]
-    return all(entry.stat().st_mode & stat.S_IROTH for entry in files)
+    return bool(mode & stat.S_IXOTH) and all(e.stat().st_mode & stat.S_IROTH for e in files)
 
 
 def _processes_of(uid: int) -> list[int]:
