@@ -1,4 +1,4 @@
-# ruff: noqa: B008, E501, PLW0108 - a table of examples, a line each
+# ruff: noqa: E501, PLW0108 - a table of examples, a line each
 """Makes `torch_operators.txt`: what `torch.export` writes for the building blocks of models.
 
     python -m gpu_agent.partitioning.census
@@ -110,6 +110,17 @@ class _Call(nn.Module):
         return self._function(*arguments)
 
 
+class _First(nn.Module):
+    """The first output of a model of `transformers`."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, value: torch.Tensor) -> Any:
+        return self.model(value, return_dict=False)[0]
+
+
 def _examples() -> Iterator[_Example]:
     image, signal = torch.rand(2, 4, 16, 16), torch.rand(2, 4, 16)
     volume, rows = torch.rand(2, 4, 8, 8, 8), torch.rand(2, 8)
@@ -154,7 +165,7 @@ def _layers(
         nn.Upsample(size=(9, 9), mode="nearest-exact"), nn.PReLU(4),
     ):  # fmt: skip
         yield module, (image,)
-    for module in (
+    for layer in (
         nn.Linear(8, 4),
         nn.Linear(8, 4, bias=False),
         nn.Identity(),
@@ -166,7 +177,7 @@ def _layers(
         nn.FeatureAlphaDropout(),
         nn.Sequential(nn.Linear(8, 8), nn.ReLU(True), nn.Dropout(0.5, True), nn.Linear(8, 2)),
     ):
-        yield module, (rows,)
+        yield layer, (rows,)
     yield nn.Upsample(scale_factor=2, mode="linear"), (signal,)
     yield nn.Upsample(scale_factor=2, mode="trilinear"), (volume,)
     yield nn.Upsample(scale_factor=2, mode="nearest"), (signal,)
@@ -383,7 +394,7 @@ def _pairs() -> Iterator[Callable[..., Any]]:
         lambda a, b: torch.where(a > b, a, b), lambda a, b: (a > b) & (b > a), lambda a, b: (a > b) | (b > a),
         lambda a, b: (a > b) ^ (b > a), lambda a, b: a.expand_as(b), lambda a, b: a.view_as(b),
         lambda a, b: torch.hstack((a, b)), lambda a, b: torch.vstack((a, b)),
-        lambda a, b: torch.broadcast_tensors(a, b), lambda a, b: torch.meshgrid(a[0], b[0], indexing="ij"),
+        torch.broadcast_tensors, lambda a, b: torch.meshgrid(a[0], b[0], indexing="ij"),
         lambda a, b: torch.matmul(a, b.mT), lambda a, b: torch.div(a, b, rounding_mode="floor"),
         lambda a, b: torch.lerp(a, b, 0.3), lambda a, b: functional.mse_loss(a, b, reduction="none"),
         lambda a, b: functional.grid_sample(
@@ -436,7 +447,7 @@ def _encoders(tokens: torch.Tensor) -> Iterator[_Example]:
     }  # fmt: skip
     text: dict[str, Any] = {"vocab_size": 99, "max_position_embeddings": 64, **sizes}
     image: dict[str, Any] = {"image_size": 32, "patch_size": 8, **sizes}
-    for make in (
+    texts: tuple[Callable[[], Any], ...] = (
         lambda: t.BertModel(t.BertConfig(**text)), lambda: t.RobertaModel(t.RobertaConfig(**text)),
         lambda: t.DistilBertModel(
             t.DistilBertConfig(vocab_size=99, dim=32, n_layers=2, n_heads=2, hidden_dim=64)
@@ -444,10 +455,9 @@ def _encoders(tokens: torch.Tensor) -> Iterator[_Example]:
         lambda: t.MPNetModel(t.MPNetConfig(**text)), lambda: t.ElectraModel(t.ElectraConfig(**text)),
         lambda: t.LlamaModel(t.LlamaConfig(use_cache=False, **text)),
         lambda: t.Qwen2Model(t.Qwen2Config(use_cache=False, num_key_value_heads=1, **text)),
-    ):  # fmt: skip
-        yield _Call(lambda x, m=make().eval(): m(x, return_dict=False)[0]), (tokens,)
+    )  # fmt: skip
     pixels = torch.rand(2, 3, 32, 32)
-    for make in (
+    pictures: tuple[Callable[[], Any], ...] = (
         lambda: t.ViTModel(t.ViTConfig(**image)), lambda: t.DeiTModel(t.DeiTConfig(**image)),
         lambda: t.Dinov2Model(t.Dinov2Config(**image)), lambda: t.CLIPVisionModel(t.CLIPVisionConfig(**image)),
         lambda: t.SiglipVisionModel(t.SiglipVisionConfig(**image)),
@@ -456,8 +466,10 @@ def _encoders(tokens: torch.Tensor) -> Iterator[_Example]:
         lambda: t.MobileNetV2Model(t.MobileNetV2Config()),
         lambda: t.SwinModel(t.SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4)),
         lambda: t.SegformerModel(t.SegformerConfig(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 1, 1, 1])),
-    ):  # fmt: skip
-        yield _Call(lambda x, m=make().eval(): m(x, return_dict=False)[0]), (pixels,)
+    )  # fmt: skip
+    for makers, value in ((texts, tokens), (pictures, pixels)):
+        for make in makers:
+            yield _First(make().eval()), (value,)
 
 
 if __name__ == "__main__":

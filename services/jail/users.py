@@ -35,7 +35,7 @@ def free_uid() -> int | None:
 
 
 def is_open_to_all(inputs: Iterable[Path], folder: Path) -> bool:
-    """Returns True if a user that nobody knows may run Python, read the inputs and reach `folder`."""
+    """Returns True if a user nobody knows may run Python, read the inputs and reach `folder`."""
     code = [Path(sys.executable).resolve(), *(Path(entry) for entry in sys.path if entry)]
     there = [path.resolve() for path in (*code, *inputs) if path.exists()]
     return _is_reachable(folder.resolve()) and all(_is_readable(path) for path in there)

@@ -16,6 +16,7 @@ from gpu_agent.decoders.base import CacheLayout
 from gpu_agent.decoders.building import ensure_graph
 from gpu_agent.decoders.importing import ImportOptions, import_decoder
 from gpu_agent.decoders.onnx_executor import OnnxDecoder
+from jail_here import run_here
 from services.domain.ids import ModelKey, PartitionKey
 from services.errors import InternalError, InvalidInput
 from services.jail.run import Work, run_jailed
@@ -120,7 +121,7 @@ def test_agents_that_ask_at_once_build_a_graph_once(
     write_folder(tmp_path / "source", "llama2")
     repository, key = ModelRepository(tmp_path / "models"), ModelKey("shared", "1")
     import_decoder(repository, tmp_path / "source", key)
-    build, builds = building.run_jailed, list[bytes]()
+    build, builds = run_here, list[bytes]()
 
     def counted(work: Work, into: Path | None = None) -> bytes:
         builds.append(work.job)

@@ -71,6 +71,8 @@ def test_in_place_operators_stand_for_those_that_make_new_tensors() -> None:
 class Plain(torch.nn.Module):
     """A bit of everything that is allowed: in-place activations, a buffer, a free batch."""
 
+    scale: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.convolution = torch.nn.Conv2d(3, 4, 3)
@@ -80,7 +82,7 @@ class Plain(torch.nn.Module):
         self.register_buffer("scale", torch.ones(4, 1, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.drop(self.active(self.norm(self.convolution(x)))) * self.scale
+        y: torch.Tensor = self.drop(self.active(self.norm(self.convolution(x)))) * self.scale
         return y.reshape(x.shape[0] * 2, -1) + torch.ones(1)
 
 
@@ -309,6 +311,8 @@ def test_a_size_that_grows_from_node_to_node_is_refused(plain: Path, tmp_path: P
 
 class Remembers(torch.nn.Module):
     """Gives every request what the one before sent: through a view, so that no name tells."""
+
+    kept: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
