@@ -122,7 +122,7 @@ def write_joined(source: Path, target: Path) -> None:
         index = json.loads(read_bounded(source / INDEX_FILE, LARGEST_JSON_BYTES))
         names = sorted(set(index["weight_map"].values()))
         if any(Path(name).name != name or not is_own_file(source, name) for name in names):
-            raise InvalidInput(INDEX_FILE, "names a file that is not in its folder")
+            raise InvalidInput(INDEX_FILE, "names a file that is missing or outside its folder")
         shards = [source / name for name in names]
     else:
         raise InvalidInput(source.name, f"has no {WEIGHTS_FILE}")
