@@ -13,6 +13,7 @@ import click
 
 from catenaryd.certificates import certs
 from catenaryd.importing import import_model
+from catenaryd.jail import show_jail
 from catenaryd.keys import create_key, list_keys, revoke_key
 from catenaryd.planning import plan_group
 from catenaryd.process_options import given, settings_options
@@ -233,6 +234,7 @@ cli.add_command(revoke_key)
 cli.add_command(import_model)
 cli.add_command(plan_group)
 cli.add_command(profile)
+cli.add_command(show_jail)
 cli.add_command(redis_acl)
 cli.add_command(repair)
 cli.add_command(replay_group)

@@ -1,75 +1,49 @@
-"""Running the import worker, and making the graph of another precision when it is asked for."""
+"""What imports need, and making the graph of another precision when it is asked for."""
 
 from __future__ import annotations
 
 import fcntl
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 import tempfile
-import threading
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpu_agent.decoders.import_worker import graph_in_jail
 from gpu_agent.decoders.precision import graph_folder
 from gpu_agent.decoders.sizes import read_table
 from services.domain.ids import ModelKey
-from services.errors import InternalError, NotSupported
+from services.errors import NotSupported
+from services.jail.orders import JailLimits
+from services.jail.run import Work, run_jailed
 from services.model_repository import ModelRepository
 
 _NEEDED = ("transformers", "torch", "onnxruntime_genai", "accelerate", "gguf")
 _TIMEOUT_S = 3600.0
 """A worker that takes longer is killed."""
-_WORDS_SHOWN = 400
+_GIBI = 1 << 30
 
 
-def run_worker(
-    folder: Path,
-    gguf: Path | None,
-    precisions: Sequence[str],
-    progress: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Runs `import_worker` on a model's folder.
-
-    Raises:
-        NotSupported: If a library it needs is not installed.
-        InternalError: If it fails; the message has its last words.
-    """
+def check_libraries() -> None:
+    """Raises NotSupported unless the libraries of the extra [generation] are installed."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise NotSupported(f"importing needs the extra [generation]: {', '.join(missing)}")
-    job = {
-        "folder": str(folder.resolve()),
-        "gguf": str(gguf.resolve()) if gguf else None,
-        "precisions": list(precisions),
-    }
-    command = [sys.executable, "-m", "gpu_agent.decoders.import_worker", json.dumps(job)]
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    quiet = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    environment = {**os.environ, **quiet, "PYTHONPATH": path}
-    with tempfile.TemporaryFile("w+", errors="replace") as errors:
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
-        ) as process:
-            assert process.stdout is not None
-            watchdog = threading.Timer(_TIMEOUT_S, process.kill)
-            watchdog.start()
-            try:
-                for line in process.stdout:
-                    progress(line.strip())
-                code = process.wait()
-            except BaseException:
-                process.kill()
-                raise
-            finally:
-                watchdog.cancel()
-        if code != 0:
-            errors.seek(0)
-            words = " ".join(errors.read().split())[-_WORDS_SHOWN:]
-            raise InternalError(f"the import failed with exit code {code}: .. {words}")
+
+
+def import_limits(source: Path) -> JailLimits:
+    """Returns what reading a model may take: its weights several times over, as float32."""
+    files = [source] if source.is_file() else [f for f in source.iterdir() if f.is_file()]
+    size = sum(file.stat().st_size for file in files)
+    # GGUF packs a weight into half a byte or less; float32 is eight times that.
+    unpacked = 9 * size if source.is_file() else 3 * size
+    return JailLimits(
+        wall_clock_s=_TIMEOUT_S,
+        cpu_s=round(_TIMEOUT_S) * (os.cpu_count() or 1),
+        memory_bytes=16 * _GIBI + 6 * unpacked,
+        file_bytes=_GIBI + 2 * unpacked,
+        folder_bytes=2 * _GIBI + 4 * unpacked,
+    )
 
 
 def ensure_graph(repository: ModelRepository, key: ModelKey, precision: str) -> Path:
@@ -86,17 +60,24 @@ def ensure_graph(repository: ModelRepository, key: ModelKey, precision: str) -> 
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_there(repository, key, target):
             return target
+        check_libraries()
+        work = Work(
+            target=f"{graph_in_jail.__module__}:{graph_in_jail.__name__}",
+            job=precision.encode(),
+            subject=str(key),
+            imports=("torch",),
+            inputs=(folder,),
+            wanted=(f"{target.name}/*",),
+            limits=import_limits(folder),
+        )
         with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as scratch:
-            made = Path(scratch)
             if target.exists():
-                target.rename(made / "left")
+                target.rename(Path(scratch) / "left")
+            made = Path(scratch) / "made"
+            made.mkdir()
             with repository.reading(key) as reading:
-                for path in folder.iterdir():
-                    if path.is_file() and not path.name.startswith("."):
-                        (made / path.name).symlink_to(path.resolve())
-                        if reading.lists(path):
-                            reading.begin(path, first=True)
-                run_worker(made, None, [precision])
+                reading.begin_own()
+                run_jailed(work, into=made)
             (made / target.name).rename(target)
         repository.enter_derived(key, target.name)
         if repository.manifest(key).precision == precision:

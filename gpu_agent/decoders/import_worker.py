@@ -1,23 +1,19 @@
-"""What of an import needs PyTorch and transformers, as a process of its own.
-
-    python -m gpu_agent.decoders.import_worker '{"folder": ..., "gguf": ..., "precisions": [..]}'
+"""What of an import needs PyTorch and transformers; it runs in the jail.
 
 Turns a GGUF file into a folder of config, tokenizer and safetensors, and has the onnxruntime-genai
-builder make a graph per precision. Says on stdout, line by line, what it is doing. The libraries'
-own chatter goes to stderr, which is shown only if something fails.
+builder make a graph per precision. The libraries' chatter is shown only if something fails.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import runpy
 import sys
 import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from services.jail.child import Room
 
 _BUILDER = "onnxruntime_genai.models.builder"
 
@@ -37,7 +33,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     for name in ("GGUFReader", "get_tensor_name_map"):
         vars(gguf)[name] = lru_cache(vars(gguf)[name])
     quantised = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32
+        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
     )
     facts: dict[str, Any] = quantised.config.to_dict()
     for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):
@@ -47,32 +43,25 @@ def convert_gguf(file: Path, folder: Path) -> None:
     plain.load_state_dict(quantised.state_dict(), assign=True)
     plain.tie_weights()
     plain.save_pretrained(folder, max_shard_size="1TB")
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(
+        file.parent, gguf_file=file.name, trust_remote_code=False
+    )
+    tokenizer.save_pretrained(folder)
 
 
-def build_graph(folder: Path, precision: str) -> None:
-    """Writes `onnx-<precision>/` beside the weights."""
+def build_graph(folder: Path, precision: str, target: Path) -> None:
+    """Writes `onnx-<precision>/` into `target`."""
     with tempfile.TemporaryDirectory() as cache:
         sys.argv = [
-            _BUILDER, "-i", str(folder), "-o", str(folder / f"onnx-{precision}"), "-p", precision,
-            "-e", "cpu", "-c", cache,
+            _BUILDER, "-i", str(folder), "-o", str(target / f"onnx-{precision}"), "-p", precision,
+            "-e", "cpu", "-c", cache, "--extra_options", "hf_remote=false",
         ]  # fmt: skip
         runpy.run_module(_BUILDER, run_name="__main__", alter_sys=True)
 
 
-def main(job: dict[str, Any]) -> None:
-    """Does what the job says."""
-    folder = Path(job["folder"])
-    results = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # native code prints there, too
-    with contextlib.redirect_stdout(sys.stderr):
-        if job["gguf"]:
-            results.write("reading the weights\n")
-            convert_gguf(Path(job["gguf"]), folder)
-        for precision in job["precisions"]:
-            results.write(f"building the {precision} graph\n")
-            build_graph(folder, precision)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+def graph_in_jail(job: bytes, room: Room) -> bytes:
+    """Writes `onnx-<precision>/` for the model in the first input; the job names the precision."""
+    precision = job.decode()
+    room.tell(f"building the {precision} graph")
+    build_graph(room.inputs[0], precision, room.output)
+    return b""

@@ -67,7 +67,9 @@ def load_blocks(
     folder = reading.folder
     reading.begin(folder / "config.json", first=True)
     transformers.AttentionInterface.register(ATTENTION, attend)
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     _check(config, blocks, key)
     automatic: Any = transformers.AutoModelForCausalLM
     with torch.device("meta"):

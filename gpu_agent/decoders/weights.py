@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from services.bounded_files import LARGEST_JSON_BYTES, read_bounded
 from services.content.reading import Reading
@@ -14,6 +15,13 @@ from services.errors import InvalidInput
 
 _LARGEST_HEADER_BYTES = 100_000_000
 """As the library itself has it."""
+_MOST_TENSORS = 100_000
+_MOST_DIMENSIONS = 16
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16,
+    "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+    "C64": 64,
+}  # fmt: skip
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _PIECE_BYTES = 1 << 24
@@ -41,22 +49,66 @@ def stored_tensors(file: Path) -> dict[str, StoredTensor]:
     """
     try:
         with file.open("rb") as opened:
+            size = file.stat().st_size
             (length,) = struct.unpack("<Q", opened.read(8))
-            if length > min(file.stat().st_size, _LARGEST_HEADER_BYTES):
+            if length > min(size - 8, _LARGEST_HEADER_BYTES):
                 raise ValueError("its header is longer than the file, or than headers may be")
-            header = json.loads(opened.read(length))
-        return {
-            name: StoredTensor(
-                entry["dtype"],
-                tuple(entry["shape"]),
-                8 + length + entry["data_offsets"][0],
-                entry["data_offsets"][1] - entry["data_offsets"][0],
-            )
+            header = json.loads(opened.read(length), object_pairs_hook=_each_once)
+        tensors = {
+            name: _stored(entry, 8 + length)
             for name, entry in header.items()
             if name != "__metadata__"
         }
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        if len(tensors) > _MOST_TENSORS:
+            raise ValueError(f"it has more than {_MOST_TENSORS} tensors")
+        _check_disjoint(tensors, 8 + length)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error,
+            RecursionError) as error:  # fmt: skip
         raise InvalidInput(file.name, f"is not a safetensors file: {error}") from None
+    return tensors
+
+
+def is_own_file(folder: Path, name: str) -> bool:
+    """Returns True if a folder has a file of that name.
+
+    Raises:
+        InvalidInput: It is a symbolic link that leads out of the folder: whoever made the folder
+            may not be allowed to read what whoever imports it may.
+    """
+    path = folder / name
+    if not path.is_file():
+        return False
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise InvalidInput(name, "is a symbolic link out of its folder: copy the file there")
+    return True
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("its header names something twice")
+    return made
+
+
+def _stored(entry: Any, start: int) -> StoredTensor:
+    shape = tuple(entry["shape"])
+    begin, end = entry["data_offsets"]
+    bits = _BITS[entry["dtype"]] * math.prod(shape)
+    numbers = (*shape, begin, end)
+    if len(shape) > _MOST_DIMENSIONS or not all(type(n) is int and n >= 0 for n in numbers):
+        raise ValueError("a tensor has sizes that cannot be")
+    if 8 * (end - begin) != bits:
+        raise ValueError("a tensor has another length than its shape says")
+    return StoredTensor(entry["dtype"], shape, start + begin, end - begin)
+
+
+def _check_disjoint(tensors: dict[str, StoredTensor], start: int) -> None:
+    """Raises unless the tensors follow each other without gaps: no byte belongs to two."""
+    at = start
+    for tensor in sorted(tensors.values(), key=lambda each: (each.offset, each.nbytes)):
+        if tensor.offset != at:
+            raise ValueError("its tensors overlap, or have bytes between them")
+        at += tensor.nbytes
 
 
 def checked_tensors(file: Path, reading: Reading) -> dict[str, StoredTensor]:
@@ -79,13 +131,13 @@ def write_joined(source: Path, target: Path) -> None:
     Raises:
         InvalidInput: If there are none, or a file is damaged.
     """
-    if (source / WEIGHTS_FILE).exists():
+    if is_own_file(source, WEIGHTS_FILE):
         shards = [source / WEIGHTS_FILE]
-    elif (source / INDEX_FILE).exists():
+    elif is_own_file(source, INDEX_FILE):
         index = json.loads(read_bounded(source / INDEX_FILE, LARGEST_JSON_BYTES))
         names = sorted(set(index["weight_map"].values()))
-        if any(Path(name).name != name for name in names):
-            raise InvalidInput(INDEX_FILE, "names a file outside its folder")
+        if any(Path(name).name != name or not is_own_file(source, name) for name in names):
+            raise InvalidInput(INDEX_FILE, "names a file that is missing or outside its folder")
         shards = [source / name for name in names]
     else:
         raise InvalidInput(source.name, f"has no {WEIGHTS_FILE}")

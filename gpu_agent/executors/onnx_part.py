@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -18,7 +19,7 @@ import onnxruntime
 from gpu_agent.device import cuda_memory_bytes
 from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
 from gpu_agent.executors.device import Device
-from gpu_agent.partitioning.onnx_file import weight_files
+from gpu_agent.partitioning.jailed import PartOrder, write_part_jailed
 from gpu_agent.partitioning.onnx_graph import (
     OnnxModel,
     extract_part,
@@ -29,6 +30,7 @@ from gpu_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
 from services.domain.ids import PartitionKey
 from services.domain.model import BlockTable
 from services.errors import InternalError, InvalidInput, NotSupported
+from services.jail.child import Room
 from services.model_repository import ModelRepository
 
 _CAST = ".float16"
@@ -171,17 +173,22 @@ def load_onnx_part(
     file = repository.model_file(key.model)
 
     def build(folder: Path) -> None:
+        order = PartOrder("onnxruntime_onnx", file.name, table, ends)
         with repository.reading(key.model) as reading:
-            reading.begin(file, first=True)
-            source = load_onnx(file)
-            for weights in weight_files(file):
-                reading.begin(weights)
-            write_part(source, table, ends, folder)
+            reading.begin_own()
+            write_part_jailed(file, order, folder)
 
     cache = repository.folder(key.model) / CACHE_FOLDER
     name = PartName.of(table.model_hash, (ends.inputs, ends.outputs), "onnx")
     with part_folder(cache, name, build) as folder:
         return OnnxPart(ends, folder / "part.onnx", options)
+
+
+def write_part_in_jail(job: bytes, room: Room) -> bytes:
+    """Writes the part of an encoded `PartOrder`."""
+    order = msgspec.json.decode(job, type=PartOrder)
+    write_part(load_onnx(room.inputs[0] / order.file), order.table, order.ends, room.output)
+    return b""
 
 
 def write_part(source: OnnxModel, table: BlockTable, ends: Ends, folder: Path) -> None:

@@ -8,18 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch.export.passes import move_to_device_pass
 
 from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
 from gpu_agent.executors.device import Device
+from gpu_agent.partitioning.jailed import PartOrder, write_part_jailed
 from gpu_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
 from gpu_agent.partitioning.torch_archive import load_program
 from gpu_agent.partitioning.torch_graph import TorchModel, extract_part, load_torch
 from services.domain.ids import PartitionKey
 from services.domain.tensors import DTYPE_OF, TensorSpec
 from services.errors import InternalError, InvalidInput, NotSupported
+from services.jail.child import Room
 from services.model_repository import ModelRepository
 
 _TORCH_OF = {name: torch.from_numpy(np.empty(0, dtype)).dtype for name, dtype in DTYPE_OF.items()}
@@ -134,9 +137,10 @@ def load_torch_part(
 
     def build(folder: Path) -> None:
         own = Ends.of(repository, key, False)
+        order = PartOrder("pytorch_exported", file.name, table, own)
         with repository.reading(key.model) as reading:
-            reading.begin(file, first=True)
-            write_part(load_torch(file), own, folder)
+            reading.begin_own()
+            write_part_jailed(file, order, folder)
 
     own_ends = (
         table.boundaries[key.first_block].tensors,
@@ -146,6 +150,13 @@ def load_torch_part(
     cache = repository.folder(key.model) / CACHE_FOLDER
     with part_folder(cache, name, build) as folder:
         return TorchPart(ends, folder / "part.pt2", device)
+
+
+def write_part_in_jail(job: bytes, room: Room) -> bytes:
+    """Writes the part of an encoded `PartOrder`."""
+    order = msgspec.json.decode(job, type=PartOrder)
+    write_part(load_torch(room.inputs[0] / order.file), order.ends, room.output)
+    return b""
 
 
 def write_part(source: TorchModel, ends: Ends, folder: Path) -> None:

@@ -66,15 +66,17 @@ class Candidates:
         return max(1.0, float(np.median(self.crossing_bytes))) if self.positions else 1.0
 
 
-def choose_cuts(graph: CutGraph, blocks: int) -> tuple[int, ...]:
+def choose_cuts(graph: CutGraph, blocks: int, smallest_ns: float | None = None) -> tuple[int, ...]:
     """Returns the positions of the best `blocks - 1` cuts, ascending; fewer if fewer are possible.
 
     Args:
         graph: The model; costs in nanoseconds, bytes per row.
-        blocks: Wanted number of blocks. Small models get fewer: none below `SMALLEST_BLOCK_NS`.
+        blocks: Wanted number of blocks. Small models get fewer.
+        smallest_ns: None below this; `SMALLEST_BLOCK_NS` if not given.
     """
     candidates = Candidates.of(graph)
-    affordable = max(1, int(candidates.total_cost // SMALLEST_BLOCK_NS))
+    smallest_ns = SMALLEST_BLOCK_NS if smallest_ns is None else smallest_ns
+    affordable = max(1, int(candidates.total_cost // smallest_ns))
     count = min(blocks, affordable, len(candidates.positions) + 1)
     return tuple(candidates.positions[i] for i in best_choice(candidates, count))
 

@@ -35,17 +35,6 @@ def read_onnx(path: Path) -> ir.Model:
     return model
 
 
-def weight_files(path: Path) -> list[Path]:
-    """Returns the files beside a model's that hold weights of it.
-
-    Raises:
-        FileNotFoundError: There is no such model.
-        InvalidInput: As `read_onnx` does.
-    """
-    model = read_onnx(path)
-    return sorted({path.parent / str(tensor.location) for tensor in _external_tensors(model)})
-
-
 def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
     for node in _nodes(model):
         for attribute in node.attributes.values():

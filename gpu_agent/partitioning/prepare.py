@@ -3,6 +3,9 @@
 Node times of the probing run come from an unoptimised session, where every value is visible and
 nothing is fused. They choose the first cuts; then each block is timed as its own session, the way
 it will be served, the node times are scaled to what was measured, and the cuts are chosen again.
+
+All of that happens in the jail (`services.jail`): the model is a stranger's. What comes back is a
+table, checked before it is written.
 """
 
 from __future__ import annotations
@@ -10,18 +13,32 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from gpu_agent.executors.base import Ends, wire_boundary
+from gpu_agent.partitioning import cutting
 from gpu_agent.partitioning.cutting import choose_cuts
 from gpu_agent.partitioning.graph import CutGraph
+from gpu_agent.partitioning.jailed import (
+    CutOrder,
+    Made,
+    SentArray,
+    answer_of,
+    checked_examples,
+    checked_table,
+    work_on_model,
+)
 from gpu_agent.partitioning.probe import Probe, Probed, Values
 from services.domain.ids import ModelKey, PartitionKey
 from services.domain.model import BlockTable, Boundary
-from services.domain.tensors import TensorSpec
+from services.domain.tensors import DATATYPE_OF, DTYPE_OF, TensorSpec
 from services.errors import InvalidInput, NotSupported
+from services.jail.child import Room
+from services.jail.run import run_jailed
 from services.model_repository import ExampleShapes, ModelRepository
 
 _RUNS = 5
@@ -60,7 +77,29 @@ def prepare_model(
     manifest = repository.manifest(key)
     file = repository.model_file(key)
     model_hash = repository.model_hash(key)
-    if manifest.platform == "pytorch_exported":
+    order = CutOrder(
+        key=key,
+        platform=manifest.platform,
+        file=file.name,
+        blocks=blocks,
+        smallest_ns=cutting.SMALLEST_BLOCK_NS,
+        example={name: _sent(array) for name, array in (example or {}).items()},
+    )
+    target = f"{cut_in_jail.__module__}:{cut_in_jail.__name__}"
+    work = work_on_model(file, manifest.platform, target, msgspec.json.encode(order))
+    made = answer_of(run_jailed(work), Made, file.name)
+    table = replace(checked_table(made.table, file.name), model_hash=model_hash)
+    repository.write_block_table(key, table, checked_examples(made.examples, table, file.name))
+    repository.record_content(key)
+    return table
+
+
+def cut_in_jail(job: bytes, room: Room) -> bytes:
+    """Probes and cuts the model of an encoded `CutOrder`; answers an encoded `Made`."""
+    order = msgspec.json.decode(job, type=CutOrder)
+    file = room.inputs[0] / order.file
+    example = {name: _received(sent) for name, sent in order.example.items()} or None
+    if order.platform == "pytorch_exported":
         from gpu_agent.partitioning.torch_probe import probe_torch
 
         probed = probe_torch(file, example)
@@ -68,13 +107,20 @@ def prepare_model(
         from gpu_agent.partitioning.onnx_probe import probe_onnx
 
         probed = probe_onnx(file, example)
-    table = _cut(probed, key, model_hash, blocks)
-    repository.write_block_table(key, table, _example_shapes(probed, table))
-    repository.record_content(key)
-    return table
+    table = _cut(probed, order)
+    return msgspec.json.encode(Made(table, _example_shapes(probed, table)))
 
 
-def _cut(probed: Probed, key: ModelKey, model_hash: str, blocks: int) -> BlockTable:
+def _sent(array: np.ndarray) -> SentArray:
+    return SentArray(DATATYPE_OF[array.dtype], array.shape, array.tobytes())
+
+
+def _received(sent: SentArray) -> np.ndarray:
+    return np.frombuffer(sent.content, DTYPE_OF[sent.datatype]).reshape(sent.shape).copy()
+
+
+def _cut(probed: Probed, order: CutOrder) -> BlockTable:
+    key, blocks, smallest_ns = order.key, order.blocks, order.smallest_ns
     probe = probed.probe
     ends = [spec for name, spec in probe.specs.items() if name in probe.example]
     ends += [probe.specs[name] for name in probed.outputs if name in probe.specs]
@@ -88,8 +134,8 @@ def _cut(probed: Probed, key: ModelKey, model_hash: str, blocks: int) -> BlockTa
     )
     costs = np.array(probed.node_costs)
     graph = probed.graph(probe, costs.tolist(), immovable)
-    cuts = choose_cuts(graph, blocks)
-    table = _timed(probed, key, _table(probe, graph, cuts, model_hash, batched))
+    cuts = choose_cuts(graph, blocks, smallest_ns)
+    table = _timed(probed, key, _table(probe, graph, cuts, batched))
     if max(table.compute_ns) <= _BALANCED * np.mean(table.compute_ns):
         return table
     edges = [0, *cuts, len(costs)]
@@ -97,10 +143,10 @@ def _cut(probed: Probed, key: ModelKey, model_hash: str, blocks: int) -> BlockTa
         part = slice(edges[i], edges[i + 1])
         costs[part] *= measured / costs[part].sum()
     graph = probed.graph(probe, costs.tolist(), immovable)
-    again = choose_cuts(graph, blocks)
+    again = choose_cuts(graph, blocks, smallest_ns)
     if again == cuts:
         return table
-    other = _timed(probed, key, _table(probe, graph, again, model_hash, batched))
+    other = _timed(probed, key, _table(probe, graph, again, batched))
     return min(table, other, key=_imbalance)
 
 
@@ -109,16 +155,14 @@ def _imbalance(table: BlockTable) -> float:
     return float(max(table.compute_ns))
 
 
-def _table(
-    probe: Probe, graph: CutGraph, cuts: Sequence[int], model_hash: str, batched: bool
-) -> BlockTable:
+def _table(probe: Probe, graph: CutGraph, cuts: Sequence[int], batched: bool) -> BlockTable:
     sets = graph.crossing_sets()
     boundaries = []
     for position in (0, *cuts, len(graph.nodes)):
         names = sets[position]
         tensors = tuple(_spec(probe.specs[name], batched) for name in names)
         boundaries.append(Boundary(tensors, sum(probe.row_bytes[name] for name in names)))
-    return BlockTable(model_hash, batched, tuple(boundaries), (0,) * (len(boundaries) - 1))
+    return BlockTable("", batched, tuple(boundaries), (0,) * (len(boundaries) - 1))
 
 
 def _spec(spec: TensorSpec, batched: bool) -> TensorSpec:

@@ -101,10 +101,17 @@ def load_torch(path: Path) -> TorchModel:
         InvalidInput: If it is not one, or holds more than tensors and operators.
         NotSupported: If it takes or returns anything but plain tensors.
     """
-    program = load_program(path)
+    program = load_program(path, in_place=True)
     if any(_mutates(node) for node in program.graph.nodes):
         # An in-place operation is a dependency that the graph does not show: rewrite without.
         program = program.run_decompositions({})
+        signature = program.graph_signature
+        changed = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
+        kept = [node for node in program.graph.nodes if _mutates(node)]
+        if changed or kept:
+            what = next(iter([*changed.values(), *map(str, kept)]))
+            # What one request writes, the next would read.
+            raise InvalidInput(path.name, f"changes {what!r}, which outlives a request")
     return of_module(program.module())
 
 

@@ -8,18 +8,18 @@ operation per element written, which is right for element-wise work and small fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
+from gpu_agent.executors.base import Ends
 from gpu_agent.partitioning.onnx_graph import extract_part, load_onnx
 from gpu_agent.partitioning.onnx_probe import OnnxProbe
 from gpu_agent.profiling.costs import BlockCosts, KernelCost, Operation, kernels_of
 from services.domain.model import BlockTable
 from services.domain.tensors import DTYPE_OF
-from services.model_repository import ExampleShapes
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -38,12 +38,12 @@ _FEW_CHANNELS = 16
 """Convolutions with fewer input channels per group do not fill tensor cores."""
 
 
-def count_onnx(file: Path, table: BlockTable, examples: ExampleShapes) -> BlockCosts:
+def count_onnx(file: Path, table: BlockTable, parts: Sequence[Ends]) -> BlockCosts:
     """Returns the kernels of every block, for one row."""
     source = load_onnx(file)
     example = {
         spec.name: _example(spec.datatype, shape)
-        for spec, shape in zip(table.boundaries[0].tensors, examples[0], strict=True)
+        for spec, shape in zip(parts[0].inputs, parts[0].example_inputs, strict=True)
     }
     with OnnxProbe(source) as probe:
         shapes = {name: array.shape for name, array in probe.run(example).items()}

@@ -7,9 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from gpu_agent.device import default_device_class
+from gpu_agent.executors.base import Ends
 from gpu_agent.executors.device import Device
 from gpu_agent.executors.loading import load_executor
+from gpu_agent.partitioning.jailed import answer_of, work_on_model
 from gpu_agent.profiling.catalogue import PRECISIONS, device_class
 from gpu_agent.profiling.costs import BlockCosts
 from gpu_agent.profiling.progress import Progress, Step
@@ -26,6 +30,8 @@ from services.domain.profile import (
     tensors_at_cuts,
 )
 from services.errors import InvalidInput
+from services.jail.child import Room
+from services.jail.run import run_jailed
 from services.model_repository import ModelRepository, write_file
 
 
@@ -181,13 +187,39 @@ def describe_model(repository: ModelRepository, key: ModelKey, table: BlockTable
 
 def count_costs(repository: ModelRepository, key: ModelKey, table: BlockTable) -> BlockCosts:
     """Returns the kernels of every block, for one row."""
-    if repository.manifest(key).platform == "pytorch_exported":
+    platform, file = repository.manifest(key).platform, repository.model_file(key)
+    blocks = [PartitionKey(key, block, block + 1) for block in range(table.blocks)]
+    order = CostOrder(
+        platform, file.name, table, tuple(Ends.of(repository, block, False) for block in blocks)
+    )
+    target = f"{count_in_jail.__module__}:{count_in_jail.__name__}"
+    answer = run_jailed(work_on_model(file, platform, target, msgspec.json.encode(order)))
+    costs = answer_of(answer, BlockCosts, file.name)
+    if len(costs) != table.blocks:
+        raise InvalidInput(file.name, "has costs of other blocks than its own")
+    return costs
+
+
+class CostOrder(msgspec.Struct, frozen=True):
+    """Which model's arithmetic to count."""
+
+    platform: str
+    file: str
+    table: BlockTable
+    blocks: tuple[Ends, ...]
+
+
+def count_in_jail(job: bytes, room: Room) -> bytes:
+    """Counts the kernels of an encoded `CostOrder`; answers encoded `BlockCosts`."""
+    order = msgspec.json.decode(job, type=CostOrder)
+    file = room.inputs[0] / order.file
+    if order.platform == "pytorch_exported":
         from gpu_agent.profiling.torch_costs import count_torch
 
-        return count_torch(repository, key, table)
+        return msgspec.json.encode(count_torch(file, order.blocks))
     from gpu_agent.profiling.onnx_costs import count_onnx
 
-    return count_onnx(repository.model_file(key), table, repository.example_shapes(key))
+    return msgspec.json.encode(count_onnx(file, order.table, order.blocks))
 
 
 def _still_good(file: Path, table: BlockTable) -> ModelProfile | None:

@@ -7,6 +7,7 @@ as one operation per element written. Works on any device, `meta` included: no w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,16 @@ from torch.utils.flop_counter import flop_registry
 from gpu_agent.executors.base import Ends
 from gpu_agent.partitioning.torch_graph import extract_part, load_torch
 from gpu_agent.profiling.costs import BlockCosts, KernelCost, Operation, kernels_of
-from services.domain.ids import ModelKey, PartitionKey
-from services.domain.model import BlockTable
-from services.model_repository import ModelRepository
 
 _FEW_CHANNELS = 16
 """Convolutions with fewer input channels per group do not fill tensor cores."""
 
 
-def count_torch(repository: ModelRepository, key: ModelKey, table: BlockTable) -> BlockCosts:
+def count_torch(file: Path, parts: Sequence[Ends]) -> BlockCosts:
     """Returns the kernels of every block, for one row."""
-    source = load_torch(repository.model_file(key))
+    source = load_torch(file)
     blocks = []
-    for block in range(table.blocks):
-        ends = Ends.of(repository, PartitionKey(key, block, block + 1), False)
+    for ends in parts:
         given = {spec.name for spec in ends.inputs}
         part = extract_part(source, ends.inputs, [s for s in ends.outputs if s.name not in given])
         arrays = [torch.from_numpy(np.asarray(array)) for array in ends.example_arrays(1)]

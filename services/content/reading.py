@@ -140,6 +140,19 @@ class Reading:
             if failure is not None:
                 raise failure
 
+    def begin_own(self) -> None:
+        """Begins to check every file that was not made here from the others.
+
+        Raises:
+            ContentMismatch: one is not what the record says.
+            ModelNotFound: one is missing.
+            OSError: one cannot be read.
+        """
+        files = self._record.files if self._record is not None else {}
+        for name, recorded in files.items():
+            if not recorded.derived:
+                self.begin(self.folder / name)
+
     def finish(self) -> None:
         """Waits until everything begun was checked.
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpu_agent.decoders import building, import_worker, importing
+from gpu_agent.decoders import building, importing
+from jail_here import run_here
 from services.domain.ids import ModelKey
 from services.model_repository import ModelRepository
 
@@ -76,16 +77,10 @@ def write_folder(folder: Path, family: str, *, dtype: str = "float32", shards: b
 
 @contextmanager
 def worker_in_this_process() -> Iterator[None]:
-    """The import worker as a call: no process that loads PyTorch again for each model."""
-
-    def run(folder: Path, gguf: Path | None, precisions: list[str], *_: object) -> None:
-        assert gguf is None
-        for precision in precisions:
-            import_worker.build_graph(folder, precision)
-
+    """The jail of imports as a call: no process that loads PyTorch again for each model."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importing, "run_worker", run)
-        patch.setattr(building, "run_worker", run)
+        patch.setattr(importing, "run_jailed", run_here)
+        patch.setattr(building, "run_jailed", run_here)
         yield
 
 

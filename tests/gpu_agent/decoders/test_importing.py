@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -10,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from decoder_ring import DecoderRing
-from gpu_agent.decoders import building
+from gpu_agent.decoders import building, importing
 from gpu_agent.decoders.base import CacheLayout
 from gpu_agent.decoders.building import ensure_graph
 from gpu_agent.decoders.importing import ImportOptions, import_decoder
 from gpu_agent.decoders.onnx_executor import OnnxDecoder
+from jail_here import run_here
 from services.domain.ids import ModelKey, PartitionKey
 from services.errors import InternalError, InvalidInput
+from services.jail.run import Work, run_jailed
 from services.model_repository import ModelRepository
 from tiny_language_models import (
     FAMILIES,
@@ -30,7 +33,7 @@ from tiny_language_models import (
 for _module in ("torch", "transformers", "onnxruntime_genai"):
     pytest.importorskip(_module, reason="the extra [generation] is not installed")
 
-REAL_WORKER = building.run_worker
+REAL_JAIL = run_jailed
 PROMPTS = {1: [5, 9, 77, 30, 4, 151, 8], 2: [90, 3], 3: [*range(20, 45)]}
 
 
@@ -118,21 +121,40 @@ def test_agents_that_ask_at_once_build_a_graph_once(
     write_folder(tmp_path / "source", "llama2")
     repository, key = ModelRepository(tmp_path / "models"), ModelKey("shared", "1")
     import_decoder(repository, tmp_path / "source", key)
-    build, builds = building.run_worker, list[str]()
+    build, builds = run_here, list[bytes]()
 
-    def counted(folder: Path, gguf: Path | None, precisions: list[str]) -> None:
-        builds.extend(precisions)
-        build(folder, gguf, precisions)
+    def counted(work: Work, into: Path | None = None) -> bytes:
+        builds.append(work.job)
+        return build(work, into)
 
-    monkeypatch.setattr(building, "run_worker", counted)
+    monkeypatch.setattr(building, "run_jailed", counted)
     with ThreadPoolExecutor(3) as pool:
         folders = list(pool.map(lambda _: ensure_graph(repository, key, "int4"), range(3)))
-    assert builds == ["int4"]
+    assert builds == [b"int4"]
     assert {folder.name for folder in folders} == {"onnx-int4"}
     # Sizes are those of the precision the manifest names, which is still fp32.
     assert repository.decoder_table(key).head_bytes >= 4 * VOCABULARY * 64
 
 
-def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
-    with pytest.raises(InternalError, match="exit code 1"):
-        REAL_WORKER(tmp_path, tmp_path / "missing.gguf", [])
+def test_a_reader_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "run_jailed", REAL_JAIL)
+    (tmp_path / "empty.gguf").touch()
+    repository = ModelRepository(tmp_path / "models")
+    with pytest.raises(InternalError, match=r"empty\.gguf"):
+        import_decoder(repository, tmp_path / "empty.gguf", ModelKey("empty", "1"))
+    assert list(repository.root.iterdir()) == []
+
+
+def test_the_jail_makes_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "source", "llama2")
+    repository, told = ModelRepository(tmp_path / "models"), list[str]()
+    here = import_decoder(repository, tmp_path / "source", ModelKey("here", "1"))
+    monkeypatch.setattr(importing, "run_jailed", REAL_JAIL)
+    key = ModelKey("jailed", "1")
+    assert import_decoder(repository, tmp_path / "source", key, progress=told.append) == here
+    assert told[0] == "copying the weights"
+    for file in ("model.safetensors", "onnx-fp32/model.onnx.data", "tokenizer.json"):
+        made = [repository.folder(each) / file for each in (key, ModelKey("here", "1"))]
+        assert made[0].read_bytes() == made[1].read_bytes()
+        assert made[0].stat().st_mode & 0o777 == 0o644
+        assert made[0].stat().st_uid == os.geteuid()

@@ -1,0 +1,25 @@
+"""`catenaryd jail`: what this machine confines the readers of model files with."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from services.jail.orders import Protection
+from services.jail.protections import offered
+
+
+@click.command("jail")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show_jail(as_json: bool) -> None:
+    """Says what confines a process that reads a model file on this machine.
+
+    Example: catenaryd jail
+    """
+    found = {str(each): each in offered() for each in Protection}
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    for name, is_there in found.items():
+        click.echo(f"{name:<20} {'yes' if is_there else 'no'}")

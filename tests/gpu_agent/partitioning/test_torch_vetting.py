@@ -1,0 +1,411 @@
+"""Exported programs of strangers: which operators and sizes are run, and which are refused."""
+
+from __future__ import annotations
+
+import json
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_agent.partitioning import prepare
+from gpu_agent.partitioning.census import QUIET, functional_of, is_pure
+from gpu_agent.partitioning.torch_archive import check_archive, load_program
+from gpu_agent.partitioning.torch_graph import load_torch
+from gpu_agent.partitioning.torch_vetting import pure_operators
+from services.domain.ids import ModelKey
+from services.domain.model import ModelManifest
+from services.errors import CatenaryError, InvalidInput
+from services.model_repository import ModelRepository
+
+GRAPH = "m/models/model.json"
+WEIGHTS = "m/data/weights/model_weights_config.json"
+KEY = ModelKey("m", "1")
+
+
+def of_name(name: str) -> Any:
+    """Returns the overload that "aten.add.Tensor" names."""
+    _, packet, overload = name.split(".")
+    return getattr(getattr(torch.ops.aten, packet), overload)
+
+
+@pytest.mark.parametrize("name", sorted(pure_operators()))
+def test_a_listed_operator_only_computes_new_tensors(name: str) -> None:
+    """By PyTorch's own schema, and by nobody's opinion."""
+    operator = of_name(name)
+    schema = operator._schema
+    assert not schema.is_mutable
+    for argument in (*schema.arguments, *schema.returns):
+        assert argument.alias_info is None or not argument.alias_info.is_write
+    for argument in schema.arguments:
+        assert not argument.is_out
+        assert argument.name not in ("out", "filename", "generator", "storage")
+        assert not any(w in str(argument.type) for w in ("Generator", "Storage", "Stream"))
+    assert torch.Tag.nondeterministic_seeded not in operator.tags or name in QUIET
+    assert torch.Tag.dynamic_output_shape not in operator.tags or name == "aten.index.Tensor"
+    assert is_pure(operator)
+
+
+@pytest.mark.parametrize("name", [
+    "aten.from_file.default", "aten.set_.source_Storage", "aten.set_.source_Tensor",
+    "aten.resize_.default", "aten.add.out", "aten.rand.default", "aten.randn_like.default",
+    "aten.bernoulli.default", "aten.normal_.default", "aten.empty.memory_format",
+    "aten.new_empty.default", "aten.as_strided.default", "aten._unsafe_index.Tensor",
+    "aten.item.default", "aten.nonzero.default", "aten.copy_.default", "aten.record_stream.default",
+    "aten.rand.generator", "aten.unique_dim.default", "aten.multinomial.default",
+])  # fmt: skip
+def test_what_must_not_be_listed_is_not(name: str) -> None:
+    assert name not in pure_operators()
+    assert not is_pure(of_name(name))
+
+
+def test_in_place_operators_stand_for_those_that_make_new_tensors() -> None:
+    assert functional_of(torch.ops.aten.relu_.default) is torch.ops.aten.relu.default
+    assert functional_of(torch.ops.aten.relu.default) is None
+
+
+class Plain(torch.nn.Module):
+    """A bit of everything that is allowed: in-place activations, a buffer, a free batch."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(3, 4, 3)
+        self.norm = torch.nn.BatchNorm2d(4)
+        self.active = torch.nn.ReLU6(inplace=True)
+        self.drop = torch.nn.Dropout()
+        self.register_buffer("scale", torch.ones(4, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.drop(self.active(self.norm(self.convolution(x)))) * self.scale
+        return y.reshape(x.shape[0] * 2, -1) + torch.ones(1)
+
+
+def export(module: torch.nn.Module, path: Path, *, train: bool = False) -> Path:
+    rows = torch.export.Dim("rows", min=1, max=64)
+    program = torch.export.export(
+        module.train(train), (torch.rand(2, 3, 8, 8),), dynamic_shapes=({0: rows},), strict=False
+    )
+    torch.export.save(program, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(Plain(), tmp_path_factory.mktemp("plain") / "m.pt2")
+
+
+def rewritten(source: Path, target: Path, edit: Callable[[dict[str, bytes]], object]) -> Path:
+    with zipfile.ZipFile(source) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    edit(members)
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return target
+
+
+def edited(change: Callable[[Any], object]) -> Callable[[dict[str, bytes]], None]:
+    def edit(members: dict[str, bytes]) -> None:
+        document = json.loads(members[GRAPH])
+        change(document)
+        members[GRAPH] = json.dumps(document).encode()
+
+    return edit
+
+
+def node_of(document: Any, target: str) -> Any:
+    nodes = document["graph_module"]["graph"]["nodes"]
+    return next(node for node in nodes if node["target"].startswith(f"torch.ops.aten.{target}"))
+
+
+def argument(name: str, **value: object) -> dict[str, object]:
+    return {"name": name, "arg": value, "kind": 1}
+
+
+def calls(target: str, *inputs: dict[str, object]) -> Callable[[dict[str, bytes]], None]:
+    """Puts a call in the place of `torch.ones(1)`."""
+
+    def change(document: Any) -> None:
+        node = node_of(document, "ones")
+        node["target"] = target
+        node["inputs"] = list(inputs)
+
+    return edited(change)
+
+
+def sized(text: str) -> Callable[[dict[str, bytes]], None]:
+    """Writes an expression as the size of a tensor."""
+
+    def change(document: Any) -> None:
+        values = document["graph_module"]["graph"]["tensor_values"]
+        free = next(v for v in values.values() if any("as_expr" in s for s in v["sizes"]))
+        size = next(s for s in free["sizes"] if "as_expr" in s)
+        size["as_expr"]["expr_str"] = text
+
+    return edited(change)
+
+
+def test_a_plain_program_is_loaded_and_computes_the_same(plain: Path) -> None:
+    x = torch.rand(5, 3, 8, 8)
+    expected = torch.export.load(plain).module()(x)
+    model = load_torch(plain)
+    assert torch.allclose(model.module(x), expected)
+    with pytest.raises(InvalidInput, match="hardtanh_"):
+        load_program(plain)  # as a part: those were rewritten
+
+
+FILE = argument("filename", as_string="/etc/shadow")
+SIZE = argument("size", as_int=100)
+SYMBOL = "Symbol('s0', positive=True, integer=True)"
+OPERATORS = {
+    "a file that is read": calls(
+        "torch.ops.aten.from_file.default", FILE, argument("shared", as_bool=False), SIZE),
+    "a file that is written": calls(
+        "torch.ops.aten.from_file.default", FILE, argument("shared", as_bool=True), SIZE),
+    "an output that is given": calls("torch.ops.aten.ones.out", argument("size", as_ints=[1])),
+    "storage of another tensor": calls(
+        "torch.ops.aten.set_.source_Tensor", argument("self", as_tensor={"name": "b_scale"})),
+    "a storage that grows": calls(
+        "torch.ops.aten.resize_.default", argument("self", as_tensor={"name": "b_scale"})),
+    "memory as it was found": calls(
+        "torch.ops.aten.empty.memory_format", argument("size", as_ints=[1])),
+    "memory by address": calls(
+        "torch.ops.aten.as_strided.default", argument("self", as_tensor={"name": "b_scale"})),
+    "an index that nobody checks": calls("torch.ops.aten._unsafe_index.Tensor"),
+    "random numbers": calls("torch.ops.aten.rand.default", argument("size", as_ints=[1])),
+    "a graph inside": calls("torch.ops.higher_order.cond"),
+    "a wrapped graph": calls("torch.ops.higher_order.wrap_with_set_grad_enabled"),
+    "another library": calls("torch.ops.quantized_decomposed.quantize_per_tensor.default"),
+    "prims": calls("torch.ops.prims.fma.default"),
+    "a power of sizes": calls("_operator.pow"),
+    "a shift of sizes": calls("_operator.lshift"),
+    "a call by name": calls("_operator.methodcaller"),
+    "a factorial": calls("math.factorial"),
+    "code": calls("torch.ops.aten.ones.default.__init__.__globals__"),
+    "two in one": calls("torch.ops.aten.ones.default\ntorch.ops.aten.from_file.default"),
+    "nothing": calls(""),
+    "a terabyte": calls(
+        "torch.ops.aten.ones.default", argument("size", as_ints=[1 << 20, 1 << 20])),
+    "a tensor of tensors": calls(
+        "torch.ops.aten.arange.default", argument("end", as_int=1 << 40)),
+    "a number without end": calls(
+        "torch.ops.aten.full.default", argument("fill_value", as_int=1 << 100)),
+    "a graph as argument": calls(
+        "torch.ops.aten.ones.default", argument("size", as_graph={"name": "g", "graph": {}})),
+    "an object as argument": calls(
+        "torch.ops.aten.ones.default", argument("size", as_custom_obj={"name": "o"})),
+    "dropout at work": edited(lambda d: node_of(d, "dropout")["inputs"][2].update(
+        arg={"as_bool": True})),
+    "statistics that change": edited(lambda d: next(
+        each for each in node_of(d, "batch_norm")["inputs"] if each["name"] == "training"
+    ).update(arg={"as_bool": True})),
+    "statistics by a symbol": edited(lambda d: next(
+        each for each in node_of(d, "batch_norm")["inputs"] if each["name"] == "training"
+    ).update(arg={"as_sym_bool": {"as_name": "x"}})),
+    "a buffer that is put out": edited(lambda d: d["graph_module"]["signature"]["output_specs"]
+        .append({"buffer_mutation": {"arg": {"name": "add"}, "buffer_name": "scale"}})),
+    "an object as input": edited(lambda d: d["graph_module"]["signature"]["input_specs"]
+        .append({"custom_obj": {"arg": {"name": "x", "class_fqn": "y"}}})),
+    "objects": edited(lambda d: d["graph_module"]["graph"].update(
+        custom_obj_values={"o": {"name": "o", "class_fqn": "evil"}})),
+    "very many nodes": edited(lambda d: d["graph_module"]["graph"].update(
+        nodes=d["graph_module"]["graph"]["nodes"] * 20_000)),
+    "very deep nesting": lambda m: m.update({GRAPH: b"[" * 100_000 + b"]" * 100_000}),
+    "no object": lambda m: m.update({GRAPH: b"[]"}),
+    "nodes that are none": edited(lambda d: d["graph_module"]["graph"].update(nodes=[1])),
+}  # fmt: skip
+SIZES = {
+    "a tower of powers": "Mod(9**9**9, 7)",
+    "a tower of calls": "Pow(Integer(9), Pow(Integer(9), Integer(9)))",
+    "powers of powers": f"{'Pow(' * 30}{SYMBOL}{', Integer(4))' * 30}",
+    "a large power": f"Pow({SYMBOL}, Integer(1000000000))",
+    "a shift": "1 << 9999999999",
+    "a large number": f"Integer({'9' * 4000})",
+    "a product without end": f"Mul({', '.join(['Integer(9223372036854775807)'] * 40)})",
+    "a sum without end": f"Add({', '.join([SYMBOL] * 5000)})",
+    "a deep tree": f"{'Max(' * 3000}{SYMBOL}{')' * 3000}",
+    "deep brackets": f"{'(' * 5000}1{')' * 5000}",
+    "a factor of a large sum": f"Mod({'*'.join(f'(a{n}+b{n})' for n in range(90))}, 7)",
+    "very many symbols": f"Add({', '.join(f'Symbol({chr(39)}s{n}{chr(39)})' for n in range(99))})",
+    "a factorial": f"factorial({SYMBOL})",
+    "a symbol that is code": "Symbol('x.__class__')",
+    "an assumption that is code": "Symbol('x', positive=exit())",
+    "an integer that is text": "Integer('9**9**9')",
+    "a float that is large": "Float('1e999999999', precision=53)",
+    "a float that is precise": "Float('1.0', precision=999999999)",
+    "a lambda": "(lambda: 1)()",
+    "a comprehension": "[x for x in ().__class__.__bases__]",
+    "an attribute": "x.__class__",
+    "a walrus": "(x := 1)",
+    "a text": "'9**9**9'",
+    "stars": "Add(*[1, 2])",
+    "an f-string": "f'{exit()}'",
+    "a nul": "1\0",
+}
+
+
+@pytest.mark.parametrize("attack", OPERATORS)
+def test_operators_that_are_not_listed_are_refused(
+    plain: Path, tmp_path: Path, attack: str
+) -> None:
+    path = rewritten(plain, tmp_path / "m.pt2", OPERATORS[attack])
+    started = time.process_time()
+    with pytest.raises(InvalidInput, match=r"m\.pt2"):
+        check_archive(path, in_place=True)
+    assert time.process_time() - started < 20
+
+
+def test_the_operator_is_named(plain: Path, tmp_path: Path) -> None:
+    path = rewritten(plain, tmp_path / "m.pt2", OPERATORS["a file that is written"])
+    with pytest.raises(InvalidInput, match=r"aten\.from_file\.default"):
+        load_torch(path)
+
+
+@pytest.mark.parametrize("attack", SIZES)
+def test_sizes_that_never_end_are_refused_before_they_are_read(
+    plain: Path, tmp_path: Path, attack: str
+) -> None:
+    path = rewritten(plain, tmp_path / "m.pt2", sized(SIZES[attack]))
+    started = time.process_time()
+    with pytest.raises(InvalidInput, match=r"m\.pt2"):
+        check_archive(path, in_place=True)
+    assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize("text", [
+    SYMBOL, f"Mul(Integer(2), {SYMBOL})", f"Add(Integer(1), FloorDiv(Add({SYMBOL}, Integer(-1)), "
+    "Integer(2)))", f"Mod({SYMBOL}, Integer(8))", f"Pow({SYMBOL}, Integer(2))", "s0", "2*s0 + 1",
+])  # fmt: skip
+def test_sizes_as_pytorch_writes_them_are_read(plain: Path, tmp_path: Path, text: str) -> None:
+    check_archive(rewritten(plain, tmp_path / "m.pt2", sized(text)), in_place=True)
+
+
+def test_a_size_that_grows_from_node_to_node_is_refused(plain: Path, tmp_path: Path) -> None:
+    """Each multiplication is harmless; forty of them in a row square a size forty times."""
+
+    def change(document: Any) -> None:
+        nodes = document["graph_module"]["graph"]["nodes"]
+        at = next(i for i, node in enumerate(nodes) if "sym_size" in node["target"])
+        name = nodes[at]["outputs"][0]["as_sym_int"]["as_name"]
+        for n in range(40):
+            square = [
+                argument("a", as_sym_int={"as_name": name}),
+                argument("b", as_sym_int={"as_name": name}),
+            ]
+            name = f"square_{n}"
+            nodes.insert(at + 1 + n, {
+                "target": "_operator.mul", "inputs": square, "metadata": {},
+                "outputs": [{"as_sym_int": {"as_name": name}}],
+            })  # fmt: skip
+
+    path = rewritten(plain, tmp_path / "m.pt2", edited(change))
+    with pytest.raises(InvalidInput, match="computes a size of more than"):
+        check_archive(path, in_place=True)
+
+
+class Remembers(torch.nn.Module):
+    """Gives every request what the one before sent: through a view, so that no name tells."""
+
+    kept: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(3, 8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.kept.clone()
+        self.kept.view(-1).mul_(0.0).add_(x[0].reshape(-1))
+        return x + before
+
+
+class ChangesItsInput(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.reshape(-1).mul_(2.0)
+        return x + 1
+
+
+@pytest.mark.parametrize("module", [Remembers(), ChangesItsInput()])
+def test_what_outlives_a_request_must_not_change(module: torch.nn.Module, tmp_path: Path) -> None:
+    path = export(module, tmp_path / "m.pt2")
+    with pytest.raises(InvalidInput, match=r"outlives a request|keeps state"):
+        load_torch(path)
+
+
+def test_a_program_exported_for_training_is_refused(tmp_path: Path) -> None:
+    path = export(Plain(), tmp_path / "m.pt2", train=True)
+    with pytest.raises(InvalidInput, match=r"training|keeps state|none of the operators"):
+        load_torch(path)
+
+
+def test_weights_that_are_larger_than_their_bytes_are_refused(plain: Path, tmp_path: Path) -> None:
+    def edit(members: dict[str, bytes]) -> None:
+        config = json.loads(members[WEIGHTS])
+        meta = next(iter(config["config"].values()))["tensor_meta"]
+        meta["sizes"] = [{"as_int": 1 << 30}]
+        meta["strides"] = [{"as_int": 0}]
+        members[WEIGHTS] = json.dumps(config).encode()
+
+    with pytest.raises(InvalidInput, match="larger than its bytes"):
+        check_archive(rewritten(plain, tmp_path / "m.pt2", edit), in_place=True)
+
+
+def test_members_that_share_bytes_are_refused(plain: Path, tmp_path: Path) -> None:
+    """A zip bomb without compression: every name points to the same bytes."""
+    path = tmp_path / "m.pt2"
+    content = bytearray(plain.read_bytes())
+    with zipfile.ZipFile(plain) as archive:
+        first, second = (archive.getinfo(f"m/data/weights/weight_{n}") for n in (0, 1))
+    at = content.index(b"PK\x01\x02", archive.start_dir)
+    while content[at : at + 4] == b"PK\x01\x02":
+        length = int.from_bytes(content[at + 28 : at + 30], "little")
+        if content[at + 46 : at + 46 + length].decode() == second.filename:
+            content[at + 42 : at + 46] = first.header_offset.to_bytes(4, "little")
+        more = sum(int.from_bytes(content[at + n : at + n + 2], "little") for n in (30, 32))
+        at += 46 + length + more
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput, match="overlap"):
+        check_archive(path, in_place=True)
+
+
+def repository_with(source: Path, folder: Path) -> ModelRepository:
+    repository = ModelRepository(folder / "models")
+    repository.write_manifest(ModelManifest(KEY, "pytorch_exported", "m.pt2", 10**9, 4, False))
+    repository.model_file(KEY).write_bytes(source.read_bytes())
+    return repository
+
+
+def test_a_hostile_program_is_refused_by_prepare_and_leaves_nothing(
+    plain: Path, tmp_path: Path
+) -> None:
+    """Finding A1, from the command's side: what was chosen to be written is not."""
+    target = tmp_path / "chosen"
+    target.write_bytes(bytes(400))
+    write = calls(
+        "torch.ops.aten.from_file.default", argument("filename", as_string=str(target)),
+        argument("shared", as_bool=True), argument("size", as_int=100),
+    )  # fmt: skip
+    repository = repository_with(rewritten(plain, tmp_path / "m.pt2", write), tmp_path)
+    before = sorted(repository.folder(KEY).iterdir())
+    with pytest.raises(InvalidInput, match=r"m\.pt2.*from_file"):
+        prepare.prepare_model(repository, KEY)
+    assert target.read_bytes() == bytes(400)
+    assert sorted(repository.folder(KEY).iterdir()) == before
+
+
+def test_a_model_that_wants_all_memory_is_refused_by_prepare(tmp_path: Path) -> None:
+    class Wide(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x.reshape(x.shape[0], -1)
+            for _ in range(4):
+                rows = torch.cat([rows] * 200, 1)
+            return rows
+
+    repository = repository_with(export(Wide(), tmp_path / "m.pt2"), tmp_path)
+    with pytest.raises(CatenaryError, match=r"memory|no size tried"):
+        prepare.prepare_model(repository, KEY)

@@ -1,0 +1,30 @@
+"""What an attacker would do who runs code in the jail: one function each, in one room."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+from services.jail.child import Room
+
+
+def attempts(job: bytes, room: Room) -> bytes:
+    """Evaluates the job as Python and answers what that says, or how it fails."""
+    names = {
+        "os": os, "socket": socket, "subprocess": subprocess, "ctypes": ctypes, "Path": Path,
+        "room": room, "threading": threading, "libc": ctypes.CDLL(None, use_errno=True),
+    }  # fmt: skip
+    try:
+        return f"did {eval(job.decode(), names)!r}".encode()
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return f"refused {type(error).__name__}: {error}".encode()
+
+
+def runs(job: bytes, room: Room) -> bytes:
+    """Executes the job as Python; what it raises is nobody's business here."""
+    exec(job.decode(), {"os": os, "room": room, "Path": Path, "ctypes": ctypes})
+    return b"done"
