@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from catenary_protos.catenary.v1 import common_pb2
-from scheduler.live_sessions import Hops, LiveSessions
+from scheduler.live_sessions import LiveSessions
 from scheduler.planning import Placement
 from scheduler.roster import Roster
+from scheduler.state.stored import Hops
 from scheduler.targets import Wanted, wanted_by_agent
 from services.domain.ids import AgentId, ModelKey, PartitionKey, SessionId
 from services.domain.plan import ChainHop

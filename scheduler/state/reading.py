@@ -65,7 +65,7 @@ async def read_hashes(redis: Redis, keys: Mapping[str, str]) -> dict[str, RawTab
         async with redis.pipeline(transaction=False) as pipeline:
             for table in turn:
                 pipeline.eval(
-                    _PAGE_OF_HASH, 1, keys[table], cursors[table], _PAGE,  # type: ignore[arg-type]
+                    _PAGE_OF_HASH, 1, keys[table], cursors[table], _PAGE,
                     LARGEST_VALUE_BYTES, LARGEST_KEPT_BYTES,
                 )  # fmt: skip
             answers = await pipeline.execute(raise_on_error=False)
@@ -108,7 +108,7 @@ def _take(into: RawTable, name: bytes, value: bytes, size: int) -> None:
 
 async def _read_whole(redis: Redis, key: str, into: RawTable) -> None:
     try:
-        fields = cast(dict[bytes, bytes], await redis.hgetall(key))  # type: ignore[misc]
+        fields = cast(dict[bytes, bytes], await redis.hgetall(key))
     except ResponseError:
         pass_cancellation()
         into.damage.append(Damage(into.table, b"", "is not a hash"))

@@ -89,16 +89,15 @@ async def _text(redis: Redis, key: str, table: str, damage: list[Damage]) -> byt
     if kind != "string":
         damage.append(Damage(table, b"", f"is a {kind}, not a text"))
         return None
-    found: bytes = await redis.getrange(key, 0, LARGEST_KEPT_BYTES - 1)
-    return found
+    return _bytes(await redis.getrange(key, 0, LARGEST_KEPT_BYTES - 1))
 
 
 async def _last_epoch(redis: Redis, keys: Keys) -> int | None:
     try:
-        found: bytes | None = await redis.hget(keys.clock, "epoch")  # type: ignore[misc]
+        found = await redis.hget(keys.clock, "epoch")
     except ResponseError:
         return None
-    return _number(found)
+    return None if found is None else _number(_bytes(found))
 
 
 def _epoch_of(raw: bytes | None, last: int | None) -> tuple[int | None, Damage | None]:
@@ -113,7 +112,11 @@ def _epoch_of(raw: bytes | None, last: int | None) -> tuple[int | None, Damage |
     return epoch, None
 
 
-def _number(raw: bytes | None) -> int | None:
-    if raw is None or len(raw) > 13 or not raw.isdigit():
+def _bytes(answer: bytes | str) -> bytes:
+    return answer.encode() if isinstance(answer, str) else answer
+
+
+def _number(raw: bytes) -> int | None:
+    if len(raw) > 13 or not raw.isdigit():
         return None
     return int(raw) if int(raw) <= HIGHEST_GRANTED else None

@@ -51,11 +51,20 @@ if holds(KEYS[1], KEYS[2], ARGV[1], ARGV[2], KEYS[4], KEYS[5]) == 0 then
   return 0
 end
 local applied = 1
+local function spoiled(key)
+  put_away(key, KEYS[4], KEYS[5], string.sub(key, tonumber(ARGV[5]) + 1), 'is of another type')
+  applied = 2
+end
 local function run(name, key, ...)
+  if name == 'DEL' then
+    local kind = redis.pcall('TYPE', key)
+    if kind.ok and kind.ok ~= 'hash' and kind.ok ~= 'none' then
+      spoiled(key)
+    end
+  end
   local done = redis.pcall(name, key, ...)
   if type(done) == 'table' and done.err and string.find(done.err, 'WRONGTYPE') then
-    put_away(key, KEYS[4], KEYS[5], string.sub(key, tonumber(ARGV[5]) + 1), 'is of another type')
-    applied = 2
+    spoiled(key)
     done = redis.pcall(name, key, ...)
   end
   return type(done) == 'table' and done.err and done

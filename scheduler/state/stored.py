@@ -7,7 +7,7 @@ refused as nonsense.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -233,8 +233,8 @@ class StoredBatch(Struct, frozen=True):
         cls,
         rows: int,
         expected_finish_ns: int,
-        path: list[tuple[str, str, int, int]],
-        slices: list[tuple[str, int, int, int]],
+        path: Iterable[tuple[str, str, int, int]],
+        slices: Iterable[tuple[str, int, int, int]],
     ) -> StoredBatch:
         """Returns the record of a batch; a hop is (agent, partition, start, duration)."""
         return cls(

@@ -350,7 +350,8 @@ def read_clock(raw: Mapping[bytes, bytes]) -> StoredClock | None:
         fields = [raw[name].decode() for name in (b"scheduler_ns", b"redis_us")]
     except (KeyError, UnicodeDecodeError) as error:
         raise Unreadable(f"is no pair of moments: {error}") from None
-    return decode_line(" ".join(fields), StoredClock)
+    clock: StoredClock = decode_line(" ".join(fields), StoredClock)
+    return clock
 
 
 SHAPES: Mapping[Table, Shape] = {

@@ -126,6 +126,8 @@ async def hit(
     # Both are still: a standby would otherwise take over between two damages.
     cluster[leader].kill()
     await redis.set(KEYS.lease, leader, px=round(2 * LEASE_S * 1000))
+    # A book that is not listed is nobody's; agent-0 may have had nothing to do this time.
+    await redis.hset(KEYS.table(Table.RESOURCES), "gpu/agent-0", "1")  # type: ignore[misc]
     done = {table for table in tables if await damage(redis, table, dice) is not None}
     if epoch != "":
         done.add("epoch")
@@ -200,6 +202,6 @@ async def test_a_leader_that_lives_mends_what_is_damaged_under_it(
         load.nothing_was_lost()
         await nothing_is_booked(client)
         kept = {table for table, _ in await kinds_of(redis, KEYS.quarantine, "name")}
-        assert {"epoch", "clock", "batches"} <= kept
+        assert {"epoch", "clock", *map(str, Table)} <= kept
         await asyncio.sleep(0.1)
         assert all(member.is_running for member in cluster.members.values())

@@ -156,7 +156,7 @@ LIES = [2**64 - 1, 2**53 + 1, HIGHEST_GRANTED + 1, 2**33]
 async def test_an_agent_that_lies_is_refused_and_the_cluster_goes_on(
     configured: Configured, crowd: Crowd, redis: Redis, epoch: int
 ) -> None:
-    async with scheduler(configured()) as process:
+    async with scheduler(configured(lease_s=30.0)) as process:
         await served(process, crowd)
         before = process.term().epoch
         for _ in range(3):

@@ -136,6 +136,18 @@ async def test_a_leader_writes_over_a_key_of_another_type(
     assert (await raw_table(redis, KEYS, Table.PLAN))["new"] == "2"
 
 
+async def test_a_snapshot_puts_keys_of_another_type_away_as_well(
+    redis: Redis, lease: Lease
+) -> None:
+    store = await fill(redis, lease)
+    for table in Table:
+        await spoil(redis, KEYS.table(table), "list")
+    await store.apply(lease, Changes({Table.PLAN: {"new": "1"}}, replace=True))
+    kept = {each["table"] for each in await entries(redis, KEYS.quarantine)}
+    assert kept == {str(table) for table in Table}
+    assert await raw_table(redis, KEYS, Table.PLAN) == {"new": "1"}
+
+
 async def test_a_huge_value_is_not_read_and_goes_in_part(redis: Redis, lease: Lease) -> None:
     await fill(redis, lease)
     key = KEYS.table(Table.PLAN)
