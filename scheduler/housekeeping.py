@@ -98,19 +98,30 @@ def _drain(term: Term) -> None:
         tell_drained(term, agent)
 
 
-_Duty = Callable[["Term"], None]
-_EVERY_TURN: tuple[_Duty, ...] = (
-    lambda term: term.expire_waiting(),
-    lambda term: term.stragglers.look(),
-    lambda term: term.autoscaler.tick(now_ns()),
-    lambda term: term.audits.tick(now_ns()),
-)
-_EVERY_HEARTBEAT: tuple[_Duty, ...] = (_beat, _sweep, _expire)
-_EVERY_QUARTER_SECOND: tuple[_Duty, ...] = (
-    lambda term: term.peers.sweep(time.monotonic()),
-    lambda term: term.cluster.reconcile(time.monotonic()),
-    _drain,
-)
+def _expire_waiting(term: Term) -> None:
+    term.expire_waiting()
+
+
+def _look_for_stragglers(term: Term) -> None:
+    term.stragglers.look()
+
+
+def _scale(term: Term) -> None:
+    term.autoscaler.tick(now_ns())
+
+
+def _audit(term: Term) -> None:
+    term.audits.tick(now_ns())
+
+
+def _reconcile(term: Term) -> None:
+    term.peers.sweep(time.monotonic())
+    term.cluster.reconcile(time.monotonic())
+
+
+_EVERY_TURN = (_expire_waiting, _look_for_stragglers, _scale, _audit)
+_EVERY_HEARTBEAT = (_beat, _sweep, _expire)
+_EVERY_QUARTER_SECOND = (_reconcile, _drain)
 
 
 def _show(term: Term, metrics: Metrics) -> None:

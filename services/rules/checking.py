@@ -136,6 +136,8 @@ def _trouble_of_items(field: FieldDescriptor, bounds: Bounds, values: Any) -> st
 
 
 def _trouble_of_value(field: FieldDescriptor, bounds: Bounds, value: Any) -> str | None:
+    if bounds.unbounded:
+        return None
     if field.type in TEXTS:
         return _trouble_of_text(bounds, value)
     if field.type in FLOATS and not math.isfinite(value):

@@ -99,6 +99,8 @@ class _Body:
 
     def _conditions(self, field: FieldDescriptor, bounds: Bounds, value: str) -> Iterator[str]:
         """Yields what must not be true of a value."""
+        if bounds.unbounded:
+            return
         if field.type in INTEGERS:
             low, high = INTEGERS[field.type]
             if bounds.high < high:
