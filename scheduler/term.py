@@ -19,9 +19,8 @@ from scheduler.cluster import Cluster, Limits
 from scheduler.converters import rejection
 from scheduler.deployments import Deployments
 from scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
-from scheduler.dispatch.availability import Availability
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.dispatch.events import (
-    AgentDraining,
     AgentJoined,
     AgentLost,
     BatchFailed,
@@ -32,6 +31,7 @@ from scheduler.dispatch.events import (
     SessionRequested,
     SessionsClosed,
     StageReported,
+    Tick,
 )
 from scheduler.drain_marks import DrainMarks
 from scheduler.engine import Engine
@@ -106,6 +106,8 @@ class Term:
             ModelRepository(settings.model_repository), settings.packing_goal()
         )
         self.availability = Availability()
+        self._heeded = 0
+        """Version of the availability the dispatcher was last told to look at."""
         self.measured = Measured()
         self.peers = Peers(settings.silence_s)
         self.file_mark = FileMark()
@@ -122,14 +124,19 @@ class Term:
         self.first_id = first
         self.live = LiveSessions(book.slots)
         self.dispatcher = CombinedDispatcher(
-            PooledDispatcher(settings.dispatching(), book=book, first_batch=first),
+            PooledDispatcher(
+                settings.dispatching(), book=book, availability=self.availability,
+                first_batch=first,
+            ),
             ChainedDispatcher(
-                settings.dispatching_sessions(), book, policy=settings.chain_policy,
+                settings.dispatching_sessions(), book, availability=self.availability, policy=settings.chain_policy,
                 first_session=first, random_below=random.Random(first).randrange,
             ),
             book,
         )  # fmt: skip
-        self.planner = planner_of(settings, self.deployments, self.measured)
+        self.planner = planner_of(
+            settings, self.deployments, self.measured, self.availability
+        )
         limits = Limits(
             settings.load_timeout_s,
             settings.load_attempts,
@@ -161,7 +168,7 @@ class Term:
             Sources(
                 self.dispatcher, self.in_flight, self.live, self.cluster, self.deployments,
                 self.measured, self.peers, self.file_mark, self.planner,
-                self.autoscaler, self.lengths, self.drains,
+                self.autoscaler, self.lengths, self.availability, self.drains,
             ),
             self._journal,
         )  # fmt: skip
@@ -329,14 +336,16 @@ class Term:
     # ---- what the cluster asks for ----
 
     def agent_joined(self, agent: Agent) -> None:
-        """The dispatcher may use an agent."""
+        """The dispatcher may use an agent for what it has loaded."""
+        self.availability.connected(agent.agent_id)
         self.feed(AgentJoined(agent), now_ns())
 
     def agent_lost(self, agent: AgentId) -> None:
-        """The dispatcher must not use it any more."""
+        """What an agent held and was to do is lost."""
         self.in_flight.lost(agent)
         self.stragglers.forget(agent)
         self.slowdowns.forget(agent)
+        self.availability.disconnected(agent)
         held = self.sessions.let_go(agent)
         self.feed(AgentLost(agent), now_ns())
         self.live.may_be_over(held)
@@ -372,7 +381,14 @@ class Term:
 
     def agent_draining(self, agent: AgentId) -> None:
         """An agent is to go: its sessions move away at once, before there is a plan without it."""
-        self.feed(AgentDraining(agent), now_ns())
+        self.availability.impair(agent, Impairment.DRAINING, why="it is to go")
+        self.heed_availability()
+
+    def heed_availability(self) -> None:
+        """Has the dispatcher act on what changed of who can be given what."""
+        if self.availability.version != self._heeded:
+            self._heeded = self.availability.version
+            self.feed(Tick(), now_ns())
 
     def cluster_changed(self) -> None:
         """Tells everyone who wants to know, if there is anything new."""
@@ -380,6 +396,7 @@ class Term:
         for agent_id, record in self.cluster.roster.items():
             if record.session is None:
                 self.peers.left(agent_id, now_s)
+        self.heed_availability()
         self._publish()
         now = now_ns()
         for event in self.waiting.release(self.is_ready):
