@@ -96,9 +96,7 @@ class Cluster:
     ) -> None:  # fmt: skip
         self._stage = stage
         self._deployments = deployments
-        self._orders = LoadOrders(
-            limits.load_timeout_s, limits.load_attempts, stage.availability
-        )
+        self._orders = LoadOrders(limits.load_timeout_s, limits.load_attempts, stage.availability)
         self._fleet = Fleet(stage, deployments, self._orders, measured)
         roster, shape = self._fleet.roster, planner.session_shape
         self._in_force = InForce(

@@ -154,9 +154,7 @@ class Fleet:
         record = self.roster.get(agent)
         return record is not None and record.session is not None
 
-    def missing(
-        self, placement: Placement, now_s: float
-    ) -> list[tuple[AgentId, PartitionKey]]:
+    def missing(self, placement: Placement, now_s: float) -> list[tuple[AgentId, PartitionKey]]:
         """Returns what a placement lacks, without what need not be waited for.
 
         Agents that are away are not waited for, nor those that could not load their part, as long

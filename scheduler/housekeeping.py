@@ -45,7 +45,8 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
     while True:
         now_s = time.monotonic()
         term.expire_waiting()
-        term.stragglers.look()
+        term.slow_and_silent.look()
+        term.times.fade(now_ns())
         term.heed_availability()
         term.autoscaler.tick(now_ns())
         term.audits.tick(now_ns())

@@ -147,10 +147,10 @@ class LoadOrders:
     ) -> list[str]:
         """Returns, in words, what could not be loaded of a model, and on which machine."""
         servers = server_of or {}
+        where = {agent: f" on server {server}" for agent, server in servers.items()}
         return [
-            f"agent {agent}{f' on server {servers[agent]}' if agent in servers else ''} cannot load "
-            f"{partition.model} blocks {partition.first_block} to {partition.last_block}: "
-            f"{order.problem}"
+            f"agent {agent}{where.get(agent, '')} cannot load {partition.model} blocks "
+            f"{partition.first_block} to {partition.last_block}: {order.problem}"
             for agent, orders in self._orders.items()
             for partition, order in orders.items()
             if partition.model == model and order.problem

@@ -27,8 +27,9 @@ def eligible(
     roster: Roster, availability: Availability, planned: Set[AgentId], patience: Patience, *,
     started_s: float, now_s: float,
 ) -> frozenset[AgentId]:  # fmt: skip
-    """Returns the agents that could be planned with: those that are there, and those of the plan
-    that may come back.
+    """Returns the agents that could be planned with.
+
+    They are those that are there, and those of the plan that may come back.
     """
     return frozenset(record.agent.agent_id for record in staying(roster, availability)) | {
         agent

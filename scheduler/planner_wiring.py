@@ -18,7 +18,9 @@ from scheduler.solver import Solver
 
 
 def planner_of(
-    settings: SchedulerSettings, deployments: Deployments, measured: Measured,
+    settings: SchedulerSettings,
+    deployments: Deployments,
+    measured: Measured,
     availability: Availability,
 ) -> Planner:
     """Returns a planner that begins now."""

@@ -218,8 +218,9 @@ class SchedulerSettings(ProcessSettings):
         "no gateway asks for is closed after this.",
     )  # fmt: skip
     load_timeout_s: float = Field(
-        default=120.0, gt=0.0, description="An order to load that is not answered by then has failed."
-    )
+        default=120.0, gt=0.0, description="An order to load that is not answered by then has "
+        "failed; others serve the model if they can, and the agent is asked again.",
+    )  # fmt: skip
     lease_s: float = Field(
         default=2.0, gt=0.0, description="The leader lease ends this long after its last renewal."
     )

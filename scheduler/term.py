@@ -20,6 +20,7 @@ from scheduler.converters import rejection
 from scheduler.deployments import Deployments
 from scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
 from scheduler.dispatch.availability import Availability, Impairment
+from scheduler.dispatch.booked_times import BookedTimes
 from scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -52,13 +53,13 @@ from scheduler.router import Router, Stamp
 from scheduler.session_desk import SessionDesk
 from scheduler.session_moves import SessionMoves
 from scheduler.settings import SchedulerSettings
+from scheduler.slow_and_silent import SlowAndSilent, SlowAndSilentRules
 from scheduler.slowdowns import Slowdowns
 from scheduler.state.journal import Journal
 from scheduler.state.lease import Lease
 from scheduler.state.store import Store
 from scheduler.state.write_behind import Rhythm, WriteBehind
 from scheduler.state.write_behind import Sources as WriteSources
-from scheduler.straggler_desk import StragglerDesk, StragglerRules
 from scheduler.switch_report import SwitchReport, observe_switch
 from scheduler.timelines import Timelines
 from scheduler.utilisation import Utilisation
@@ -115,9 +116,10 @@ class Term:
         self.utilisation = Utilisation()
         self.timelines = Timelines()
         self.slowdowns = Slowdowns()
-        self.stragglers = StragglerDesk(
-            StragglerRules(settings.straggler_factor, settings.silence_s / 2),
-            self._connected_agents, self._dispatch, self.note, around.metrics.stragglers.set,
+        self.times = BookedTimes()
+        self.slow_and_silent = SlowAndSilent(
+            SlowAndSilentRules(settings.straggler_factor, settings.silence_s / 2),
+            self.availability, self._connected_agents, self.note, around.metrics.stragglers.set,
         )  # fmt: skip
         book, first = Book(), first_id(lease.epoch)
         self.book, self.slots = book, book.slots
@@ -126,17 +128,16 @@ class Term:
         self.dispatcher = CombinedDispatcher(
             PooledDispatcher(
                 settings.dispatching(), book=book, availability=self.availability,
-                first_batch=first,
+                times=self.times, first_batch=first,
             ),
             ChainedDispatcher(
-                settings.dispatching_sessions(), book, availability=self.availability, policy=settings.chain_policy,
-                first_session=first, random_below=random.Random(first).randrange,
+                settings.dispatching_sessions(), book, availability=self.availability,
+                policy=settings.chain_policy, first_session=first,
+                random_below=random.Random(first).randrange,
             ),
             book,
         )  # fmt: skip
-        self.planner = planner_of(
-            settings, self.deployments, self.measured, self.availability
-        )
+        self.planner = planner_of(settings, self.deployments, self.measured, self.availability)
         limits = Limits(
             settings.load_timeout_s,
             settings.load_attempts,
@@ -343,7 +344,8 @@ class Term:
     def agent_lost(self, agent: AgentId) -> None:
         """What an agent held and was to do is lost."""
         self.in_flight.lost(agent)
-        self.stragglers.forget(agent)
+        self.slow_and_silent.forget(agent)
+        self.times.forget(agent)
         self.slowdowns.forget(agent)
         self.availability.disconnected(agent)
         held = self.sessions.let_go(agent)
@@ -353,7 +355,7 @@ class Term:
     def dispatch_by(self, plan: Plan) -> None:
         """Dispatch by this plan, or this part of one, from now on."""
         self.boundaries.planned(plan)
-        self.stragglers.planned(plan)
+        self.feed(PlanActivated(self.sessions.latency.refreshed(plan)), now_ns())
 
     def plan_activated(self, plan: Plan) -> None:
         """This is the plan in force from now on."""
@@ -442,15 +444,14 @@ class Term:
         if booked is not None:
             real_ns = event.compute_end_ns - event.compute_start_ns
             self.slowdowns.reported(booked.agent, real_ns, booked.duration_ns, now)
-            self.stragglers.reported(booked.agent, real_ns, booked.duration_ns)
+            rows = self.timelines.rows_of(event.batch)
+            self.times.reported(booked.agent, booked.partition, rows, real_ns, now)
+            self.slow_and_silent.reported(booked.agent, booked.partition, rows, real_ns)
 
     def _connected_agents(self) -> Iterator[tuple[AgentId, AgentSession]]:
         for agent, record in self.cluster.roster.items():
             if record.session is not None:
                 yield agent, record.session
-
-    def _dispatch(self, plan: Plan) -> None:
-        self.feed(PlanActivated(self.sessions.latency.refreshed(plan)), now_ns())
 
     def _welcome(self) -> scheduler_pb2.Welcome:
         return scheduler_pb2.Welcome(

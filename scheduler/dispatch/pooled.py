@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from scheduler.book import Book, Reservation, ReservationChange, Step
 from scheduler.dispatch.availability import Availability
+from scheduler.dispatch.booked_times import BookedTimes
 from scheduler.dispatch.batching import Dispatch, Wait, decide
 from scheduler.dispatch.config import PooledConfig
 from scheduler.dispatch.events import (
@@ -40,6 +41,7 @@ class PooledDispatcher:
         config: Limits and waiting times.
         book: Where time is booked; one of its own if None.
         availability: Who can be given what; None: every agent that joined, everything.
+        times: What agents really take; None: what the plan says, always.
         first_batch: Id of the first batch; the scheduler puts its epoch into the upper bits.
         stopwatch: Has every decision timed (choose pipeline and batch size, probe, reserve); see
             `take_decision_times`.
@@ -51,6 +53,7 @@ class PooledDispatcher:
         *,
         book: Book | None = None,
         availability: Availability | None = None,
+        times: BookedTimes | None = None,
         first_batch: int = 1,
         stopwatch: Callable[[], Nanoseconds] | None = None,
     ) -> None:
@@ -61,7 +64,9 @@ class PooledDispatcher:
         if availability is None:
             availability = Availability(everything_loaded=True)
         self._availability = availability
-        self._life = Lifecycle(self._config, self._book, availability)
+        self._life = Lifecycle(
+            self._config, self._book, availability, times if times is not None else BookedTimes()
+        )
         self._next_batch = first_batch
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
@@ -88,10 +93,8 @@ class PooledDispatcher:
                 life.plan_activated(event)
             case Tick():
                 pass
-        availability = self._availability
-        availability.expire(now)
-        if availability.version != life.availability_seen:
-            life.availability_changed()
+        self._availability.expire(now)
+        life.look_around()
         life.on_time()
         self._serve(now)
         commands, life.commands = life.commands, []

@@ -69,7 +69,7 @@ class ChainedDispatcher:
         InvalidInput: If there is no such policy, or it needs `random_below`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         config: ChainedConfig | None = None,
         book: Book | None = None,
