@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from scheduler.book import Book, Reservation, ReservationChange, Step
 from scheduler.dispatch.availability import Availability
-from scheduler.dispatch.booked_times import BookedTimes
 from scheduler.dispatch.batching import Dispatch, Wait, decide
+from scheduler.dispatch.booked_times import BookedTimes
 from scheduler.dispatch.config import PooledConfig
 from scheduler.dispatch.events import (
     AgentJoined,
