@@ -156,8 +156,8 @@ def _status_page(found: ClusterStatus) -> Group:
         table(("MODEL", "VERSION", "READY", "PIPELINES", "QUEUED", "PACKING", "REASON"), deployed),
     ]
     if impaired := list(_impairments(found)):
-        titles = ("AGENT", "SERVER", "IMPAIRED", "PARTITION", "FOR", "WHY")
-        pages[2:2] = [Text(), table(titles, impaired)]
+        columns = ("AGENT", "SERVER", "IMPAIRED", "PARTITION", "FOR", "WHY")
+        pages[2:2] = [Text(), table(columns, impaired)]
     chains = [
         (c.chain_id, c.role, ", ".join(f"{agent} [{a},{b})" for agent, a, b in c.hops), c.sessions,
          c.capacity, _cached(c), c.service_ns / 1e6)
