@@ -165,8 +165,8 @@ class ModelRepository:
             document = json.loads(self._json_bytes(key, DECODER_FILE))
         except FileNotFoundError:
             text = (
-                f"model {key} has no {DECODER_FILE} in the model repository of this machine: it was "
-                "not imported, or not copied here"
+                f"model {key} has no {DECODER_FILE} in the model repository of this machine: "
+                "it was not imported, or not copied here"
             )
             raise ModelNotFound(text) from None
         except (ValueError, RecursionError) as error:
