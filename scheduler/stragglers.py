@@ -35,7 +35,7 @@ from services.domain.ids import (
 )
 
 _WINDOW_NS = 500 * NANOSECONDS_PER_MILLISECOND
-_FEWEST_REPORTS = 4
+_FEWEST_REPORTS = 3
 """A window is over when it is long enough and has so many."""
 _WINDOWS = 4
 """So many slow windows in a row make a straggler."""
