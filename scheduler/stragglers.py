@@ -234,4 +234,7 @@ class Stragglers:
 def _deviation(values: deque[float], middle: float) -> float:
     if not values:
         return _LEAST_DEVIATION
-    return max(_LEAST_DEVIATION, _TO_DEVIATION * median([abs(v - middle) for v in values]))
+    # Of the quicker half: a slowness that has begun must not explain itself.
+    return max(
+        _LEAST_DEVIATION, _TO_DEVIATION * median([middle - v for v in values if v <= middle])
+    )
