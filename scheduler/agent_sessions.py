@@ -22,6 +22,7 @@ from scheduler.sessions import (
 )
 from scheduler.targets import CacheNeed
 from services.domain.ids import AgentId, Epoch, Nanoseconds, SessionId
+from services.domain.plan import Agent
 from services.errors import (
     CanaryFailed,
     CatenaryError,
@@ -76,6 +77,10 @@ class Leader(Protocol):
     @property
     def moves(self) -> Moves:
         """What is done about sessions that move."""
+        ...
+
+    def agent_joined(self, agent: Agent) -> None:
+        """An agent is there, and said what it holds."""
         ...
 
     def agent_draining(self, agent: AgentId) -> None:
@@ -229,6 +234,7 @@ class AgentSessions:
             self._leader.greet_agent(record, hello)
             self._cluster.agent_arrives(record)
             self._leader.sessions.held(record, hello)
+            self._leader.agent_joined(agent)
             self._cluster.reconcile(time.monotonic())
         except Exception:
             self._left(record, session)  # whatever it said: nobody is left half known
@@ -301,7 +307,6 @@ class AgentSessions:
                 record.session.close(refusal)
         elif kind == "drained":
             _log.info("agent_drained", agent=agent_id)
-            record.draining = True
             self._leader.agent_draining(agent_id)
             self._cluster.reconcile(now_s)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.clock import now_ns
+from scheduler.dispatch.availability import Impairment
 from scheduler.draining import begin_draining, tell_drained
 from scheduler.fleet import agents_by_state
 from services.domain.ids import NANOSECONDS_PER_SECOND
@@ -102,8 +103,14 @@ def _expire_waiting(term: Term) -> None:
     term.expire_waiting()
 
 
-def _look_for_stragglers(term: Term) -> None:
-    term.stragglers.look()
+def _look_at_agents(term: Term) -> None:
+    term.slow_and_silent.look()
+    term.times.fade(now_ns())
+
+
+def _heed_availability(term: Term) -> None:
+    """Tells the dispatcher what impaired or cleared an agent, whoever said so."""
+    term.heed_availability()
 
 
 def _scale(term: Term) -> None:
@@ -119,7 +126,7 @@ def _reconcile(term: Term) -> None:
     term.cluster.reconcile(time.monotonic())
 
 
-_EVERY_TURN = (_expire_waiting, _look_for_stragglers, _scale, _audit)
+_EVERY_TURN = (_expire_waiting, _look_at_agents, _heed_availability, _scale, _audit)
 _EVERY_HEARTBEAT = (_beat, _sweep, _expire)
 _EVERY_QUARTER_SECOND = (_reconcile, _drain)
 
@@ -131,8 +138,12 @@ def _show(term: Term, metrics: Metrics) -> None:
     metrics.live_reservations.set(len(term.dispatcher.snapshot()))
     present = [g for g in term.gateways.gateways.values() if g.session is not None]
     metrics.gateways.set(len(present))
-    for state, count in agents_by_state(term.cluster.roster).items():
+    for state, count in agents_by_state(term.cluster.roster, term.availability).items():
         metrics.agents.labels(state).set(count)
+    for impairment in Impairment:
+        impaired = term.availability.impaired_by(impairment) & term.availability.connected_agents
+        metrics.impaired_agents.labels(impairment.name.lower()).set(len(impaired))
+    metrics.stragglers.set(len(term.availability.impaired_by(Impairment.STRAGGLING)))
     for model in term.deployments.ready:
         queued = term.waiting.count(model) + term.dispatcher.chained.queued(model)
         metrics.queued_requests.labels(model.name).set(queued)

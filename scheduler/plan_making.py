@@ -24,7 +24,7 @@ from scheduler.planning.live import (
 from scheduler.planning.pooled.problem import PoolingProblem
 from scheduler.scaling import SessionLoad
 from scheduler.solver import Solution
-from services.domain.ids import ModelKey
+from services.domain.ids import AgentId, ModelKey
 from services.domain.plan import Agent
 from services.errors import CatenaryError, PlanInfeasible
 from services.log import get_logger
@@ -35,6 +35,8 @@ Mode = Literal["auto", "pooled", "even"]
 _SHARE_ALONE, _SHARE_BESIDE_CHAINS = 0.9, 0.4
 """Of an agent's memory, what replicas may take, so that chains find room beside them."""
 Solve = Callable[[PoolingProblem], Awaitable[Solution]]
+Unable = Mapping[ModelKey, frozenset[AgentId]]
+"""By model, the agents that could not load a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,19 @@ class Wanted:
     """How that came about."""
     chains_only: bool = False
     """Everything but the chains is to stay as it is."""
+    unable: Unable = field(default_factory=dict)
+    """Planned around, as long as others are left."""
 
     @property
     def generating(self) -> tuple[DeployedModel, ...]:
         """The models that generate text."""
         return tuple(model for model in self.models if model.decoder is not None)
+
+    def able(self, *models: DeployedModel) -> tuple[Agent, ...]:
+        """Returns the agents that can load all of these models; everybody, if nobody can."""
+        none = frozenset[AgentId]()
+        unable = none.union(*[self.unable.get(model.key, none) for model in models])
+        return tuple(a for a in self.agents if a.agent_id not in unable) or self.agents
 
     @property
     def others(self) -> Wanted:
@@ -121,7 +131,7 @@ class PlanMaker:
         if not models:
             return Made(Placement(()), PlanNotes(CHAINS, wanted.cause))
         share = _SHARE_BESIDE_CHAINS if wanted.generating else _SHARE_ALONE
-        placement = replicated(models, wanted.agents, memory_share=share)
+        placement = replicated(models, wanted.agents, memory_share=share, able=wanted.able)
         return Made(placement, PlanNotes(EVEN, wanted.cause, fallback), has_failed)
 
     async def make(self, wanted: Wanted) -> Made:
@@ -176,7 +186,11 @@ class PlanMaker:
             )
             for model in wanted.models
         )
-        cluster = LiveCluster(wanted.agents, models, self._measured.everything())
+        agents = wanted.able(*wanted.models)
+        if wanted.unable and agents is wanted.agents:
+            return "no agent can load every model"
+        unable = sorted({each.agent_id for each in wanted.agents if each not in agents})
+        cluster = LiveCluster(agents, models, self._measured.everything())
         lacking = [
             *self._deployments.profile_problems.values(),
             *unknown(cluster.profiled, cluster.groups),
@@ -188,6 +202,8 @@ class PlanMaker:
             (solution.problem, solution.plan), wanted.models, cluster.groups, wanted.hosted
         )
         remarks = [*lacking, *estimated(cluster.profiled, cluster.groups)]
+        if unable:
+            remarks.append(f"{', '.join(unable)} cannot load every model and is left out")
         if idle:
             remarks.append(f"no pool can use {', '.join(idle)}")
         by_name = {str(model.key): model.key for model in wanted.models}
@@ -211,7 +227,8 @@ class PlanMaker:
 
 
 def _chain_wish(wanted: Wanted) -> ChainWish:
-    return ChainWish(wanted.generating, wanted.agents, wanted.session_loads, wanted.present)
+    agents = wanted.able(*wanted.generating)
+    return ChainWish(wanted.generating, agents, wanted.session_loads, wanted.present)
 
 
 def _joined(made: Made, chains: ChainsMade) -> Made:

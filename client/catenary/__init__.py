@@ -61,6 +61,7 @@ from catenary.retry import RetryPolicy
 from catenary.text_streams import AsyncTextStream, TextStream
 from catenary.types import (
     ActivePlan,
+    AgentImpairment,
     AgentInfo,
     ClusterStatus,
     DeploymentInfo,
@@ -81,6 +82,7 @@ from catenary.waterfall import render_waterfall
 
 __all__ = [
     "ActivePlan",
+    "AgentImpairment",
     "AgentInfo",
     "AsyncClient",
     "AsyncTextStream",

@@ -105,6 +105,23 @@ class ModelMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentImpairment:
+    """One thing that speaks against giving work to an agent.
+
+    Attributes:
+        kind: straggling, silent, suspected, draining, broken, quarantined or cannot_load.
+        partition: What it is about; empty: all of the agent.
+        remaining_s: When it is over, or the agent is asked again; None: not by itself.
+        why: In words.
+    """
+
+    kind: str
+    partition: str
+    remaining_s: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class AgentInfo:
     """One agent.
 
@@ -120,6 +137,7 @@ class AgentInfo:
         server_id: The machine it is on.
         used_memory_bytes: Memory of what it has loaded.
         content_problems: Where its copy of a model is not what the cluster serves, in words.
+        impairments: What speaks against it, the most serious first.
     """
 
     agent_id: str
@@ -139,6 +157,7 @@ class AgentInfo:
     server_id: str = ""
     used_memory_bytes: int = 0
     content_problems: tuple[str, ...] = ()
+    impairments: tuple[AgentImpairment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,13 +179,17 @@ class Lifecycle(Ledger):
     # Cluster
 
     def agent_joined(self, event: AgentJoined) -> None:
-        """Its pools have one more member."""
+        """Its pools have one more member, as far as it has loaded what they need."""
         self.agents[event.agent.agent_id] = event.agent
+        if not self.availability.is_connected(event.agent.agent_id):
+            self.availability.connected(event.agent.agent_id)
         self._rebuild()
 
     def agent_lost(self, event: AgentLost) -> None:
         """What it held or was to hold is dispatched again."""
         self.agents.pop(event.agent, None)
+        if self.availability.is_connected(event.agent):
+            self.availability.disconnected(event.agent)
         adopted = self.book.pending_on(gpu_of(event.agent))
         for batch in list(self.tracker.batches.values()):
             if not batch.rows:  # ended with another batch of its requests
@@ -196,6 +200,14 @@ class Lifecycle(Ledger):
             if batch_id not in self.tracker.batches:
                 self.book.release(batch_id)
         self._rebuild()
+
+    def look_around(self) -> None:
+        """Makes routes anew if agents can be given other work than before, or take other times."""
+        if (
+            self.availability.version != self.availability_seen
+            or self.times.version != self.times_seen
+        ):
+            self._rebuild()
 
     def plan_activated(self, event: PlanActivated) -> None:
         """Batches in flight finish by the old plan; what waits is routed by the new one."""
@@ -310,6 +322,8 @@ class Lifecycle(Ledger):
         )
 
     def _rebuild(self) -> None:
+        self.availability_seen = self.availability.version
+        self.times_seen = self.times.version
         self.routes.rebuild(self.plan, self.agents)
         self.strays = True
         self.dirty.update(dict.fromkeys(self.queues))

@@ -10,7 +10,7 @@ Speed is not looked at; the pooled planner does that where profiles are known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from scheduler.planning.even_split import MOST_PARTITIONS, DeployedModel, even_split
@@ -28,8 +28,16 @@ _WORKING_SHARE = 0.2
 """Memory a partition needs while it runs, as a share of its weights."""
 
 
+Able = Callable[[DeployedModel], Sequence[Agent]]
+"""Returns the agents that may be given a part of a model."""
+
+
 def replicated(
-    models: Sequence[DeployedModel], agents: Sequence[Agent], *, memory_share: float = 0.9
+    models: Sequence[DeployedModel],
+    agents: Sequence[Agent],
+    *,
+    memory_share: float = 0.9,
+    able: Able | None = None,
 ) -> Placement:
     """Returns a placement of every model, whole on as many agents as have room for it.
 
@@ -41,6 +49,7 @@ def replicated(
         models: What to place; without `block_bytes` a model is taken to fit anywhere.
         agents: Where; `memory_bytes` of 0 stands for "unknown", which is taken to be enough.
         memory_share: Of each agent's memory, what these models may take.
+        able: Leaves out the agents that could not load a model; by default all may be given any.
 
     Raises:
         PlanInfeasible: There is no agent, or a model has no blocks.
@@ -48,14 +57,13 @@ def replicated(
     if not agents:
         raise PlanInfeasible("no agent is there to place a model on")
     room = _Room(agents, memory_share)
-    replicas = _replicas(models, agents, room)
-    cut = even_split(models, agents).models
-    return Placement(
-        tuple(
-            _placed(model, agents, replicas.get(number, ()), room, fallback)
-            for number, (model, fallback) in enumerate(zip(models, cut, strict=True))
-        )
-    )
+    ables = [able(model) if able is not None else agents for model in models]
+    replicas = _replicas(models, ables, room)
+    placed = []
+    for number, (model, mine) in enumerate(zip(models, ables, strict=True)):
+        fallback = even_split(models, mine).models[number]
+        placed.append(_placed(model, mine, replicas.get(number, ()), room, fallback))
+    return Placement(tuple(placed))
 
 
 class _Room:
@@ -82,7 +90,7 @@ def _size(model: DeployedModel, first: int, last: int) -> float:
 
 
 def _replicas(
-    models: Sequence[DeployedModel], agents: Sequence[Agent], room: _Room
+    models: Sequence[DeployedModel], ables: Sequence[Sequence[Agent]], room: _Room
 ) -> Mapping[int, list[Agent]]:
     """Returns the agents that hold each model whole, by the model's place among `models`."""
     held: dict[int, list[Agent]] = {
@@ -90,14 +98,14 @@ def _replicas(
     }
     sizes = [_size(model, 0, model.table.blocks) for model in models]
     largest_first = sorted(held, key=lambda number: -sizes[number])
-    order = sorted(agents, key=lambda agent: agent.agent_id)
-    for _turn in agents:
+    orders = [sorted(able, key=lambda agent: agent.agent_id) for able in ables]
+    for _turn in range(max(map(len, orders), default=0)):
         for number in largest_first:
             mine = {agent.agent_id for agent in held[number]}
             servers = {agent.server for agent in held[number]}
             open_to = [
                 agent
-                for agent in order
+                for agent in orders[number]
                 if agent.agent_id not in mine and room.fits(agent.agent_id, sizes[number])
             ]
             if open_to:

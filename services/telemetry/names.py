@@ -164,6 +164,9 @@ LINK_UTILISATION = MetricName(
     ("source", "target"),
 )  # fmt: skip
 AGENTS = MetricName("agents", "Agents known, by state.", ("state",))
+IMPAIRED_AGENTS = MetricName(
+    "impaired_agents", "Agents connected that something speaks against, by what.", ("impairment",)
+)
 AGENTS_WANTED = MetricName("agents_wanted", "Agents the cluster should have for its load.")
 AGENTS_NOW = MetricName("agents_present", "Agents connected and not on their way out.")
 WORKERS_WANTED = MetricName(
@@ -233,7 +236,9 @@ PLAN_DOWNTIME = MetricName(
 )
 REDIS_CONNECTED = MetricName("redis_connected", "1 while writes reach Redis.")
 REDIS_PENDING = MetricName("redis_pending_changes", "Changes not yet written to Redis.")
-STRAGGLERS = MetricName("stragglers", "Agents that get no new batches as they are far too slow.")
+STRAGGLERS = MetricName(
+    "stragglers", "Agents that get nothing new, where others can, as they are far too slow."
+)
 FRAGILE_MODELS = MetricName(
     "fragile_models", "Models of the plan that the loss of one agent would leave unserved."
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from scheduler.book import Book, Reservation, ReservationChange
+from scheduler.dispatch.availability import Availability
 from scheduler.dispatch.chained.board_statistics import placement_statistics
 from scheduler.dispatch.chained.config import ChainedConfig
 from scheduler.dispatch.chained.desk import Desk
@@ -22,7 +23,6 @@ from scheduler.dispatch.chained.views import (
     views_of,
 )
 from scheduler.dispatch.events import (
-    AgentDraining,
     AgentJoined,
     AgentLost,
     BoundariesMeasured,
@@ -57,6 +57,7 @@ class ChainedDispatcher:
     Args:
         config: Limits and waiting times.
         book: Where slots are booked; one of its own if None.
+        availability: Who can be given what; None: every agent that joined, everything.
         policy: "jffc" (default), "slo", "jsq", "sa-jsq", "jiq", "sed", or what makes
             a policy per model.
         first_session: Id of the first session; the scheduler puts its epoch into the upper bits.
@@ -68,11 +69,12 @@ class ChainedDispatcher:
         InvalidInput: If there is no such policy, or it needs `random_below`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         config: ChainedConfig | None = None,
         book: Book | None = None,
         *,
+        availability: Availability | None = None,
         policy: str | PolicyFactory = "jffc",
         first_session: int = 1,
         random_below: RandomBelow | None = None,
@@ -85,7 +87,10 @@ class ChainedDispatcher:
         config = config or ChainedConfig()
         if isinstance(policy, str):
             policy = policy_factory(policy, slots, random_below)
-        self._life = ChainLifecycle(config, slots, policy, first_session)
+        if availability is None:
+            availability = Availability(everything_loaded=True)
+        self._availability = availability
+        self._life = ChainLifecycle(config, slots, availability, policy, first_session)
         self._packing = Packing(self._life, config.packing)
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:  # noqa: PLR0912
@@ -110,8 +115,6 @@ class ChainedDispatcher:
                 life.session_moved(event)
             case MoveWanted():
                 life.move_wanted(event)
-            case AgentDraining():
-                life.agent_draining(event)
             case SessionsHeld():
                 life.sessions_held(event)
             case SessionsFound():
@@ -134,6 +137,10 @@ class ChainedDispatcher:
                 self._packing.plan_activated()
             case Tick():
                 pass
+        availability = self._availability
+        availability.expire(now)
+        if availability.version != life.availability_seen:
+            life.refresh()
         life.on_time()
         if life.dirty:
             self._serve()
@@ -153,8 +160,10 @@ class ChainedDispatcher:
 
     def queued(self, model: ModelKey) -> int:
         """Returns how many requests for a model wait for a chain."""
-        desk = self._life.desks.get(model)
-        return len(desk.line) if desk is not None else 0
+        life = self._life
+        desk = life.desks.get(model)
+        resting = sum(ticket.model == model for ticket in life.resting.values())
+        return resting + (len(desk.line) if desk is not None else 0)
 
     def chains_needed(self, model: ModelKey) -> int:
         """Returns how many chains the sessions of a model would need if they were packed anew.
@@ -250,7 +259,8 @@ class ChainedDispatcher:
         caches = life.slots.caches()
         return {
             **life.counters,
-            "queued_requests": sum(len(desk.line) for desk in life.desks.values()),
+            "queued_requests": sum(len(desk.line) for desk in life.desks.values())
+            + len(life.resting),
             "open_requests": len(life.tickets),
             "sessions_in_flight": len(life.sessions),
             "moving_sessions": len(life.moves),
