@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
@@ -14,6 +15,7 @@ from gpu_agent.engine.reporting import Notice, Outgoing, is_retryable
 from gpu_agent.executors.loading import load_executor
 from gpu_agent.generation.loading import DecoderLoader
 from gpu_agent.measuring import measure_between_batches
+from gpu_agent.steps import StepKind
 from services.domain.ids import ModelKey, PartitionKey
 from services.errors import CatenaryError, InternalError, InvalidInput, PlanInfeasible
 from services.log import get_logger
@@ -148,7 +150,9 @@ class Loader:
         if present is not None and present.float16_boundaries == order.float16_boundaries:
             return await self._enlarge(present, order.max_batch)
         # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
-        opening = asyncio.ensure_future(asyncio.to_thread(self._open, key, order))
+        work = partial(self._open, key, order)
+        steps = self._engine.steps
+        opening = asyncio.ensure_future(asyncio.to_thread(steps.run, work, StepKind.LOADING, key))
         try:
             executor = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -196,6 +200,12 @@ class Loader:
         )
 
     def _open_decoder(
+        self, key: PartitionKey, layout: CacheLayout, model_hash: str
+    ) -> DecoderExecutor:
+        work = partial(self._read_decoder, key, layout, model_hash)
+        return self._engine.steps.run(work, StepKind.LOADING, key)
+
+    def _read_decoder(
         self, key: PartitionKey, layout: CacheLayout, model_hash: str
     ) -> DecoderExecutor:
         from gpu_agent.decoders.loading import commits_on_use, load_decoder

@@ -16,6 +16,7 @@ from gpu_agent.engine.engine import Engine, EngineLimits
 from gpu_agent.engine.meter import Meter
 from gpu_agent.engine.reporting import Notice, Outgoing
 from gpu_agent.executors.device import Device
+from gpu_agent.faults import Faults
 from gpu_agent.generation.engine import GenerationEngine
 from gpu_agent.generation.lane import chunk_tokens_for
 from gpu_agent.generation.meter import GenerationMeter
@@ -24,6 +25,7 @@ from gpu_agent.holdings import HoldingsAnswer
 from gpu_agent.loading import Host, Loader
 from gpu_agent.outbox import Outbox
 from gpu_agent.share import Claim, take_share
+from gpu_agent.steps import StepsInHand
 from services.domain.groups import chosen_group, metadata_of_group
 from services.log import get_logger
 from services.model_repository import ModelRepository
@@ -76,6 +78,7 @@ class AgentProcess:
             self._transport_settings(),
             lambda why: self.metrics.frames_refused.labels(why).inc(),
         )
+        self.steps = StepsInHand(Faults(settings.faults_file))
         self.engine = Engine(
             settings.agent_id,
             self.hub,
@@ -89,6 +92,7 @@ class AgentProcess:
             ),
             self._tracer,
             Meter(self.metrics),
+            self.steps,
         )
         self.generation = GenerationEngine(
             settings.agent_id,
@@ -99,6 +103,7 @@ class AgentProcess:
                 GenerationMeter(self.metrics),
                 self._tracer,
                 self.engine.link,
+                self.steps,
             ),
             GenerationLimits(
                 settings.prefill_chunk_tokens or chunk_tokens_for(self.share.device),

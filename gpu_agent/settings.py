@@ -106,6 +106,14 @@ class AgentSettings(ProcessSettings):
         3.0, gt=0, description="A scheduler silent for this long counts as gone."
     )
 
+    faults_file: Path | None = Field(
+        None, description="For tests only: what is computed hangs, fails or is slow as this file "
+        "says (see `gpu_agent.faults`); refused without `allow_faults`.",
+    )  # fmt: skip
+    allow_faults: bool = Field(
+        False, description="For tests only: `faults_file` may be given; never true in service."
+    )
+
     @model_validator(mode="after")
     def _derive(self) -> AgentSettings:
         """Fills what follows from the other fields."""
@@ -115,4 +123,6 @@ class AgentSettings(ProcessSettings):
             self.device_id = f"{self.server_id}/{self.device}"
         if not self.scheduler_addresses:
             raise ValueError("scheduler_addresses: at least one is needed")
+        if self.faults_file is not None and not self.allow_faults:
+            raise ValueError("faults_file: is for tests only; allow_faults says that this is one")
         return self

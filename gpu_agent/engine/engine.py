@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
@@ -30,6 +31,7 @@ from gpu_agent.engine.meter import Meter
 from gpu_agent.engine.outbound import DeliveryError, Hub, Outbound, destinations, next_header
 from gpu_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
 from gpu_agent.engine.reporting import Outgoing, batch_failed, record_spans, stage_done
+from gpu_agent.steps import StepsInHand
 from services.errors import CatenaryError, InternalError
 from services.log import get_logger
 
@@ -64,11 +66,14 @@ class Engine:
         limits: EngineLimits | None = None,
         tracer: Tracer | None = None,
         meter: Meter | None = None,
+        steps: StepsInHand | None = None,
     ) -> None:  # fmt: skip
         """Tells the scheduler through `tell`, which must neither block nor raise."""
         limits = limits or EngineLimits()
         self.agent_id = agent_id
         self.partitions = PartitionTable(self._close_partition)
+        self.steps = steps or StepsInHand()
+        """What is computed now."""
         self._tell = tell
         self._tracer = tracer
         self._meter = meter or Meter()
@@ -88,7 +93,7 @@ class Engine:
         )
         self._arrivals.on_refused = self._meter.frame_refused
         self._thread: ComputeThread[Job] = ComputeThread(
-            f"compute-{agent_id}", run_job, self._computed
+            f"compute-{agent_id}", partial(run_job, steps=self.steps), self._computed
         )
         self._feeder.attach(self._thread)
         self.received_frames = 0

@@ -13,6 +13,7 @@ ignored. What is wrong with one session fails that one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_agent.decoders.base import StepItem, Want
@@ -41,6 +42,7 @@ from gpu_agent.generation.moving import Moving
 from gpu_agent.generation.session import Arrived, Chunk, Work
 from gpu_agent.generation.sessions import REPORT_NS, Sessions
 from gpu_agent.holdings import HoldingsAnswer
+from gpu_agent.steps import StepKind, StepsInHand
 from services.errors import CatenaryError, InternalError
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class Ring:
         limits: GenerationLimits,
         clock: Callable[[], Nanoseconds],
         lane_closed: Callable[[Lane], None] = lambda lane: None,
+        steps: StepsInHand | None = None,
     ) -> None:
         """Holds nothing yet.
 
@@ -72,12 +75,14 @@ class Ring:
             limits: How much a step takes, how caches travel.
             clock: Monotonic.
             lane_closed: Told when a lane's executor was closed.
+            steps: What is computed now.
         """
         self.sessions = Sessions(agent_id, lane_closed)
         self._ignored = 0
         self._agent_id = agent_id
         self._chunk_tokens = limits.chunk_tokens
         self._clock = clock
+        self._steps = steps or StepsInHand()
         self._moving = Moving(self.sessions, limits.caches, clock)
 
     @property
@@ -223,7 +228,7 @@ class Ring:
 
     def _on_call(self, call: Call) -> None:
         try:
-            result = call.work()
+            result = self._steps.run(call.work, StepKind.MEASURING)
         except Exception as error:
             call.done(None, error)
         else:
@@ -251,7 +256,12 @@ class Ring:
             return
         started_ns = self._clock()
         try:
-            outputs = lane.executor.step([_item(work) for work in works])
+            outputs = self._steps.run(
+                partial(lane.executor.step, [_item(work) for work in works]),
+                StepKind.GENERATION,
+                lane.key,
+                _booked_ns(lane, works, decode_rows),
+            )
         except Exception:
             self._step_failed(lane, works)
             self._moving.settle()
@@ -325,6 +335,19 @@ class Ring:
             if not work.session.facts.is_first:
                 self.sessions.out.consumed_bytes += work.inputs.nbytes
             self.sessions.fail(work.session.facts.session_id, error)
+
+
+def _booked_ns(lane: Lane, works: list[Work], decode_rows: int) -> Nanoseconds:
+    """Returns how long a step takes by what was measured; 0 if nothing was."""
+    cost = lane.cost
+    if cost is None:
+        return 0
+    context = sum(work.session.cached for work in works[:decode_rows])
+    expected = cost.decode(decode_rows, context) if decode_rows else 0.0
+    for work in works[decode_rows:]:
+        prompt_ns = cost.prefill_ns + len(work.inputs) * cost.prefill_token_ns
+        expected += max(cost.prefill_floor_ns, prompt_ns)
+    return round(expected)
 
 
 def _item(work: Work) -> StepItem:
