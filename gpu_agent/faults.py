@@ -1,4 +1,4 @@
-"""Faults on purpose, for tests only: what an agent computes hangs, fails or is slow, as a file says.
+"""Faults on purpose, for tests only: steps of an agent hang, fail or are slow, as a file says.
 
 The file, named by the setting `faults_file`, is looked at before each step and may change or go
 away at any time; a step that hangs goes on once it does. It holds one JSON object:

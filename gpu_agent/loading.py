@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from gpu_agent.device_errors import Trouble, trouble_of
 from gpu_agent.engine.partitions import LoadedPartition
 from gpu_agent.engine.reporting import Notice, Outgoing, is_retryable
 from gpu_agent.executors.loading import load_executor
@@ -275,10 +275,7 @@ def _is_as_ordered(loaded: LoadedPartition, order: scheduler_pb2.LoadPartition) 
 
 def _told(failure: Exception) -> CatenaryError:
     """Returns what the scheduler is told of an unexpected failure."""
-    # PyTorch is not imported here for the name of its error, which is a RuntimeError of its own.
-    is_full = isinstance(failure, OSError) and failure.errno == errno.ENOMEM
-    is_full = is_full or isinstance(failure, MemoryError)
-    if is_full or type(failure).__name__ == "OutOfMemoryError":
+    if trouble_of(failure) is Trouble.MEMORY:
         return PlanInfeasible("the device ran out of memory", details={_LIMIT: _MEMORY})
     return InternalError("the partition could not be loaded")
 

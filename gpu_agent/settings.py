@@ -106,6 +106,16 @@ class AgentSettings(ProcessSettings):
         3.0, gt=0, description="A scheduler silent for this long counts as gone."
     )
 
+    stuck_s: float = Field(
+        30.0, gt=0, description="A batch or a step of generation that takes longer than this, and "
+        "than `stuck_factor` times what is booked for it, is taken to hang: the process ends.",
+    )  # fmt: skip
+    stuck_factor: float = Field(
+        60.0, ge=1, description="See `stuck_s`; the scheduler has limits of its own, and is first."
+    )
+    stuck_load_s: float = Field(
+        3600.0, gt=0, description="The same for loading a partition, and for measuring one."
+    )
     faults_file: Path | None = Field(
         None, description="For tests only: what is computed hangs, fails or is slow as this file "
         "says (see `gpu_agent.faults`); refused without `allow_faults`.",

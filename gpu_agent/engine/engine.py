@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from gpu_agent.engine.meter import Meter
 from gpu_agent.engine.outbound import DeliveryError, Hub, Outbound, destinations, next_header
 from gpu_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
 from gpu_agent.engine.reporting import Outgoing, batch_failed, record_spans, stage_done
+from gpu_agent.faults import Faults
 from gpu_agent.steps import StepsInHand
 from services.errors import CatenaryError, InternalError
 from services.log import get_logger
@@ -53,6 +54,8 @@ class EngineLimits:
     push_timeout_s: float = 2.0
     emulated_link_bytes_per_second: int | None = None
     """Frames between agents take as long as on a link of this speed; None: as long as they do."""
+    faults: Faults = field(default_factory=partial(Faults, None))
+    """What tests want to go wrong."""
 
 
 class Engine:
@@ -66,14 +69,13 @@ class Engine:
         limits: EngineLimits | None = None,
         tracer: Tracer | None = None,
         meter: Meter | None = None,
-        steps: StepsInHand | None = None,
     ) -> None:  # fmt: skip
         """Tells the scheduler through `tell`, which must neither block nor raise."""
         limits = limits or EngineLimits()
         self.agent_id = agent_id
         self.partitions = PartitionTable(self._close_partition)
-        self.steps = steps or StepsInHand()
-        """What is computed now."""
+        self.steps = StepsInHand(limits.faults)
+        """What is computed now, also by others of this agent."""
         self._tell = tell
         self._tracer = tracer
         self._meter = meter or Meter()

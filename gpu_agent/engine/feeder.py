@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpu_agent.device_errors import failure
 from gpu_agent.engine.batch import Batch
 from gpu_agent.engine.ready import ReadyQueue
 from gpu_agent.steps import StepKind
@@ -212,18 +211,8 @@ def run_job(job: Job, steps: StepsInHand) -> None:
     except (ClientError, OverloadError) as error:
         error.__traceback__ = None  # its frames hold the inputs, whose memory is given back
         job.error = error
-    except Exception:  # its text may show what is inside a model: only our own log gets it
-        incident = uuid.uuid4().hex[:12]
-        # Formatted here and plainly: a renderer that shows local variables would print tensors,
-        # and take longer than the batch.
-        _log.error(
-            "compute_failed",
-            traceback=traceback.format_exc(),
-            incident=incident,
-            batch_id=job.batch_id,
-            partition=str(job.partition.key),
-        )
-        job.error = InternalError(f"the partition failed to compute (incident {incident})")
+    except Exception as error:
+        job.error = failure(error, batch_id=job.batch_id, partition=str(key))
     job.ended_ns = time.monotonic_ns()
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from gpu_agent.decoders.base import StepItem, Want
 from gpu_agent.decoders.sampling import choose
+from gpu_agent.device_errors import failure
 from gpu_agent.generation import admission
 from gpu_agent.generation.cache_budget import affordable
 from gpu_agent.generation.events import (
@@ -262,8 +263,8 @@ class Ring:
                 lane.key,
                 _booked_ns(lane, works, decode_rows),
             )
-        except Exception:
-            self._step_failed(lane, works)
+        except Exception as error:
+            self._step_failed(works, failure(error, partition=str(lane.key)))
             self._moving.settle()
             return
         times = (started_ns, self._clock())
@@ -328,9 +329,8 @@ class Ring:
             session.arrived = Arrived(times[1])
             session.tokens.append(choice.token_id)
 
-    def _step_failed(self, lane: Lane, works: list[Work]) -> None:
+    def _step_failed(self, works: list[Work], error: CatenaryError) -> None:
         """Fails every session of a step; what is in their caches now is not known."""
-        error = incident("the partition failed to compute", str(lane.key))
         for work in works:
             if not work.session.facts.is_first:
                 self.sessions.out.consumed_bytes += work.inputs.nbytes

@@ -226,7 +226,7 @@ async def test_an_executor_that_raises_costs_the_sessions_of_that_step_and_tells
     failures = await nodes[1].told.wait_for("session_failed", 2)
     assert {each.session_id for each in failures} == {1, 2}
     for each in failures:
-        assert each.failure.reason == "INTERNAL"
+        assert each.failure.reason == "DEVICE_FAILED"
         assert "secret" not in each.failure.message
     decoder.fails = None
     nodes[0].generation.close_sessions([1, 2])
