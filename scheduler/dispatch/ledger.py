@@ -6,6 +6,7 @@ Every rule here serves one promise: a request that was admitted is answered exac
 from __future__ import annotations
 
 from scheduler.book import Book
+from scheduler.dispatch.availability import Availability
 from scheduler.dispatch.config import PooledConfig
 from scheduler.dispatch.events import CancelBatch, Command, Reject
 from scheduler.dispatch.queue import ModelQueue
@@ -32,16 +33,19 @@ class Ledger:
     `now` is the moment of the event that is being handled.
     """
 
-    def __init__(self, config: PooledConfig, book: Book) -> None:
+    def __init__(self, config: PooledConfig, book: Book, availability: Availability) -> None:
         self.now: Nanoseconds = 0
         self.commands: list[Command] = []
         self.dirty: dict[ModelKey, None] = {}
         self.queues: dict[ModelKey, ModelQueue] = {}
         self.tracker = Tracker()
-        self.routes = RouteTable(book)
+        self.routes = RouteTable(book, availability)
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
         self.config = config
         self.book = book
+        self.availability = availability
+        self.availability_seen = availability.version
+        """Of this version are the routes."""
         self.plan: Plan | None = None
         self.agents: dict[AgentId, Agent] = {}
         self.strays = False

@@ -179,13 +179,17 @@ class Lifecycle(Ledger):
     # Cluster
 
     def agent_joined(self, event: AgentJoined) -> None:
-        """Its pools have one more member."""
+        """Its pools have one more member, as far as it has loaded what they need."""
         self.agents[event.agent.agent_id] = event.agent
+        if not self.availability.is_connected(event.agent.agent_id):
+            self.availability.connected(event.agent.agent_id)
         self._rebuild()
 
     def agent_lost(self, event: AgentLost) -> None:
         """What it held or was to hold is dispatched again."""
         self.agents.pop(event.agent, None)
+        if self.availability.is_connected(event.agent):
+            self.availability.disconnected(event.agent)
         adopted = self.book.pending_on(gpu_of(event.agent))
         for batch in list(self.tracker.batches.values()):
             if not batch.rows:  # ended with another batch of its requests
@@ -195,6 +199,10 @@ class Lifecycle(Ledger):
         for batch_id in adopted:
             if batch_id not in self.tracker.batches:
                 self.book.release(batch_id)
+        self._rebuild()
+
+    def availability_changed(self) -> None:
+        """Agents can be given other work than before, or no more, or sooner than others."""
         self._rebuild()
 
     def plan_activated(self, event: PlanActivated) -> None:
@@ -310,6 +318,7 @@ class Lifecycle(Ledger):
         )
 
     def _rebuild(self) -> None:
+        self.availability_seen = self.availability.version
         self.routes.rebuild(self.plan, self.agents)
         self.strays = True
         self.dirty.update(dict.fromkeys(self.queues))

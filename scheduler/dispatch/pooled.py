@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from scheduler.book import Book, Reservation, ReservationChange, Step
+from scheduler.dispatch.availability import Availability
 from scheduler.dispatch.batching import Dispatch, Wait, decide
 from scheduler.dispatch.config import PooledConfig
 from scheduler.dispatch.events import (
@@ -38,6 +39,7 @@ class PooledDispatcher:
     Args:
         config: Limits and waiting times.
         book: Where time is booked; one of its own if None.
+        availability: Who can be given what; None: every agent that joined, everything.
         first_batch: Id of the first batch; the scheduler puts its epoch into the upper bits.
         stopwatch: Has every decision timed (choose pipeline and batch size, probe, reserve); see
             `take_decision_times`.
@@ -48,6 +50,7 @@ class PooledDispatcher:
         config: PooledConfig | None = None,
         *,
         book: Book | None = None,
+        availability: Availability | None = None,
         first_batch: int = 1,
         stopwatch: Callable[[], Nanoseconds] | None = None,
     ) -> None:
@@ -55,7 +58,10 @@ class PooledDispatcher:
         self._stopwatch = stopwatch
         self._decision_ns: list[Nanoseconds] = []
         self._book = book if book is not None else Book()
-        self._life = Lifecycle(self._config, self._book)
+        if availability is None:
+            availability = Availability(everything_loaded=True)
+        self._availability = availability
+        self._life = Lifecycle(self._config, self._book, availability)
         self._next_batch = first_batch
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
@@ -82,6 +88,10 @@ class PooledDispatcher:
                 life.plan_activated(event)
             case Tick():
                 pass
+        availability = self._availability
+        availability.expire(now)
+        if availability.version != life.availability_seen:
+            life.availability_changed()
         life.on_time()
         self._serve(now)
         commands, life.commands = life.commands, []
@@ -91,6 +101,7 @@ class PooledDispatcher:
         """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
         moments = [queue.wake for queue in self._life.queues.values()]
         moments += [self._book.next_expiry(), self._life.tracker.next_timer()]
+        moments.append(self._availability.next_expiry())
         return min((moment for moment in moments if moment is not None), default=None)
 
     # Recovery and observation

@@ -1,10 +1,11 @@
-"""The active plan as the probe wants it: pools of agents that are alive."""
+"""The active plan as the probe wants it: pools of the agents that should be given work."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from scheduler.book import Book, Leg, Pool, PoolChain
+from scheduler.dispatch.availability import Availability
 from services.domain.ids import (
     AgentId,
     ModelKey,
@@ -26,15 +27,16 @@ class Route:
 
 
 class RouteTable:
-    """Routes of every model of a plan, rebuilt when plan or agents change."""
+    """Routes of every model of a plan, rebuilt when plan, agents or their availability change."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, availability: Availability) -> None:
         self._book = book
+        self._availability = availability
         self._routes: dict[ModelKey, tuple[Route, ...]] = {}
         self._contenders: dict[ModelKey, tuple[ModelKey, ...]] = {}
 
     def rebuild(self, plan: Plan | None, agents: Mapping[AgentId, Agent]) -> None:
-        """Takes over a plan and the agents that are alive."""
+        """Takes over a plan and the agents that are there."""
         pools: dict[tuple[AgentId, ...], Pool] = {}
         self._routes = {
             model.model: self._routes_of(model, agents, pools)
@@ -67,20 +69,25 @@ class RouteTable:
         agents: Mapping[AgentId, Agent],
         pools: dict[tuple[AgentId, ...], Pool],
     ) -> tuple[Route, ...]:
-        routes = []
+        """Returns the routes whose worst stage is the least impaired; none only if none is whole."""
+        found: list[tuple[int, Route]] = []
         for pipeline in model.pipelines:
             legs = []
+            worst = 0
             for stage in pipeline.stages:
-                alive = tuple(dict.fromkeys(agent for agent in stage.agents if agent in agents))
-                if not alive:
+                there = dict.fromkeys([agent for agent in stage.agents if agent in agents])
+                members = self._availability.members(stage.partition, there)
+                if not members:
                     break
-                if alive not in pools:
-                    pools[alive] = Pool([self._book.member(agents[agent]) for agent in alive])
+                worst = max(worst, self._availability.rank(members[0], stage.partition))
+                if members not in pools:
+                    pools[members] = Pool([self._book.member(agents[agent]) for agent in members])
                 compute = tuple(max(1, duration) for duration in stage.compute_ns)
-                legs.append(Leg(pools[alive], compute, stage.input_bytes))
+                legs.append(Leg(pools[members], compute, stage.input_bytes))
             if legs and len(legs) == len(pipeline.stages):
-                routes.append(Route(pipeline, legs))
-        return tuple(routes)
+                found.append((worst, Route(pipeline, legs)))
+        least = min([worst for worst, _ in found], default=0)
+        return tuple([route for worst, route in found if worst == least])
 
 
 def _resources(routes: tuple[Route, ...]) -> set[str]:

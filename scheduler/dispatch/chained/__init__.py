@@ -17,7 +17,7 @@
     admission   which requests are refused at once
     adoption    sessions found after a fail-over
     lifecycle   what each event does
-    distrust    agents that failed a session are left alone for a moment
+    failure_backoff  agents that failed a session are suspected for a moment
     paths, path_dispatcher, petals, bprr   the baselines without chains; for the simulator
 
 A session is born with `StartSession`; its slots stay booked in `Book.slots` until every agent of it

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-
 from scheduler.book.slots import SlotLedger
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.dispatch.chained.board import Board
 from scheduler.dispatch.chained.lines import BoundQueues, CentralQueue, Line
 from scheduler.dispatch.chained.placement_line import PlacementLine
 from scheduler.dispatch.chained.policy import Policy
 from scheduler.dispatch.chained.routes import Route, claims_of
-from services.domain.ids import AgentId, ModelKey, Nanoseconds
+from services.domain.ids import ModelKey, Nanoseconds
 from services.domain.packing import PackingGoal
 from services.domain.plan import Chain, ChainHop, ModelPlan
 
@@ -26,8 +25,9 @@ class Desk:
         served: False if no plan has it.
         session_tokens: Most tokens of one session; 0 if unlimited.
         line: Who waits.
-        usable: Chains whose agents are all there and trusted.
-        offered: They; where others serve the model, without those of agents that are to go.
+        usable: How many chains are whole: their agents are there and have loaded their parts.
+        offered: The least impaired of them.
+        must_rest: Each of these has an agent on which a session failed a moment ago.
         packing: What its sessions are moved for.
         board: Who is on which worker, of policies that need to know; else None.
     """
@@ -44,6 +44,7 @@ class Desk:
             self.line = CentralQueue(policy) if policy.central else BoundQueues(policy, slots)
         self.usable = 0
         self.offered: list[Route] = []
+        self.must_rest = False
         self.packing: PackingGoal = "off"
         self._slots = slots
         self._routes: dict[tuple[ChainHop, ...], Route] = {}
@@ -91,25 +92,20 @@ class Desk:
         most = chain.capacity * self.session_tokens
         return min(most, int(chain.cache_tokens)) if chain.cache_tokens else most
 
-    def refresh(
-        self, is_usable: Callable[[AgentId], bool], agents: Set[AgentId], draining: Set[AgentId]
-    ) -> None:
-        """Offers the policy the chains whose agents are all usable.
-
-        Args:
-            is_usable: True for an agent that is there and trusted.
-            agents: Those that are there.
-            draining: Those of them that are to go; their chains serve only as long as there are no
-                others.
-        """
-        planned = [route for route in self._routes.values() if route.capacity > 0]
-        if draining:
-            staying = [r for r in planned if not any(hop.agent in draining for hop in r.hops)]
-            if any(all(hop.agent in agents for hop in route.hops) for route in staying):
-                planned = staying
-        routes = [r for r in planned if all(is_usable(hop.agent) for hop in r.hops)]
-        self.usable = len(routes)
+    def refresh(self, availability: Availability) -> None:
+        """Offers the policy the least impaired of the chains that are whole."""
+        found: list[tuple[int, Route]] = []
+        for route in self._routes.values():
+            if route.capacity > 0 and all(
+                [availability.can_serve(hop.agent, hop.partition) for hop in route.hops]
+            ):
+                ranks = [availability.rank(hop.agent, hop.partition) for hop in route.hops]
+                found.append((max(ranks), route))
+        least = min([rank for rank, _ in found], default=0)
+        routes = [route for rank, route in found if rank == least]
+        self.usable = len(found)
         self.offered = routes
+        self.must_rest = bool(routes) and all([_is_suspected(r, availability) for r in routes])
         self.line.rebuild(routes)
 
     def route_named(self, chain_id: str) -> Route | None:
@@ -140,3 +136,8 @@ class Desk:
     def drained_after_ns(self) -> Nanoseconds:
         """Returns when those who wait now should have started; 0 if nothing is known."""
         return round(len(self.line) * self._gap_ns)
+
+
+def _is_suspected(route: Route, availability: Availability) -> bool:
+    suspected = Impairment.SUSPECTED
+    return any([availability.mark_of(hop.agent, suspected) is not None for hop in route.hops])

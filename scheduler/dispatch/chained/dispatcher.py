@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from scheduler.book import Book, Reservation, ReservationChange
+from scheduler.dispatch.availability import Availability
 from scheduler.dispatch.chained.board_statistics import placement_statistics
 from scheduler.dispatch.chained.config import ChainedConfig
 from scheduler.dispatch.chained.desk import Desk
@@ -57,6 +58,7 @@ class ChainedDispatcher:
     Args:
         config: Limits and waiting times.
         book: Where slots are booked; one of its own if None.
+        availability: Who can be given what; None: every agent that joined, everything.
         policy: "jffc" (default), "slo", "jsq", "sa-jsq", "jiq", "sed", or what makes
             a policy per model.
         first_session: Id of the first session; the scheduler puts its epoch into the upper bits.
@@ -73,6 +75,7 @@ class ChainedDispatcher:
         config: ChainedConfig | None = None,
         book: Book | None = None,
         *,
+        availability: Availability | None = None,
         policy: str | PolicyFactory = "jffc",
         first_session: int = 1,
         random_below: RandomBelow | None = None,
@@ -85,7 +88,10 @@ class ChainedDispatcher:
         config = config or ChainedConfig()
         if isinstance(policy, str):
             policy = policy_factory(policy, slots, random_below)
-        self._life = ChainLifecycle(config, slots, policy, first_session)
+        if availability is None:
+            availability = Availability(everything_loaded=True)
+        self._availability = availability
+        self._life = ChainLifecycle(config, slots, availability, policy, first_session)
         self._packing = Packing(self._life, config.packing)
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:  # noqa: PLR0912
@@ -134,6 +140,10 @@ class ChainedDispatcher:
                 self._packing.plan_activated()
             case Tick():
                 pass
+        availability = self._availability
+        availability.expire(now)
+        if availability.version != life.availability_seen:
+            life.refresh()
         life.on_time()
         if life.dirty:
             self._serve()
@@ -153,8 +163,10 @@ class ChainedDispatcher:
 
     def queued(self, model: ModelKey) -> int:
         """Returns how many requests for a model wait for a chain."""
-        desk = self._life.desks.get(model)
-        return len(desk.line) if desk is not None else 0
+        life = self._life
+        desk = life.desks.get(model)
+        resting = sum(ticket.model == model for ticket in life.resting.values())
+        return resting + (len(desk.line) if desk is not None else 0)
 
     def chains_needed(self, model: ModelKey) -> int:
         """Returns how many chains the sessions of a model would need if they were packed anew.
@@ -245,7 +257,8 @@ class ChainedDispatcher:
         caches = life.slots.caches()
         return {
             **life.counters,
-            "queued_requests": sum(len(desk.line) for desk in life.desks.values()),
+            "queued_requests": sum(len(desk.line) for desk in life.desks.values())
+            + len(life.resting),
             "open_requests": len(life.tickets),
             "sessions_in_flight": len(life.sessions),
             "moving_sessions": len(life.moves),

@@ -10,10 +10,11 @@ from typing import Literal, get_args
 
 from scheduler.book.caches import Cache
 from scheduler.book.slots import SlotLedger
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.dispatch.chained.board_figures import PLACEMENT_COUNTERS
 from scheduler.dispatch.chained.config import ChainedConfig
 from scheduler.dispatch.chained.desk import Desk
-from scheduler.dispatch.chained.distrust import Distrust
+from scheduler.dispatch.chained.failure_backoff import FailureBackoff
 from scheduler.dispatch.chained.policy import PolicyFactory
 from scheduler.dispatch.chained.routes import Route
 from scheduler.dispatch.chained.token_room import TokenRoom
@@ -54,8 +55,9 @@ class SessionHolding:
     """
 
     def __init__(
-        self, config: ChainedConfig, slots: SlotLedger, policy: PolicyFactory, first_session: int
-    ) -> None:
+        self, config: ChainedConfig, slots: SlotLedger, availability: Availability,
+        policy: PolicyFactory, first_session: int,
+    ) -> None:  # fmt: skip
         self.now: Nanoseconds = 0
         self.commands: list[Command] = []
         self.dirty: dict[ModelKey, None] = {}
@@ -65,7 +67,12 @@ class SessionHolding:
         self.tickets: dict[RequestId, Ticket] = {}
         self.sessions: dict[SessionId, Session] = {}
         self.timers = Timers()
-        self.distrust = Distrust(config)
+        self.availability = availability
+        self.availability_seen = -1
+        """Of this version are the chains that are offered."""
+        self.backoff = FailureBackoff(config, availability)
+        self.resting: dict[RequestId, Ticket] = {}
+        """Failed where nobody is not suspected; they wait for the end of that, outside of lines."""
         self.boundaries = Boundaries(config.boundaries)
         """How much may move."""
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
@@ -75,7 +82,7 @@ class SessionHolding:
         """How large sessions are; `slots` says how many there are."""
         self.plan: Plan | None = None
         self.agents: set[AgentId] = set()
-        """Those that may be used."""
+        """Those that joined: they said which sessions they hold, and were not lost since."""
         self.present: set[AgentId] = set()
         """Those that were heard of: they answer orders, and told which sessions they hold."""
         self.first_session = first_session
@@ -88,7 +95,7 @@ class SessionHolding:
         """How many of them concern an agent."""
         self.failures: dict[SessionId, MoveFailure] = {}
         """Why the last moves failed, by what the sessions would have become."""
-        self.draining: set[AgentId] = set()
+        self.draining: frozenset[AgentId] = frozenset()
         """Agents that are to go: nothing begins there, if it can begin elsewhere."""
         self.strays: dict[SessionId, None] = {}
         """Sessions that are where nothing should be any more."""
@@ -283,12 +290,21 @@ class SessionHolding:
 
     def refresh(self) -> None:
         """Says anew which chains may be used."""
+        self.availability_seen = self.availability.version
         for model, desk in self.desks.items():
-            desk.refresh(self._is_usable, self.agents, self.draining)
+            desk.refresh(self.availability)
             self.dirty[model] = None
+        for request, ticket in list(self.resting.items()):
+            if not self.desk(ticket.model).must_rest:
+                del self.resting[request]
+                self.desk(ticket.model).line.push(ticket)
+        draining = self.availability.impaired_by(Impairment.DRAINING)
+        if draining != self.draining:
+            self.draining = draining
+            self.find_strays()
 
-    def _is_usable(self, agent: AgentId) -> bool:
-        return agent in self.agents and agent not in self.distrust
+    def find_strays(self) -> None:
+        """Agents or plan are not what they were."""
 
     # Moves
 

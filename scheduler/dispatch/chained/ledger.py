@@ -16,8 +16,12 @@ class ChainLedger(SessionHolding):
     """Requests: they wait, have a session, or are answered."""
 
     def enqueue(self, ticket: Ticket) -> None:
-        """Has a request wait for a chain."""
-        self.desk(ticket.model).line.push(ticket)
+        """Has a request wait for a chain; after a failure, if need be, for the end of a doubt."""
+        desk = self.desk(ticket.model)
+        if ticket.restarts and desk.must_rest:
+            self.resting[ticket.request] = ticket
+            return
+        desk.line.push(ticket)
         self.dirty[ticket.model] = None
 
     def reject(
@@ -58,7 +62,7 @@ class ChainLedger(SessionHolding):
         session = ticket.session
         if session is not None:
             self.close(session)
-        else:
+        elif self.resting.pop(ticket.request, None) is None:
             self.desk(ticket.model).line.remove(ticket)
 
     def again(self, ticket: Ticket) -> None:

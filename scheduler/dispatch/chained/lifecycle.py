@@ -73,7 +73,7 @@ class ChainLifecycle(ChainOverflow):
             if board is not None:
                 board.ended(ticket, event.progress)
         if ticket.session is not None:
-            self.distrust.worked(ticket.session.hops)
+            self.backoff.worked(ticket.session.hops)
         self.forget(ticket)
 
     def cancelled(self, event: RequestCancelled) -> None:
@@ -171,23 +171,25 @@ class ChainLifecycle(ChainOverflow):
         elif not event.retryable:
             self.reject(ticket, event.reason, event.message)
         else:
-            self._distrust(session, event.agent)
+            self._suspect(session, event.agent)
             self.restart(ticket)
 
-    def _distrust(self, session: Session, blamed: AgentId | None) -> None:
-        """Leaves the agent alone that is to blame; nobody named, the gateway found no way in."""
+    def _suspect(self, session: Session, blamed: AgentId | None) -> None:
+        """Suspects the agent that is to blame; nobody named, the gateway found no way in."""
         if blamed is None and session.hops:
             blamed = session.hops[0].agent
-        if blamed is not None and self.distrust.failed(blamed, self.now):
+        if blamed is not None and self.backoff.failed(blamed, self.now):
             self.refresh()
 
     # Cluster
 
     def agent_joined(self, event: AgentJoined) -> None:
         """Chains through it may be used."""
-        self.agents.add(event.agent.agent_id)
-        self.present.add(event.agent.agent_id)
-        self.draining.discard(event.agent.agent_id)
+        agent = event.agent.agent_id
+        self.agents.add(agent)
+        self.present.add(agent)
+        if not self.availability.is_connected(agent):
+            self.availability.connected(agent)
         self.boundaries.agent_joined(event.agent)
         self.refresh()
         self.find_strays()
@@ -197,8 +199,9 @@ class ChainLifecycle(ChainOverflow):
         agent = event.agent
         self.agents.discard(agent)
         self.present.discard(agent)
-        self.draining.discard(agent)
-        self.distrust.forget(agent)
+        self.backoff.forget(agent)
+        if self.availability.is_connected(agent):
+            self.availability.disconnected(agent)
         self.lost(agent, self.slots.sessions_at(agent))
         self.refresh()
 
@@ -242,8 +245,6 @@ class ChainLifecycle(ChainOverflow):
         """Looks after everything whose time has come."""
         for ticket in self.timers.due(self.now):
             self._is_due(ticket)
-        if self.distrust.end(self.now):
-            self.refresh()
         if self.unclaimed:
             self.end_claims()
         if self.moves:
@@ -261,7 +262,7 @@ class ChainLifecycle(ChainOverflow):
     def next_moment(self) -> Nanoseconds | None:
         """When `on_time` has something to do."""
         moments = [
-            self.timers.next(), self.slots.next_expiry(), self.distrust.next(),
+            self.timers.next(), self.slots.next_expiry(), self.availability.next_expiry(),
             self.next_claim_end(), self.next_move_end(), self.next_stray(),
             *(desk.line.wakeup() for desk in self.desks.values()),
         ]  # fmt: skip

@@ -134,7 +134,7 @@ class ChainMoving(ChainLedger):
         old = {hop.agent for hop in move.source.hops}
         blamed = event.agent
         is_gone = event.reason == Unavailable.reason and blamed is not None and blamed not in old
-        if is_gone and blamed is not None and self.distrust.failed(blamed, self.now):
+        if is_gone and blamed is not None and self.backoff.failed(blamed, self.now):
             self.refresh()
         self.fail_move(move, "agent")
 

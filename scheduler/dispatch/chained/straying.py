@@ -9,6 +9,7 @@ take no slot for good either, since what they leave is not used again.
 from __future__ import annotations
 
 from scheduler.book.slots import SlotLedger
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.dispatch.chained.config import ChainedConfig
 from scheduler.dispatch.chained.desk import Desk
 from scheduler.dispatch.chained.destinations import best_route, load_of
@@ -32,9 +33,10 @@ class ChainStraying(ChainMoving):
     """
 
     def __init__(
-        self, config: ChainedConfig, slots: SlotLedger, policy: PolicyFactory, first_session: int
-    ) -> None:
-        super().__init__(config, slots, policy, first_session)
+        self, config: ChainedConfig, slots: SlotLedger, availability: Availability,
+        policy: PolicyFactory, first_session: int,
+    ) -> None:  # fmt: skip
+        super().__init__(config, slots, availability, policy, first_session)
         self.hosted: set[tuple[AgentId, PartitionKey]] = set()
 
     def move_wanted(self, event: MoveWanted) -> None:
@@ -77,9 +79,8 @@ class ChainStraying(ChainMoving):
 
     def agent_draining(self, event: AgentDraining) -> None:
         """Its sessions are to go elsewhere."""
-        self.draining.add(event.agent)
+        self.availability.impair(event.agent, Impairment.DRAINING, why="it is to go")
         self.refresh()
-        self.find_strays()
 
     def hosted_by(self, plan: Plan) -> None:
         """Notes what a plan has."""

@@ -512,6 +512,7 @@ class Cluster(RuleBasedStateMachine):
     def a_request_waits_or_has_a_session(self) -> None:
         life = self.dispatcher._life
         waiting = {t.request for desk in life.desks.values() for t in desk.line.tickets()}
+        waiting |= set(life.resting)
         running = {t.request for t in life.tickets.values() if t.session is not None}
         assert not waiting & running
         assert waiting | running == set(self.open)

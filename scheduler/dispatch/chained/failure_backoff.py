@@ -1,36 +1,40 @@
-"""Agents that failed sessions, and for how long they are left alone.
+"""For how long work goes elsewhere after an agent failed sessions.
 
 A session fails when an agent cannot be reached by the one before it, often a moment before the
 scheduler hears that it is gone. Started again at once on the same chain, a request would use up its
-restarts within milliseconds.
+restarts within milliseconds. So the agent counts as suspected for a while: others are preferred,
+and a request that failed where there are no others waits for the end of the suspicion.
 """
 
 from __future__ import annotations
 
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.dispatch.chained.config import ChainedConfig
 from services.domain.ids import AgentId, Nanoseconds
 from services.domain.plan import ChainHop
 
 
-class Distrust:
-    """Who is left alone until when. Nobody is for ever: sessions are the only test there is."""
+class FailureBackoff:
+    """Suspects agents for longer with every failure in a row.
 
-    def __init__(self, config: ChainedConfig) -> None:
+    Nobody is suspected for ever: sessions are the only test there is.
+    """
+
+    def __init__(self, config: ChainedConfig, availability: Availability) -> None:
         self._config = config
-        self._until: dict[AgentId, Nanoseconds] = {}
+        self._availability = availability
         self._failures: dict[AgentId, int] = {}
 
-    def __contains__(self, agent: AgentId) -> bool:
-        return agent in self._until
-
     def failed(self, agent: AgentId, now: Nanoseconds) -> bool:
-        """Leaves an agent alone for a while; False if it is already."""
-        if agent in self._until:
+        """Suspects an agent for a while; False if it is suspected already."""
+        if self._availability.mark_of(agent, Impairment.SUSPECTED) is not None:
             return False
         failures = self._failures.get(agent, 0)
         self._failures[agent] = failures + 1
         pause = self._config.distrust_ns << min(failures, 16)
-        self._until[agent] = now + min(self._config.longest_distrust_ns, pause)
+        until = now + min(self._config.longest_distrust_ns, pause)
+        why = "a session failed there" if not failures else f"{failures + 1} sessions failed there"
+        self._availability.impair(agent, Impairment.SUSPECTED, until=until, why=why)
         return True
 
     def worked(self, hops: tuple[ChainHop, ...]) -> None:
@@ -41,16 +45,5 @@ class Distrust:
 
     def forget(self, agent: AgentId) -> None:
         """The agent is gone; whoever comes back under its name starts anew."""
-        self._until.pop(agent, None)
+        self._availability.clear(agent, Impairment.SUSPECTED)
         self._failures.pop(agent, None)
-
-    def next(self) -> Nanoseconds | None:
-        """When `end` has something to do."""
-        return min(self._until.values()) if self._until else None
-
-    def end(self, now: Nanoseconds) -> bool:
-        """Trusts those again whose time is over; True if there were any."""
-        over = [agent for agent, until in self._until.items() if until <= now]
-        for agent in over:
-            del self._until[agent]
-        return bool(over)
