@@ -44,7 +44,7 @@ from gpu_agent.generation.session import Arrived, Chunk, Work
 from gpu_agent.generation.sessions import REPORT_NS, Sessions
 from gpu_agent.holdings import HoldingsAnswer
 from gpu_agent.steps import StepKind, StepsInHand
-from services.errors import CatenaryError, InternalError
+from services.errors import CatenaryError, DeviceLost, InternalError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -257,27 +257,67 @@ class Ring:
             return
         started_ns = self._clock()
         try:
-            outputs = self._steps.run(
-                partial(lane.executor.step, [_item(work) for work in works]),
-                StepKind.GENERATION,
-                lane.key,
-                _booked_ns(lane, works, decode_rows),
-            )
+            outputs = self._run(lane, works, decode_rows)
         except Exception as error:
-            self._step_failed(works, failure(error, partition=str(lane.key)))
+            told = failure(error, partition=str(lane.key))
+            if len(works) == 1 or isinstance(told, DeviceLost):
+                self._step_failed(works, told)
+            else:
+                self._one_by_one(lane, works, decode_rows)
             self._moving.settle()
             return
-        times = (started_ns, self._clock())
+        self._computed(lane, works, decode_rows, outputs, (started_ns, self._clock()))
+        self._moving.settle()
+
+    def _run(self, lane: Lane, works: list[Work], decode_rows: int) -> list[np.ndarray | None]:
+        return self._steps.run(
+            partial(lane.executor.step, [_item(work) for work in works]),
+            StepKind.GENERATION,
+            lane.key,
+            _booked_ns(lane, works, decode_rows),
+        )
+
+    def _one_by_one(self, lane: Lane, works: list[Work], decode_rows: int) -> None:
+        """Computes the parts of a step that failed alone: who fails again fails alone.
+
+        It may be one session that makes a device fail, or too little memory for all at once. A
+        step that failed has added nothing to what executors count as cached.
+        """
+        for number, work in enumerate(works):
+            if work.session.closed:
+                continue
+            started_ns = self._clock()
+            is_decode = int(number < decode_rows)
+            try:
+                outputs = self._run(lane, [work], is_decode)
+            except Exception as error:
+                told = failure(error, partition=str(lane.key))
+                if isinstance(told, DeviceLost):
+                    self._step_failed(works[number:], told)
+                    return
+                self._step_failed([work], told)
+            else:
+                times = (started_ns, self._clock())
+                self._computed(lane, [work], is_decode, outputs, times)
+
+    def _computed(
+        self,
+        lane: Lane,
+        works: list[Work],
+        decode_rows: int,
+        outputs: list[np.ndarray | None],
+        times: Times,
+    ) -> None:
+        """Sends on what a step brought."""
         prefill_tokens = lane.work_done.add(works, decode_rows, times, lane.cost)
         for work, output in zip(works, outputs, strict=True):
             self._advance(work, output, times)
         model = lane.key.model.name
         self.sessions.out.steps.append(
-            StepDone(model, decode_rows, prefill_tokens, times[1] - started_ns)
+            StepDone(model, decode_rows, prefill_tokens, times[1] - times[0])
         )
         if times[1] - lane.work_done.since_ns >= REPORT_NS:
             self.sessions.report(lane)
-        self._moving.settle()
 
     def _advance(self, work: Work, output: np.ndarray | None, times: Times) -> None:
         """Sends on what a session's part of a step brought, and queues what is left of it."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from scheduler.book import Book, Reservation, ReservationChange, Step
 from scheduler.dispatch.availability import Availability
-from scheduler.dispatch.batching import Dispatch, Wait, decide
+from scheduler.dispatch.batching import Dispatch, Drop, Wait, decide
 from scheduler.dispatch.config import PooledConfig
 from scheduler.dispatch.events import (
     AgentJoined,
@@ -89,6 +89,7 @@ class PooledDispatcher:
             case Tick():
                 pass
         availability = self._availability
+        life.breakers.look(now)
         availability.expire(now)
         if availability.version != life.availability_seen:
             life.availability_changed()
@@ -135,6 +136,7 @@ class PooledDispatcher:
         life = self._life
         return {
             **life.counters,
+            "opened_circuits": life.breakers.opened,
             "queued_rows": sum(queue.rows for queue in life.queues.values()),
             "open_requests": len(life.tracker.requests),
             "batches_in_flight": len(life.tracker.batches),
@@ -179,7 +181,9 @@ class PooledDispatcher:
         life.counters["decisions"] += 1
         stopwatch = self._stopwatch
         began = stopwatch() if stopwatch is not None else 0
-        decision = decide(queue, routes, self._book, self._config, now)
+        decision = self._elsewhere(queue, now)
+        if decision is None:
+            decision = decide(queue, routes, self._book, self._config, now)
         if isinstance(decision, Dispatch):
             batch = BatchId(self._next_batch)
             self._next_batch += 1
@@ -196,6 +200,17 @@ class PooledDispatcher:
             return True
         life.drop(queue.head, decision.earliest_finish)
         return not queue
+
+    def _elsewhere(self, queue: ModelQueue, now: Nanoseconds) -> Dispatch | Wait | None:
+        """Decides for rows that are to avoid agents, if they can do without those in time."""
+        avoid = queue.head.avoid
+        if not avoid:
+            return None
+        with self._life.routes.avoiding(queue.model, avoid) as detour:
+            if not detour.routes:
+                return None
+            decision = decide(queue, detour.routes, self._book, self._config, now)
+        return None if isinstance(decision, Drop) else decision
 
     def _send(
         self, queue: ModelQueue, decision: Dispatch, batch_id: BatchId, steps: list[Step]
@@ -217,10 +232,16 @@ class PooledDispatcher:
             )
             for step, partition in zip(steps, decision.route.partitions, strict=True)
         )  # fmt: skip
-        life.tracker.add_batch(Batch(batch_id, rows, tuple(hop.agent for hop in hops)))
+        agents = tuple([hop.agent for hop in hops])
+        life.tracker.add_batch(Batch(batch_id, rows, agents, decision.route.partitions))
         life.commands.append(DispatchBatch(batch_id, batch_row, tuple(slices), hops, finish))
         life.counters["dispatched_batches"] += 1
         life.counters["dispatched_rows"] += batch_row
+        if len(life.breakers):
+            for hop in hops:
+                life.breakers.given(hop.agent, hop.partition, life.now)
+            if self._availability.version != life.availability_seen:  # that was a probe
+                life.availability_changed()
         for other in life.routes.contenders(queue.model):
             if other in life.queues:  # its last safe moment may be earlier now
                 life.dirty[other] = None

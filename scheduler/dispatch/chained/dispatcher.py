@@ -141,6 +141,7 @@ class ChainedDispatcher:
             case Tick():
                 pass
         availability = self._availability
+        life.breakers.look(now)
         availability.expire(now)
         if availability.version != life.availability_seen:
             life.refresh()
@@ -257,6 +258,7 @@ class ChainedDispatcher:
         caches = life.slots.caches()
         return {
             **life.counters,
+            "opened_circuits": life.breakers.opened,
             "queued_requests": sum(len(desk.line) for desk in life.desks.values())
             + len(life.resting),
             "open_requests": len(life.tickets),
@@ -302,6 +304,8 @@ class ChainedDispatcher:
             if turn is None:
                 break
             life.start(*turn)
+            if self._availability.version != life.availability_seen:  # that was a probe
+                life.refresh()
             self._packing.started(turn[0])
             started.append(turn[0])
             life.counters["decisions"] += 1
