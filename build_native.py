@@ -28,6 +28,7 @@ MYPYC = (
     "scheduler/book/slots.py",
     "scheduler/dispatch/availability.py",
     "scheduler/dispatch/batching.py",
+    "scheduler/dispatch/booked_times.py",
     "scheduler/dispatch/chained/admission.py",
     "scheduler/dispatch/chained/adoption.py",
     "scheduler/dispatch/chained/board.py",

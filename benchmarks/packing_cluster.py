@@ -12,6 +12,7 @@ import heapq
 from dataclasses import dataclass
 
 from benchmarks.packing_setup import FAR, MODEL, MS, Setup, chains_of, plan_of
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from scheduler.dispatch.events import (
     AgentJoined,
@@ -84,9 +85,11 @@ class PackedCluster:
         """When, whose, from where, to where, and how."""
         self.chain_ns = 0
         """Integral of the chains that hold sessions."""
+        self.availability = Availability(everything_loaded=True)
         self.dispatcher = ChainedDispatcher(
-            ChainedConfig(packing=setup.rules), policy=setup.policy, random_below=lambda n: 0
-        )
+            ChainedConfig(packing=setup.rules), availability=self.availability,
+            policy=setup.policy, random_below=lambda n: 0,
+        )  # fmt: skip
         self.chains = chains_of(setup)
         self.agents = sorted({hop.agent for chain in self.chains for hop in chain.hops})
         self._events: list[tuple[Nanoseconds, int, Event]] = []
@@ -139,8 +142,14 @@ class PackedCluster:
 
     def join(self, agent: AgentId) -> None:
         """An agent comes, or comes back, with nothing."""
+        self.availability.clear(agent, Impairment.DRAINING)
         self.tell(SessionsHeld(agent, ()))
         self.tell(AgentJoined(self._described[agent]))
+
+    def drain(self, agent: AgentId) -> None:
+        """An agent is to go."""
+        self.availability.impair(agent, Impairment.DRAINING)
+        self.tell(Tick())
 
     def run(self, until: Nanoseconds) -> None:
         """Lets time pass."""

@@ -22,6 +22,7 @@ from scheduler.sessions import (
 )
 from scheduler.targets import CacheNeed
 from services.domain.ids import AgentId, Epoch, Nanoseconds, SessionId
+from services.domain.plan import Agent
 from services.errors import InvalidInput, StaleEpoch, Unavailable
 from services.log import get_logger
 
@@ -63,6 +64,10 @@ class Leader(Protocol):
     @property
     def moves(self) -> Moves:
         """What is done about sessions that move."""
+        ...
+
+    def agent_joined(self, agent: Agent) -> None:
+        """An agent is there, and said what it holds."""
         ...
 
     def agent_draining(self, agent: AgentId) -> None:
@@ -204,6 +209,7 @@ class AgentSessions:
         self._leader.greet_agent(record, hello)
         self._cluster.agent_arrives(record)
         self._leader.sessions.held(record, hello)
+        self._leader.agent_joined(agent)
         self._cluster.reconcile(time.monotonic())
         return record
 
@@ -264,7 +270,6 @@ class AgentSessions:
             self._leader.epoch_seen(message.order_refused.agent_epoch)
         elif kind == "drained":
             _log.info("agent_drained", agent=agent_id)
-            record.draining = True
             self._leader.agent_draining(agent_id)
             self._cluster.reconcile(now_s)
 

@@ -25,7 +25,7 @@ def add_agents(status: admin_pb2.GetStatusResponse, term: Term) -> None:
             agent_id=agent_id,
             device=record.device,
             device_class=record.agent.device_class,
-            state=record.state,
+            state=record.state(term.availability),
             partitions=[str(key) for key in record.loaded],
             memory_bytes=record.agent.memory_bytes,
             utilisation_ratio=term.utilisation.ratio(agent_id),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from catenary_protos.catenary.v1 import admin_pb2
 from scheduler.dispatch.events import Event, LatencyRefitted, Scale
 from scheduler.draining import begin_draining, is_idle, take_back, tell_drained
-from scheduler.roster import present
+from scheduler.roster import is_draining, staying
 from scheduler.scaling import (
     ModelScaling,
     ScalingPolicy,
@@ -126,7 +126,7 @@ class Autoscaler:
                 reason=scaling.reason,
             )
         for agent, record in sorted(self._term.cluster.roster.items()):
-            if record.draining and record.session is not None:
+            if record.session is not None and is_draining(agent, self._term.availability):
                 advice.retiring.add(agent_id=agent, drained=is_idle(self._term, agent))
         return advice
 
@@ -176,7 +176,7 @@ class Autoscaler:
 
     @property
     def _agents_now(self) -> int:
-        return len(present(self._term.cluster.roster))
+        return len(staying(self._term.cluster.roster, self._term.availability))
 
     def _usual(self, model: ModelKey) -> TokenObjectives | None:
         return self._term.sessions.objectives(model)
@@ -223,7 +223,7 @@ class Autoscaler:
             return
         crews = {plan.model: crew_of(plan, self._scaling_of(plan.model).wanted) for plan in plans}
         pinned = self._facts.others(crews.values())
-        able = {record.agent.agent_id for record in present(roster)}
+        able = {record.agent.agent_id for record in staying(roster, term.availability)}
         if term.settings.retire_by_ordinal:
             able &= last_of_each(able)
         able -= pinned

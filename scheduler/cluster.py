@@ -78,7 +78,7 @@ class Limits:
     """How long and how often the cluster tries."""
 
     load_timeout_s: float = 120.0
-    load_attempts: int = 3
+    load_attempts: int = 1
     switch_timeout_ns: Nanoseconds = 120 * 10**9
 
 
@@ -96,7 +96,7 @@ class Cluster:
     ) -> None:  # fmt: skip
         self._stage = stage
         self._deployments = deployments
-        self._orders = LoadOrders(limits.load_timeout_s, limits.load_attempts)
+        self._orders = LoadOrders(limits.load_timeout_s, limits.load_attempts, stage.availability)
         self._fleet = Fleet(stage, deployments, self._orders, measured)
         roster, shape = self._fleet.roster, planner.session_shape
         self._in_force = InForce(
@@ -109,7 +109,7 @@ class Cluster:
         self._resume_until_s: float | None = None
         """Until then a predecessor's plan comes first, as far as its agents report."""
         self._now_s = 0.0
-        self.wishes = Wishes(deployments, planner)
+        self.wishes = Wishes(deployments, planner, stage.availability)
         self.target: Placement | None = None
 
     # ---- what is known ----
@@ -165,7 +165,8 @@ class Cluster:
             return ""
         infeasible = self._in_force.infeasible.get(model, "")
         problem = self.wishes.problem()
-        said = [*self._orders.problems(model), infeasible, reason or "", problem]
+        servers = {agent: str(each.agent.server) for agent, each in self.roster.items()}
+        said = [*self._orders.problems(model, servers), infeasible, reason or "", problem]
         return "; ".join(dict.fromkeys(text for text in said if text)) or "partitions are loading"
 
     # ---- what happened ----
@@ -222,10 +223,12 @@ class Cluster:
         self._move_sessions()
         self._activate_new_models()
         self._leave_drained()
-        self._fleet.join_loaded(self._in_force.placement)
         self._host()
+        self._fleet.tell_loaded(self._in_force.placement)
         plan = self.active.plan if self.active else None
-        self._ready = judge(self._deployments.ready, plan, self.target, self.roster)
+        self._ready = judge(
+            self._deployments.ready, plan, self.target, self.roster, self._stage.availability
+        )
         self._stage.cluster_changed()
 
     # ---- what switches do (`steering.Helm`) ----
@@ -264,7 +267,6 @@ class Cluster:
     def release(self) -> None:
         """Dispatches by the whole plan in force again."""
         assert self.active is not None
-        self._fleet.part_from_unloaded(self.active.placement)
         self._stage.dispatch_by(self.active.plan)
 
     def rejected(self, switch: Switch) -> None:
@@ -297,7 +299,7 @@ class Cluster:
             if self.target is None or self._resume_until_s is not None:
                 return
             last = self.last_switch
-            cause = self.wishes.cause(self._in_force.placement, self.roster)
+            cause = self.wishes.cause(self._in_force.placement)
             self._steering.follow(self.target, cause)
             if self.last_switch is last:
                 return
@@ -337,7 +339,7 @@ class Cluster:
         self._in_force.activate(placement, switch.reduced if switch else lambda plan: plan)
         if self._resume_until_s is None and placement == self.target:
             self._in_force.restored = None
-        self._fleet.join_loaded(placement)
+        self._fleet.tell_loaded(placement)
 
     def _leave_drained(self) -> None:
         """Stops sending to draining agents at once where nothing is lost by it."""

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from scheduler import targets
+from scheduler.dispatch.availability import Impairment
 from scheduler.draining import is_idle
-from scheduler.roster import AgentRecord
+from scheduler.roster import AgentRecord, is_draining
 from services.domain.ids import AgentId
 from services.log import get_logger
 
@@ -23,7 +24,7 @@ _log = get_logger(__name__)
 
 
 class DrainMarks:
-    """The marks of one term: its own are in the roster, a predecessor's wait here."""
+    """The marks of one term: its own are impairments, a predecessor's wait here."""
 
     def __init__(self, term: Term) -> None:
         self._term = term
@@ -44,7 +45,7 @@ class DrainMarks:
             agent: str(incarnation) for agent, incarnation in self._waiting.items()
         }
         for agent, record in self._term.cluster.roster.items():
-            if record.draining:
+            if is_draining(agent, self._term.availability):
                 marked[agent] = str(record.incarnation)
         return marked
 
@@ -53,7 +54,10 @@ class DrainMarks:
         agent = record.agent.agent_id
         before = self._term.cluster.roster.get(agent)
         is_same = before is not None and before.incarnation == record.incarnation
-        if says_so or (before is not None and is_same and before.draining):
+        availability = self._term.availability
+        was_marked = is_draining(agent, availability)
+        availability.clear(agent, Impairment.DRAINING)
+        if says_so or (is_same and was_marked):
             self._waiting[agent] = record.incarnation
         elif self._waiting.get(agent, record.incarnation) != record.incarnation:
             del self._waiting[agent]
@@ -73,8 +77,7 @@ class DrainMarks:
 
     def done(self) -> list[AgentId]:
         """Returns those of them that have nothing left to do now, each once."""
-        roster = self._term.cluster.roster
-        self._going = {agent for agent in self._going if agent in roster and roster[agent].draining}
+        self._going &= self._term.availability.impaired_by(Impairment.DRAINING)
         found = [agent for agent in self._going if is_idle(self._term, agent)]
         self._going.difference_update(found)
         return found
@@ -87,4 +90,4 @@ class DrainMarks:
         placement = cluster.restored[0] if cluster.restored is not None else None
         if placement is None and cluster.active is not None:
             placement = cluster.active.placement
-        return record.joined or placement is None or agent not in targets.agents_of(placement)
+        return record.complete or placement is None or agent not in targets.agents_of(placement)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from scheduler.clock import now_ns
-from scheduler.dispatch.events import AgentJoined
+from scheduler.dispatch.availability import Impairment
+from scheduler.roster import is_draining
 from services.domain.ids import AgentId
 from services.domain.plan import Chain, ModelPlan
 
@@ -20,18 +20,14 @@ if TYPE_CHECKING:
 
 def begin_draining(term: Term, agent_id: AgentId) -> None:
     """Has an agent be used no more: nothing begins there, and its sessions move away."""
-    term.cluster.roster[agent_id].draining = True
     term.agent_draining(agent_id)
     term.reconcile()
 
 
 def take_back(term: Term, agent_id: AgentId) -> None:
     """Has an agent that was to go be used again; sessions that have left do not come back."""
-    record = term.cluster.roster[agent_id]
-    record.draining = False
+    term.availability.clear(agent_id, Impairment.DRAINING)
     term.drains.taken_back(agent_id)
-    if record.joined:
-        term.feed(AgentJoined(record.agent), now_ns())
     term.reconcile()
 
 
@@ -54,8 +50,12 @@ def _needs(term: Term, model: ModelPlan, agent_id: AgentId) -> bool:
 
 def _serves(term: Term, chain: Chain) -> bool:
     """True if sessions may begin on a chain whatever agents are to go."""
-    records = [term.cluster.roster.get(hop.agent) for hop in chain.hops]
-    return all(record is not None and record.joined and not record.draining for record in records)
+    availability = term.availability
+    return all(
+        availability.can_serve(hop.agent, hop.partition)
+        and not is_draining(hop.agent, availability)
+        for hop in chain.hops
+    )
 
 
 def tell_drained(term: Term, agent_id: AgentId) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler import targets
 from scheduler.deployments import Deployments
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.hosting import Hosting
 from scheduler.load_orders import LoadOrders
 from scheduler.measured import Measured
@@ -21,6 +22,8 @@ from services.log import get_logger
 
 _log = get_logger(__name__)
 _NOTHING: Wanted = {}
+_WAIT_FOR_MATES_S = 1.0
+"""A model that could be served waits so long for those of its agents that still load."""
 
 
 class Yard(Protocol):
@@ -31,12 +34,17 @@ class Yard(Protocol):
         """Stamped on every order."""
         ...
 
+    @property
+    def availability(self) -> Availability:
+        """Who can be given what."""
+        ...
+
     def agent_joined(self, agent: Agent) -> None:
-        """The dispatcher may use an agent."""
+        """The dispatcher may use an agent for what it has loaded."""
         ...
 
     def agent_lost(self, agent: AgentId) -> None:
-        """The dispatcher must not use it any more."""
+        """What an agent held and was to do is lost."""
         ...
 
     def is_in_use(self, agent: AgentId, partition: PartitionKey) -> bool:
@@ -79,10 +87,12 @@ class Fleet:
     ) -> None:
         self._yard = yard
         self._orders = orders
-        self._hosting = Hosting(deployments, orders)
+        self._availability = yard.availability
+        self._hosting = Hosting(deployments, orders, yard.availability)
         self._measured = measured
         self._inherited: set[AgentId] = set()
         self._recovery_until_s = 0.0
+        self._whole_since_s: dict[ModelKey, float] = {}
         self.roster: Roster = {}
 
     # ---- what happened ----
@@ -107,9 +117,8 @@ class Fleet:
         record.loaded.clear()
         record.layouts.clear()
         self._orders.forget(agent_id)
-        if record.joined:
-            record.joined = False
-            self._yard.agent_lost(agent_id)
+        record.complete = False
+        self._yard.agent_lost(agent_id)
 
     def loaded(self, agent_id: AgentId, key: PartitionKey, loaded: Loaded, now_s: float) -> None:
         """An order was carried out."""
@@ -124,49 +133,55 @@ class Fleet:
             self._orders.loaded(agent_id, key)
 
     def lost(self, agent_id: AgentId, key: PartitionKey) -> None:
-        """An agent does not host a partition any more; it is not used until it does again."""
+        """An agent does not host a partition any more: what it was to do with it begins again."""
         record = self.roster[agent_id]
         record.loaded.pop(key, None)
         record.layouts.pop(key, None)
         self._orders.forget(agent_id)
-        if record.joined:
-            record.joined = False
+        if record.session is not None:
+            record.complete = False
             self._yard.agent_lost(agent_id)
+            self._yard.agent_joined(record.agent)
 
     # ---- what is known ----
 
-    def draining(self) -> set[AgentId]:
+    def draining(self) -> frozenset[AgentId]:
         """Returns the agents that are to go."""
-        return {agent for agent, record in self.roster.items() if record.draining}
+        return self._availability.impaired_by(Impairment.DRAINING)
 
     def is_present(self, agent: AgentId) -> bool:
         """True for an agent that is connected."""
         record = self.roster.get(agent)
         return record is not None and record.session is not None
 
-    def missing(
-        self, placement: Placement, now_s: float, unable: Collection[AgentId] = ()
-    ) -> list[tuple[AgentId, PartitionKey]]:
+    def missing(self, placement: Placement, now_s: float) -> list[tuple[AgentId, PartitionKey]]:
         """Returns what a placement lacks, without what need not be waited for.
+
+        Agents that are away are not waited for, nor those that could not load their part, as long
+        as every pool, or a chain, has all it needs; they serve if they come or succeed after all.
 
         Args:
             placement: What is asked about.
             now_s: On `time.monotonic`.
-            unable: Agents that are not waited for either.
         """
+        unable: set[AgentId] = set()
 
         def is_excused(agent: AgentId) -> bool:
             return agent in unable or self._is_excused(agent, now_s)
 
-        return targets.missing(placement, hosts_in(self.roster), is_excused)
+        lacking = targets.missing(placement, hosts_in(self.roster), is_excused)
+        unable |= {agent for agent, key in lacking if self._availability.failure(agent, key)}
+        if unable:
+            lacking = targets.missing(placement, hosts_in(self.roster), is_excused)
+        return lacking
 
     def loaded_models(
         self, placement: Placement, now_s: float, *, resuming: bool = False
     ) -> set[ModelKey]:
-        """Returns the models of a placement of which nothing is missing.
+        """Returns the models of a placement that can be served.
 
-        An agent that failed too often to load its part is not waited for either, as long as every
-        pool, or a chain, has all it needs; it joins if it succeeds after all.
+        Nothing is missing of them, or nothing that they could not be served without for a while
+        already: a model does not wait for the slowest of its agents.
 
         Args:
             placement: What is asked about.
@@ -175,14 +190,15 @@ class Fleet:
         """
         found = set()
         for model in placement.models:
-            part = Placement((model,))
+            part, key = Placement((model,)), model.model
             lacking = self.missing(part, now_s)
-            if unable := {agent for agent, key in lacking if self._orders.gave_up(agent, key)}:
-                lacking = self.missing(part, now_s, unable)
-            if lacking and resuming and model.chains:
-                lacking = targets.missing(part, hosts_in(self.roster), lambda agent: True)
-            if not lacking:
-                found.add(model.model)
+            if lacking and targets.missing(part, hosts_in(self.roster), lambda agent: True):
+                self._whole_since_s.pop(key, None)
+                continue
+            since_s = self._whole_since_s.setdefault(key, now_s)
+            is_impatient = (resuming and model.chains) or now_s - since_s >= _WAIT_FOR_MATES_S
+            if not lacking or is_impatient:
+                found.add(key)
         return found
 
     def facts(
@@ -208,7 +224,7 @@ class Fleet:
             active=goal.active,
             missing=lambda placement: self.missing(placement, now_s),
             is_present=self.is_present,
-            gave_up=self._orders.gave_up,
+            gave_up=self._availability.failure,
             is_crowded=is_crowded,
             is_ordered=self._orders.is_open,
             in_use=self._yard.is_in_use,
@@ -222,28 +238,16 @@ class Fleet:
         """What an agent was asked and refused says nothing any more."""
         self._orders.forget(agent)
 
-    def join_loaded(self, placement: Placement) -> None:
-        """Gives the dispatcher the agents that host all the plan in force wants of them."""
+    def tell_loaded(self, placement: Placement) -> None:
+        """Says who can serve what, as the plan in force needs it: each partition for itself."""
         wanted = targets.wanted_by_agent(placement)
         for agent_id, record in self.roster.items():
-            if record.joined or record.session is None or record.draining:
+            if not self._availability.is_connected(agent_id):
                 continue
-            mine = wanted.get(agent_id)
-            if mine and all(record.hosts(key, need) for key, need in mine.items()):
-                record.joined = True
-                self._yard.agent_joined(record.agent)
-
-    def part_from_unloaded(self, placement: Placement) -> None:
-        """Takes from the dispatcher the agents that lack something of the plan in force.
-
-        They join again when they have loaded it.
-        """
-        wanted = targets.wanted_by_agent(placement)
-        for agent_id, record in self.roster.items():
             mine = wanted.get(agent_id, _NOTHING)
-            if record.joined and not all(record.hosts(key, n) for key, n in mine.items()):
-                record.joined = False
-                self._yard.agent_lost(agent_id)
+            able = [k for k in record.loaded if k not in mine or record.hosts(k, mine[k])]
+            self._availability.hosts(agent_id, able)
+            record.complete = bool(mine) and all(record.hosts(k, n) for k, n in mine.items())
 
     def host(self, goal: Goal, now_s: float, *, may_unload: bool) -> None:
         """Has agents load and unload."""
@@ -287,9 +291,11 @@ def _remembered(
     return remembered
 
 
-def agents_by_state(roster: Mapping[AgentId, AgentRecord]) -> dict[str, int]:
+def agents_by_state(
+    roster: Mapping[AgentId, AgentRecord], availability: Availability
+) -> dict[str, int]:
     """Returns how many agents are in each state."""
     counts = dict.fromkeys(("joining", "ready", "draining", "lost"), 0)
     for record in roster.values():
-        counts[record.state] += 1
+        counts[record.state(availability)] += 1
     return counts

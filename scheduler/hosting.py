@@ -12,8 +12,9 @@ from collections.abc import Callable
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.converters import partition_message
 from scheduler.deployments import Deployments
+from scheduler.dispatch.availability import Availability
 from scheduler.load_orders import LoadOrders
-from scheduler.roster import AgentRecord, Roster, present
+from scheduler.roster import AgentRecord, Roster, staying
 from scheduler.session_converters import cache_message
 from scheduler.targets import Need, Wanted
 from services.domain.ids import AgentId, Epoch, PartitionKey
@@ -26,7 +27,10 @@ _NOTHING: Wanted = {}
 class Hosting:
     """What agents are told to host."""
 
-    def __init__(self, deployments: Deployments, orders: LoadOrders) -> None:
+    def __init__(
+        self, deployments: Deployments, orders: LoadOrders, availability: Availability
+    ) -> None:
+        self._availability = availability
         self._deployments = deployments
         self._orders = orders
         self._sizes: dict[PartitionKey, int] = {}
@@ -44,10 +48,13 @@ class Hosting:
         epoch: Epoch,
     ) -> None:
         """Orders what is missing, as far as it fits where agents are crowded."""
-        self._orders.keep(wanted)
-        for record in present(roster):
+        self._orders.keep(wanted, self._deployments.ready)
+        self._orders.expire(now_s)
+        for record in staying(roster, self._availability):
             agent_id = record.agent.agent_id
-            for key, need in wanted(agent_id).items():
+            # What it failed to load is tried again, although there is a plan without it by now.
+            asked = {**self._orders.refused(agent_id), **wanted(agent_id)}
+            for key, need in asked.items():
                 if record.hosts(key, need) and record.layouts.get(key) == need.cache:
                     continue
                 if not self.fits(record, key, need) and crowded(record):
@@ -63,7 +70,7 @@ class Hosting:
         epoch: Epoch,
     ) -> None:
         """Has agents give up what is not wanted of them, once no batch needs it."""
-        for record in present(roster):
+        for record in staying(roster, self._availability):
             agent_id = record.agent.agent_id
             keep = wanted(agent_id)
             for key in [key for key in record.loaded if key not in keep]:

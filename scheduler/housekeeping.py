@@ -45,7 +45,9 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
     while True:
         now_s = time.monotonic()
         term.expire_waiting()
-        term.stragglers.look()
+        term.slow_and_silent.look()
+        term.times.fade(now_ns())
+        term.heed_availability()
         term.autoscaler.tick(now_ns())
         term.audits.tick(now_ns())
         if now_s >= heartbeat_s:
@@ -85,7 +87,7 @@ def _show(term: Term, metrics: Metrics) -> None:
     metrics.live_reservations.set(len(term.dispatcher.snapshot()))
     present = [g for g in term.gateways.gateways.values() if g.session is not None]
     metrics.gateways.set(len(present))
-    for state, count in agents_by_state(term.cluster.roster).items():
+    for state, count in agents_by_state(term.cluster.roster, term.availability).items():
         metrics.agents.labels(state).set(count)
     for model in term.deployments.ready:
         queued = term.waiting.count(model) + term.dispatcher.chained.queued(model)

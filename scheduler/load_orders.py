@@ -1,12 +1,18 @@
-"""Which partitions were ordered from which agents, and when to ask again."""
+"""Which partitions were ordered from which agents, and when to ask again.
+
+Who cannot load something is no obstacle to the others: the availability says so from then on, and
+planner and dispatcher go on without it. It is asked again after a while that doubles every time,
+and at once if it comes anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
+from scheduler.dispatch.availability import Availability
 from scheduler.targets import CacheNeed, Need
-from services.domain.ids import AgentId, ModelKey, PartitionKey
+from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
 
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
@@ -22,6 +28,8 @@ class _Order:
     problem: str = ""
     out_of_memory: bool = False
     """The last failure would not have been one with other partitions out of the way."""
+    since_s: float = 0.0
+    """When it was sent first, if it is open."""
     need: Need | None = None
     """How it was ordered last."""
 
@@ -30,11 +38,15 @@ class LoadOrders:
     """Orders under way or failed, by agent and partition.
 
     Args:
-        timeout_s: An order not answered for this long is sent again.
+        timeout_s: An order not answered for this long has failed.
         attempts: After so many failures an agent counts as unable.
+        availability: Where that is said.
     """
 
-    def __init__(self, timeout_s: float, attempts: int = 3) -> None:
+    def __init__(
+        self, timeout_s: float, attempts: int = 1, availability: Availability | None = None
+    ) -> None:
+        self._availability = availability or Availability()
         self._timeout_s = timeout_s
         self._attempts = attempts
         self._orders: dict[AgentId, dict[PartitionKey, _Order]] = {}
@@ -52,6 +64,8 @@ class LoadOrders:
             return False
         if order is None:
             order = self._new(agent, partition)
+        if not order.open:
+            order.since_s = now_s
         order.again_s = now_s + self._timeout_s
         order.open, order.need = True, need
         return True
@@ -70,14 +84,26 @@ class LoadOrders:
         order = self._of(agent, partition)
         return order is not None and order.out_of_memory and not order.open
 
-    def gave_up(self, agent: AgentId, partition: PartitionKey) -> str:
-        """Returns why an agent cannot load a partition; empty while it may still succeed."""
-        order = self._of(agent, partition)
-        return order.problem if order is not None and order.failures >= self._attempts else ""
+    def refused(self, agent: AgentId) -> dict[PartitionKey, Need]:
+        """Returns what an agent failed to load, and how it was to."""
+        return {
+            key: order.need
+            for key, order in self._orders.get(agent, {}).items()
+            if order.failures and order.need is not None
+        }
+
+    def expire(self, now_s: float) -> None:
+        """Orders without an end have failed: nobody waits for them for ever."""
+        for agent, orders in self._orders.items():
+            for partition, order in list(orders.items()):
+                if order.open and now_s - order.since_s >= self._timeout_s:
+                    problem = f"it was not done within {self._timeout_s:.0f} s"
+                    self.failed(agent, partition, problem, now_s)
 
     def loaded(self, agent: AgentId, partition: PartitionKey) -> None:
         """The order was carried out."""
         self._orders.get(agent, {}).pop(partition, None)
+        self._availability.may_load(agent, partition)
 
     def failed(
         self,
@@ -96,22 +122,35 @@ class LoadOrders:
         order.out_of_memory = out_of_memory
         order.again_s = now_s + backoff
         order.open = False
+        if order.failures >= self._attempts:
+            until = int(order.again_s * NANOSECONDS_PER_SECOND)
+            self._availability.cannot_load(agent, partition, problem, until)
 
     def forget(self, agent: AgentId) -> None:
         """The agent is gone or has made room; what it was ordered or refused says nothing now."""
-        self._orders.pop(agent, None)
+        for partition in self._orders.pop(agent, {}):
+            self._availability.may_load(agent, partition)
 
-    def keep(self, wanted: Callable[[AgentId], Container[PartitionKey]]) -> None:
-        """Forgets all orders nobody wants any more."""
+    def keep(
+        self, wanted: Callable[[AgentId], Container[PartitionKey]], models: Container[ModelKey] = ()
+    ) -> None:
+        """Forgets all orders nobody wants any more, but failures of `models` that are served."""
         for agent, orders in self._orders.items():
             mine = wanted(agent)
             for key in [key for key in orders if key not in mine]:
-                del orders[key]
+                if not orders[key].failures or key.model not in models:
+                    del orders[key]
+                    self._availability.may_load(agent, key)
 
-    def problems(self, model: ModelKey) -> list[str]:
-        """Returns, in words, what could not be loaded of a model."""
+    def problems(
+        self, model: ModelKey, server_of: Mapping[AgentId, str] | None = None
+    ) -> list[str]:
+        """Returns, in words, what could not be loaded of a model, and on which machine."""
+        servers = server_of or {}
+        where = {agent: f" on server {server}" for agent, server in servers.items()}
         return [
-            f"{agent} cannot load {partition}: {order.problem}"
+            f"agent {agent}{where.get(agent, '')} cannot load {partition.model} blocks "
+            f"{partition.first_block} to {partition.last_block}: {order.problem}"
             for agent, orders in self._orders.items()
             for partition, order in orders.items()
             if partition.model == model and order.problem

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from scheduler.roster import Roster, present
+from scheduler.dispatch.availability import Availability
+from scheduler.roster import Roster, is_draining, staying
 from services.domain.ids import AgentId
 
 
@@ -23,13 +24,18 @@ class Patience:
 
 
 def eligible(
-    roster: Roster, planned: Set[AgentId], patience: Patience, *, started_s: float, now_s: float
-) -> frozenset[AgentId]:
-    """Returns the agents to plan with: those present, and those of the plan that may come back."""
-    return frozenset(record.agent.agent_id for record in present(roster)) | {
+    roster: Roster, availability: Availability, planned: Set[AgentId], patience: Patience, *,
+    started_s: float, now_s: float,
+) -> frozenset[AgentId]:  # fmt: skip
+    """Returns the agents that could be planned with.
+
+    They are those that are there, and those of the plan that may come back.
+    """
+    return frozenset(record.agent.agent_id for record in staying(roster, availability)) | {
         agent
         for agent in planned
         if _is_gone(roster, agent)
+        and not is_draining(agent, availability)
         and now_s - _gone_since_s(roster, agent, started_s) < patience.replan_after_s
     }
 
@@ -42,14 +48,18 @@ def is_settled(
     now_s: float,
 ) -> bool:
     """True if nobody came a moment ago, and nobody who should be heard of is still silent."""
-    came_s = [record.since_s for record in present(roster) if record.agent.agent_id not in planned]
+    came_s = [
+        record.since_s
+        for agent, record in roster.items()
+        if record.session is not None and agent in agents and agent not in planned
+    ]
     unseen = agents - roster.keys()  # after a change of leader; they are about to report
     return not unseen and now_s - max(came_s, default=0.0) >= patience.settle_s
 
 
 def _is_gone(roster: Roster, agent: AgentId) -> bool:
     record = roster.get(agent)
-    return record is None or (record.session is None and not record.draining)
+    return record is None or record.session is None
 
 
 def _gone_since_s(roster: Roster, agent: AgentId, started_s: float) -> float:

@@ -10,6 +10,7 @@ from scheduler.autoscaler import Autoscaler
 from scheduler.cluster import Cluster
 from scheduler.deployments import Deployments
 from scheduler.dispatch import CombinedDispatcher
+from scheduler.dispatch.availability import Availability
 from scheduler.drain_marks import DrainMarks
 from scheduler.in_flight import InFlight
 from scheduler.length_records import LengthRecords
@@ -45,6 +46,7 @@ class Sources:
     planner: Planner
     autoscaler: Autoscaler
     lengths: LengthRecords
+    availability: Availability
     drains: DrainMarks
 
 
@@ -101,7 +103,8 @@ class Persistence:
             Table.PLAN: _plan_records(sources),
             Table.MEASURED: sources.measured.records(),
             Table.AGENTS: {
-                agent: record.as_record() for agent, record in sources.cluster.roster.items()
+                agent: record.as_record(sources.availability)
+                for agent, record in sources.cluster.roster.items()
             },
             Table.PEERS: sources.peers.records(),
             Table.DRAINING: sources.drains.records(),

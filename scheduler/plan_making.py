@@ -24,7 +24,7 @@ from scheduler.planning.live import (
 from scheduler.planning.pooled.problem import PoolingProblem
 from scheduler.scaling import SessionLoad
 from scheduler.solver import Solution
-from services.domain.ids import ModelKey
+from services.domain.ids import AgentId, ModelKey
 from services.domain.plan import Agent
 from services.errors import CatenaryError, PlanInfeasible
 from services.log import get_logger
@@ -33,6 +33,8 @@ _log = get_logger(__name__)
 
 Mode = Literal["auto", "pooled", "even"]
 Solve = Callable[[PoolingProblem], Awaitable[Solution]]
+Unable = Mapping[ModelKey, frozenset[AgentId]]
+"""By model, the agents that could not load a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,19 @@ class Wanted:
     """How that came about."""
     chains_only: bool = False
     """Everything but the chains is to stay as it is."""
+    unable: Unable = field(default_factory=dict)
+    """Planned around, as long as others are left."""
 
     @property
     def generating(self) -> tuple[DeployedModel, ...]:
         """The models that generate text."""
         return tuple(model for model in self.models if model.decoder is not None)
+
+    def able(self, *models: DeployedModel) -> tuple[Agent, ...]:
+        """Returns the agents that can load all of these models; everybody, if nobody can."""
+        none = frozenset[AgentId]()
+        unable = none.union(*[self.unable.get(model.key, none) for model in models])
+        return tuple(a for a in self.agents if a.agent_id not in unable) or self.agents
 
     @property
     def others(self) -> Wanted:
@@ -118,6 +128,15 @@ class PlanMaker:
         if not wanted.models:
             return Made(Placement(()), PlanNotes(CHAINS, wanted.cause))
         placement = even_split(wanted.models, wanted.agents)
+        if wanted.unable:
+            placement = Placement(
+                tuple(
+                    even_split(wanted.models, wanted.able(model)).models[number]
+                    if model.key in wanted.unable
+                    else placement.models[number]
+                    for number, model in enumerate(wanted.models)
+                )
+            )
         return Made(placement, PlanNotes(EVEN, wanted.cause, fallback), has_failed)
 
     async def make(self, wanted: Wanted) -> Made:
@@ -172,7 +191,11 @@ class PlanMaker:
             )
             for model in wanted.models
         )
-        cluster = LiveCluster(wanted.agents, models, self._measured.everything())
+        agents = wanted.able(*wanted.models)
+        if wanted.unable and agents is wanted.agents:
+            return "no agent can load every model"
+        unable = sorted({each.agent_id for each in wanted.agents if each not in agents})
+        cluster = LiveCluster(agents, models, self._measured.everything())
         lacking = [
             *self._deployments.profile_problems.values(),
             *unknown(cluster.profiled, cluster.groups),
@@ -184,6 +207,8 @@ class PlanMaker:
             (solution.problem, solution.plan), wanted.models, cluster.groups, wanted.hosted
         )
         remarks = [*lacking, *estimated(cluster.profiled, cluster.groups)]
+        if unable:
+            remarks.append(f"{', '.join(unable)} cannot load every model and is left out")
         if idle:
             remarks.append(f"no pool can use {', '.join(idle)}")
         by_name = {str(model.key): model.key for model in wanted.models}
@@ -207,7 +232,8 @@ class PlanMaker:
 
 
 def _chain_wish(wanted: Wanted) -> ChainWish:
-    return ChainWish(wanted.generating, wanted.agents, wanted.session_loads, wanted.present)
+    agents = wanted.able(*wanted.generating)
+    return ChainWish(wanted.generating, agents, wanted.session_loads, wanted.present)
 
 
 def _joined(made: Made, chains: ChainsMade) -> Made:

@@ -9,14 +9,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from scheduler.clock import now_ns
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.patience import Patience, eligible, is_settled
-from scheduler.plan_making import Made, PlanMaker, Wanted
+from scheduler.plan_making import Made, PlanMaker, Unable, Wanted
 from scheduler.plan_notes import POOLED, PlanNotes
 from scheduler.planning import DeployedModel, Placement
 from scheduler.planning.live import SessionShape
 from scheduler.roster import Roster
 from scheduler.scaling import Replanning, SessionDemand, objective_at
-from scheduler.targets import agents_of, without
+from scheduler.targets import agents_of, needs_any, without
 from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from services.errors import CatenaryError
 from services.log import get_logger
@@ -39,8 +40,14 @@ class Planner:
 
     def __init__(
         self, maker: PlanMaker, patience: Patience, replanning: Replanning, started_s: float,
-        demand: SessionDemand | None = None,
+        demand: SessionDemand | None = None, availability: Availability | None = None,
     ) -> None:  # fmt: skip
+        self._availability = availability or Availability()
+        self._around: Unable = {}
+        """Who was planned around, by model, when the proposal was made."""
+        self._takes_unfit = False
+        """Without agents that are broken or in quarantine there was no plan."""
+        self._left_out: frozenset[AgentId] = frozenset()
         self._maker = maker
         self._demand = demand or SessionDemand()
         self._patience = patience
@@ -137,7 +144,11 @@ class Planner:
         if self._closed:
             return self._kept(roster)
         patience = self._patience
-        agents = eligible(roster, self._agents, patience, started_s=self._started_s, now_s=now_s)
+        there = eligible(
+            roster, self._availability, self._agents | self._left_out, patience,
+            started_s=self._started_s, now_s=now_s,
+        )  # fmt: skip
+        agents = self._fit(there)
         if agents != self._agents or tuple(models) != self._models:
             if not is_settled(roster, self._agents, agents, patience, now_s):
                 return self._kept(roster)
@@ -148,6 +159,8 @@ class Planner:
                 return None
             cause = self._difference(agents, tuple(models))
             self._agents, self._models = agents, tuple(models)
+            self._plan(cause, roster, now_s)
+        elif cause := self._other_abilities():
             self._plan(cause, roster, now_s)
         elif self._asked:
             self._plan(self._asked, roster, now_s)
@@ -183,7 +196,9 @@ class Planner:
             present=self._placement or Placement(()),
             notes=self.notes,
             chains_only=chains_only,
+            unable=self._unable(),
         )
+        self._around = wanted.unable
         if not wanted.agents or not wanted.models:
             self.problem = "no agent is there" if self._models else ""
             self._placement = None
@@ -213,7 +228,10 @@ class Planner:
             made = result()
         except CatenaryError as error:
             self.problem = error.message
+            self._ask_the_unfit()
             return
+        if made.problem:
+            self._ask_the_unfit()
         if made.has_failed and self._still_serves():
             # A plan that works is worth more than an even split, which is for want of any plan.
             self.problem = f"no new plan was made: {made.notes.fallback}"
@@ -261,7 +279,43 @@ class Planner:
             # Agents that are to go serve until it is known what comes after them: else all that
             # only they completed would be unloaded everywhere, and perhaps loaded again.
             return self._placement
-        return without(self._placement, {a for a, record in roster.items() if record.draining})
+        return without(self._placement, set(self._availability.impaired_by(Impairment.DRAINING)))
+
+    # ---- who can do what ----
+
+    def _fit(self, there: frozenset[AgentId]) -> frozenset[AgentId]:
+        """Returns the agents to plan on: the unfit only if there is no plan without them."""
+        fit = self._availability.plannable(there)
+        self._left_out = there - fit
+        if not self._left_out:
+            self._takes_unfit = False
+        return there if self._takes_unfit else fit
+
+    def _ask_the_unfit(self) -> None:
+        if self._left_out and not self._takes_unfit:
+            self._takes_unfit = True
+            self.ask("the other agents do not suffice")
+
+    def _unable(self) -> Unable:
+        """Returns, by model, the agents to plan on that could not load a part of it."""
+        known = self._availability.unable()
+        found = {model: agents & self._agents for model, agents in known.items()}
+        return {model: agents for model, agents in found.items() if agents}
+
+    def _other_abilities(self) -> str:
+        """Returns, in words, whose abilities make another plan worth while; empty if nobody's."""
+        if self._placement is None:
+            return ""
+        unable, none = self._unable(), frozenset[AgentId]()
+        for model, agents in self._around.items():
+            if able := sorted((agents & self._agents) - unable.get(model, none)):
+                return f"{', '.join(able)} can load {model} after all"
+        for model in self._placement.models:
+            around = self._around.get(model.model, none)
+            new = unable.get(model.model, none) - around
+            if new and needs_any(model, new | around):
+                return f"{', '.join(sorted(new))} cannot load {model.model}"
+        return ""
 
 
 def _is_worth_it(present: PlanNotes, new: PlanNotes) -> bool:

@@ -6,6 +6,7 @@ import time
 
 from scheduler.chain_making import ChainMaker
 from scheduler.deployments import Deployments
+from scheduler.dispatch.availability import Availability
 from scheduler.measured import Measured
 from scheduler.patience import Patience
 from scheduler.plan_making import PlanMaker
@@ -17,7 +18,10 @@ from scheduler.solver import Solver
 
 
 def planner_of(
-    settings: SchedulerSettings, deployments: Deployments, measured: Measured
+    settings: SchedulerSettings,
+    deployments: Deployments,
+    measured: Measured,
+    availability: Availability,
 ) -> Planner:
     """Returns a planner that begins now."""
     rules = PlanningRules(settings.plan_margin, settings.plan_max_partitions)
@@ -30,4 +34,4 @@ def planner_of(
     patience = Patience(settings.settle_s, settings.replan_after_s, settings.expected_agents)
     replanning = Replanning(settings.replan_policy())
     demand = SessionDemand(settings.demand_policy())
-    return Planner(maker, patience, replanning, time.monotonic(), demand)
+    return Planner(maker, patience, replanning, time.monotonic(), demand, availability)

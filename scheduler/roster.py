@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.planning.live import GenerationCost
 from scheduler.sessions import Session
 from scheduler.targets import CacheNeed, Need
@@ -33,8 +34,7 @@ class Loaded:
 class AgentRecord:
     """One agent process.
 
-    Invariants: `session` is None while it is not connected; `joined` implies a session, and that
-    the dispatcher was told `AgentJoined` and not yet `AgentLost`.
+    Invariants: `session` is None while it is not connected; `complete` implies a session.
     """
 
     agent: Agent
@@ -44,22 +44,21 @@ class AgentRecord:
     since_s: float
     """When it connected or was lost, on `time.monotonic`."""
     session: AgentSession | None = None
-    joined: bool = False
-    draining: bool = False
+    complete: bool = False
+    """It hosts all that the plan in force wants of it. What it has, it serves before that."""
     loaded: dict[PartitionKey, Loaded] = field(default_factory=dict)
     layouts: dict[PartitionKey, CacheNeed] = field(default_factory=dict)
     """What was ordered last of the caches of decoder blocks."""
     software_version: str = ""
     """Empty: it did not say."""
 
-    @property
-    def state(self) -> str:
-        """For people: "joining", "ready", "draining" or "lost"."""
+    def state(self, availability: Availability) -> str:
+        """Returns for people: "joining", "ready", "draining" or "lost"."""
         if self.session is None:
             return "lost"
-        if self.draining:
+        if is_draining(self.agent.agent_id, availability):
             return "draining"
-        return "ready" if self.joined else "joining"
+        return "ready" if self.complete else "joining"
 
     def hosts(self, partition: PartitionKey, need: Need) -> bool:
         """True if it has `partition` loaded as it is needed."""
@@ -70,7 +69,7 @@ class AgentRecord:
             return len(loaded.compute_ns) >= need.batch
         return loaded.cache is not None and loaded.cache.includes(need.cache)
 
-    def as_record(self) -> str:
+    def as_record(self, availability: Availability) -> str:
         """Returns what Redis keeps for people and dashboards, as JSON."""
         return json.dumps(
             {
@@ -82,7 +81,7 @@ class AgentRecord:
                 "virtual_level": self.agent.virtual_level,
                 "device_id": self.agent.device_id,
                 "incarnation": self.incarnation,
-                "state": self.state,
+                "state": self.state(availability),
                 "partitions": [str(key) for key in self.loaded],
             },
             separators=(",", ":"),
@@ -92,9 +91,18 @@ class AgentRecord:
 Roster = dict[AgentId, AgentRecord]
 
 
-def present(roster: Roster) -> list[AgentRecord]:
-    """Returns the agents that can be planned on: connected and not draining."""
-    return [agent for agent in roster.values() if agent.session is not None and not agent.draining]
+def is_draining(agent: AgentId, availability: Availability) -> bool:
+    """Returns whether an agent is to go."""
+    return availability.mark_of(agent, Impairment.DRAINING) is not None
+
+
+def staying(roster: Roster, availability: Availability) -> list[AgentRecord]:
+    """Returns the agents that are there and not to go."""
+    return [
+        record
+        for agent, record in roster.items()
+        if record.session is not None and not is_draining(agent, availability)
+    ]
 
 
 def hosts_in(roster: Roster) -> Callable[[AgentId, PartitionKey, Need], bool]:
@@ -105,13 +113,3 @@ def hosts_in(roster: Roster) -> Callable[[AgentId, PartitionKey, Need], bool]:
         return record is not None and record.session is not None and record.hosts(partition, need)
 
     return hosts
-
-
-def is_joined_in(roster: Roster) -> Callable[[AgentId], bool]:
-    """Returns a test: may the dispatcher use an agent."""
-
-    def is_joined(agent: AgentId) -> bool:
-        record = roster.get(agent)
-        return record is not None and record.joined
-
-    return is_joined

@@ -206,8 +206,8 @@ class SchedulerSettings(ProcessSettings):
         default=120.0, gt=0.0, description="A change of plan not done by then is rolled back."
     )
     load_attempts: int = Field(
-        default=3, ge=1, description="An agent that failed this often to load a partition of a new "
-        "plan ends the change of plan; a model that is not served yet begins without it.",
+        default=1, ge=1, description="An agent that failed this often to load a partition is not "
+        "waited for and planned around, while others can serve the model; it is asked again.",
     )  # fmt: skip
     recovery_s: float = Field(
         default=2.0, ge=0.0, description="After a change of leader, longest wait for the plan's "
@@ -218,8 +218,9 @@ class SchedulerSettings(ProcessSettings):
         "no gateway asks for is closed after this.",
     )  # fmt: skip
     load_timeout_s: float = Field(
-        default=120.0, gt=0.0, description="A partition not loaded by then is ordered again."
-    )
+        default=120.0, gt=0.0, description="An order to load that is not answered by then has "
+        "failed; others serve the model if they can, and the agent is asked again.",
+    )  # fmt: skip
     lease_s: float = Field(
         default=2.0, gt=0.0, description="The leader lease ends this long after its last renewal."
     )

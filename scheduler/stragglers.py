@@ -1,128 +1,228 @@
-"""Agents that compute much more slowly than booked, and are set aside until they are themselves.
+"""Agents that compute much more slowly than they themselves did a while ago.
 
 A slow agent is worse than a lost one: every batch goes to whoever seems to be free first, and that
-is what a slow agent seems to be until its report comes. So it gets no new batches of models served
-by pools while others of its pools can take them, is tried again after a while, and left alone for
-twice as long if it is still slow. Pure; moments are given.
+is what a slow agent seems to be until its report comes. What is merely slower than planned is
+learned (`BookedTimes`); here are found those that *became* slow, and that neither the noise of
+their host explains nor a slowness that all share:
+
+* Times are compared with a reference of the same agent, partition and batch size, that follows
+  reports by one per cent a second at most.
+* The middle one of the reports of half a second counts, so that a pause of the host, which hits
+  the batch in work, says nothing.
+* Four such windows in a row must be slower by the factor, on average, than what the others of its
+  pools take, none of them by less than half of it (as logarithms go), and all of them farther out
+  than its own windows scatter (their median, and their median absolute deviation).
+* An agent that turned out to be itself when it was tried again was no straggler: it takes twice as
+  many windows in a row the next time.
+
+A straggler is tried again after a while, and left alone for twice as long if it is still slow.
+Pure; moments are given.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from statistics import median
+from dataclasses import dataclass, field
+from statistics import mean, median
 
-from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
-from services.domain.plan import ModelPlan, Plan
+from services.domain.ids import (
+    NANOSECONDS_PER_MILLISECOND,
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    Nanoseconds,
+    PartitionKey,
+)
 
-_REPORTS = 5
-"""The middle one of so many last reports counts: one late batch, or two, are noise."""
-_RECENT_NS = 20 * NANOSECONDS_PER_SECOND
+_WINDOW_NS = 500 * NANOSECONDS_PER_MILLISECOND
+_FEWEST_REPORTS = 4
+"""A window is over when it is long enough and has so many."""
+_WINDOWS = 4
+"""So many slow windows in a row make a straggler."""
+_MOST_WINDOWS = 32
+_HISTORY = 240
+_SCATTER = 2.5
+"""A slow window is so many standard deviations out, as the median absolute deviation tells it."""
+_TO_DEVIATION = 1.4826
+_LEAST_DEVIATION = 0.05
+_RECENT_NS = 5 * NANOSECONDS_PER_SECOND
+"""What others took longer ago says nothing of now."""
+_DRIFT_PER_S = 0.01
+_LONGEST_STEP_NS = 100 * NANOSECONDS_PER_MILLISECOND
+_FIRST_REPORTS = 8
 _FIRST_HOLD_NS = 5 * NANOSECONDS_PER_SECOND
 _LONGEST_HOLD_NS = 60 * NANOSECONDS_PER_SECOND
+_TRUSTED_AGAIN_NS = 600 * NANOSECONDS_PER_SECOND
+"""After so long without a mistake an agent is judged as quickly as any other."""
+
+
+@dataclass(slots=True)
+class _Reference:
+    """What a batch of one size took before."""
+
+    first: list[float] = field(default_factory=list)
+    log_ns: float = 0.0
+    at: Nanoseconds = 0
+
+    def follow(self, log_ns: float, now: Nanoseconds) -> None:
+        if len(self.first) < _FIRST_REPORTS:
+            self.first.append(log_ns)
+            self.log_ns = median(self.first)
+        else:
+            passed_s = min(now - self.at, _LONGEST_STEP_NS) / NANOSECONDS_PER_SECOND
+            most = _DRIFT_PER_S * passed_s
+            self.log_ns += max(-most, min(most, log_ns - self.log_ns))
+        self.at = now
 
 
 @dataclass(slots=True)
 class _Record:
-    ratios: deque[tuple[Nanoseconds, float]] = field(default_factory=lambda: deque(maxlen=_REPORTS))
+    """One agent."""
+
+    references: dict[tuple[PartitionKey, int], _Reference] = field(default_factory=dict)
+    partitions: set[PartitionKey] = field(default_factory=set)
+    window: list[float] = field(default_factory=list)
+    """Logarithms of real by reference time."""
+    since: Nanoseconds = 0
+    latest: tuple[Nanoseconds, float] | None = None
+    """The last window that is over."""
+    history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    run: list[tuple[float, float]] = field(default_factory=list)
+    """Windows in a row that were slow, and by how much more than those of others."""
+    needed: int = _WINDOWS
     hold_ns: Nanoseconds = _FIRST_HOLD_NS
     aside_until: Nanoseconds | None = None
-    tried_again: bool = False
+    on_trial: bool = False
+    wrong_at: Nanoseconds = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """An agent to be left alone until then."""
+
+    agent: AgentId
+    until: Nanoseconds
+    ratio: float
+    """Of its times to what they were."""
 
 
 class Stragglers:
-    """Who is set aside at the moment.
+    """Finds those who became slow.
 
-    Invariant: an agent that is set aside has reported `_REPORTS` times since it last took batches,
-    most of them as slow; all it reports later is of batches it had before.
+    Args:
+        factor: An agent is slow if it takes `factor` times what it took before, and what others of
+            its pools take of what they did. 0: nobody is.
     """
 
     def __init__(self, factor: float) -> None:
-        """An agent is slow if it takes `factor` times what the others take of what is booked.
-
-        0 sets nobody aside.
-        """
         self._factor = factor
         self._records: dict[AgentId, _Record] = {}
-        self._quiet: frozenset[AgentId] = frozenset()
 
     @property
     def slow(self) -> frozenset[AgentId]:
-        """The agents that are set aside because they are slow."""
+        """The agents that are left alone."""
         return frozenset(a for a, r in self._records.items() if r.aside_until is not None)
 
-    @property
-    def aside(self) -> frozenset[AgentId]:
-        """All that are set aside."""
-        return self.slow | self._quiet
-
     def reported(
-        self, agent: AgentId, real_ns: Nanoseconds, booked_ns: Nanoseconds, now: Nanoseconds
-    ) -> None:
-        """An agent took so long for what was booked to take so long."""
-        if booked_ns > 0 and real_ns >= 0:
-            self._records.setdefault(agent, _Record()).ratios.append((now, real_ns / booked_ns))
+        self,
+        agent: AgentId,
+        partition: PartitionKey,
+        rows: int,
+        real_ns: Nanoseconds,
+        now: Nanoseconds,
+    ) -> Straggler | None:
+        """A batch took so long; returns the agent if that makes it a straggler."""
+        if not self._factor:
+            return None
+        record = self._records.get(agent)
+        if record is None:
+            record = self._records[agent] = _Record()
+        record.partitions.add(partition)
+        reference = record.references.get((partition, rows))
+        if reference is None:
+            reference = record.references[partition, rows] = _Reference()
+        log_ns = math.log(max(1, real_ns))
+        is_known = len(reference.first) == _FIRST_REPORTS
+        distance = log_ns - reference.log_ns
+        if record.aside_until is None:  # else it is of a batch that it had before
+            reference.follow(log_ns, now)
+        if not is_known:
+            return None
+        if not record.window:
+            record.since = now
+        record.window.append(distance)
+        if now - record.since < _WINDOW_NS or len(record.window) < _FEWEST_REPORTS:
+            return None
+        value = median(record.window)
+        record.window.clear()
+        record.latest = (now, value)
+        if record.aside_until is not None:
+            return None
+        return self._judge(agent, record, value, now)
+
+    def look(self, now: Nanoseconds) -> list[AgentId]:
+        """Returns the agents that are to be tried again from now on."""
+        found = []
+        for agent, record in self._records.items():
+            if record.aside_until is not None and now >= record.aside_until:
+                record.aside_until, record.on_trial = None, True
+                record.window.clear()
+                record.run.clear()
+                found.append(agent)
+        return found
 
     def forget(self, agent: AgentId) -> None:
         """An agent is gone; whoever comes by its name may be another."""
         self._records.pop(agent, None)
 
-    def look(self, now: Nanoseconds, quiet: frozenset[AgentId] = frozenset()) -> bool:
-        """Decides anew who is set aside; True if that changed.
+    def _judge(
+        self, agent: AgentId, record: _Record, value: float, now: Nanoseconds
+    ) -> Straggler | None:
+        others, factor = self._others(agent, record, now), math.log(self._factor)
+        usual = median(record.history) if record.history else 0.0
+        explained = usual + _SCATTER * _deviation(record.history, usual)
+        excess = value - max(0.0, others) if others is not None else 0.0
+        if excess <= factor / 2 or value <= explained:
+            self._was_itself(record, value, now)
+            return None
+        record.run.append((value, excess))
+        if len(record.run) < record.needed:
+            return None
+        if mean([each for _, each in record.run]) <= factor:
+            record.history.append(record.run.pop(0)[0])
+            return None
+        ratio = math.exp(mean([each for each, _ in record.run]))
+        record.run.clear()
+        record.hold_ns = (
+            min(2 * record.hold_ns, _LONGEST_HOLD_NS) if record.on_trial else _FIRST_HOLD_NS
+        )
+        record.aside_until = now + record.hold_ns
+        return Straggler(agent, record.aside_until, ratio)
 
-        `quiet` were not heard of for a while: they may be lost, and what they get may be, too.
-        """
-        before, self._quiet = self.aside, quiet
-        usual = self._medians(now)
-        for agent, record in self._records.items():
-            if record.aside_until is not None:
-                if now >= record.aside_until:
-                    record.aside_until, record.tried_again = None, True
-                    record.ratios.clear()
-            elif self._is_slow(agent, usual):
-                record.hold_ns = (
-                    min(2 * record.hold_ns, _LONGEST_HOLD_NS)
-                    if record.tried_again
-                    else _FIRST_HOLD_NS
-                )
-                record.aside_until = now + record.hold_ns
-            elif agent in usual and len(record.ratios) == _REPORTS:
-                record.tried_again = False
-        return self.aside != before
+    def _was_itself(self, record: _Record, value: float, now: Nanoseconds) -> None:
+        record.history.extend([*[each for each, _ in record.run], value])
+        record.run.clear()
+        if record.on_trial:
+            record.on_trial = False
+            record.needed = min(2 * record.needed, _MOST_WINDOWS)
+            record.wrong_at = now
+        elif record.needed > _WINDOWS and now - record.wrong_at > _TRUSTED_AGAIN_NS:
+            record.needed = _WINDOWS
 
-    def without(self, plan: Plan) -> Plan:
-        """Returns a plan in which they are in no pool that has others."""
-        aside = self.aside
-        if not aside:
-            return plan
-        return replace(plan, models=tuple(_without(model, aside) for model in plan.models))
-
-    def _medians(self, now: Nanoseconds) -> Mapping[AgentId, float]:
-        found = {}
-        for agent, record in self._records.items():
-            while record.ratios and record.ratios[0][0] < now - _RECENT_NS:
-                record.ratios.popleft()
-            if len(record.ratios) == _REPORTS:
-                found[agent] = median(ratio for _, ratio in record.ratios)
-        return found
-
-    def _is_slow(self, agent: AgentId, usual: Mapping[AgentId, float]) -> bool:
-        if not self._factor or agent not in usual:
-            return False
-        # If all are slow, e.g. on one busy machine, nobody else would be better.
-        others = [ratio for other, ratio in usual.items() if other != agent]
-        return bool(others) and usual[agent] > self._factor * max(1.0, median(others))
+    def _others(self, agent: AgentId, mine: _Record, now: Nanoseconds) -> float | None:
+        """Returns what the others of its pools take, as a logarithm; None if there are none."""
+        found = [
+            record.latest[1]
+            for other, record in self._records.items()
+            if other != agent
+            and record.latest is not None
+            and record.latest[0] >= now - _RECENT_NS
+            and not mine.partitions.isdisjoint(record.partitions)
+        ]
+        return median(found) if found else None
 
 
-def _without(model: ModelPlan, aside: frozenset[AgentId]) -> ModelPlan:
-    if not any(aside.intersection(s.agents) for p in model.pipelines for s in p.stages):
-        return model
-    pipelines = []
-    for pipeline in model.pipelines:
-        stages = []
-        for stage in pipeline.stages:
-            left = tuple(agent for agent in stage.agents if agent not in aside)
-            stages.append(replace(stage, agents=left) if left else stage)
-        pipelines.append(replace(pipeline, stages=tuple(stages)))
-    return replace(model, pipelines=tuple(pipelines))
+def _deviation(values: deque[float], middle: float) -> float:
+    if not values:
+        return _LEAST_DEVIATION
+    return max(_LEAST_DEVIATION, _TO_DEVIATION * median([abs(v - middle) for v in values]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -152,6 +152,14 @@ def without(placement: Placement, gone: set[AgentId]) -> Placement:
     return replace(placement, models=tuple(models))
 
 
+def needs_any(model: ModelPlacement, agents: Set[AgentId]) -> bool:
+    """True if a model is served less, or not at all, if some agents do not load their parts."""
+    for pipeline in model.pipelines:
+        if any(agents >= set(stage.agents) for stage in pipeline.stages):
+            return True
+    return any(host.agent in agents for host in model.hosts)
+
+
 def changing(old: Placement, new: Placement) -> frozenset[ModelKey]:
     """Returns the models both placements serve, but not alike."""
     before = {model.model: model for model in old.models}
@@ -201,24 +209,31 @@ def missing(
     return lacking
 
 
-def can_serve(pipeline: Pipeline, joined: Callable[[AgentId], bool]) -> bool:
+Serves = Callable[[AgentId, PartitionKey], bool]
+"""True if an agent can serve a partition now."""
+
+
+def can_serve(pipeline: Pipeline, serves: Serves) -> bool:
     """True if every pool of the pipeline has an agent the dispatcher may use."""
-    return all(any(joined(agent) for agent in stage.agents) for stage in pipeline.stages)
+    return all(
+        any(serves(agent, stage.partition) for agent in stage.agents) for stage in pipeline.stages
+    )
 
 
-def can_generate(chain: Chain, joined: Callable[[AgentId], bool]) -> bool:
+def can_generate(chain: Chain, serves: Serves) -> bool:
     """True if the dispatcher may use every agent of the chain."""
-    return all(joined(hop.agent) for hop in chain.hops)
+    return all(serves(hop.agent, hop.partition) for hop in chain.hops)
 
 
-def empty_pools(plan: ModelPlan, joined: Callable[[AgentId], bool]) -> list[str]:
+def empty_pools(plan: ModelPlan, serves: Serves) -> list[str]:
     """Returns, in words, what a model's pipelines or chains lack."""
     pools = [
         f"nobody hosts blocks {stage.partition.first_block} to {stage.partition.last_block}"
         f" (waiting for {', '.join(stage.agents)})"
         for pipeline in plan.pipelines
         for stage in pipeline.stages
-        if not any(joined(agent) for agent in stage.agents)
+        if not any(serves(agent, stage.partition) for agent in stage.agents)
     ]
-    absent = sorted({h.agent for chain in plan.chains for h in chain.hops if not joined(h.agent)})
+    hops = [hop for chain in plan.chains for hop in chain.hops]
+    absent = sorted({hop.agent for hop in hops if not serves(hop.agent, hop.partition)})
     return [*pools, f"no chain is whole (waiting for {', '.join(absent)})"] if absent else pools

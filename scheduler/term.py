@@ -19,9 +19,9 @@ from scheduler.cluster import Cluster, Limits
 from scheduler.converters import rejection
 from scheduler.deployments import Deployments
 from scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
-from scheduler.dispatch.availability import Availability
+from scheduler.dispatch.availability import Availability, Impairment
+from scheduler.dispatch.booked_times import BookedTimes
 from scheduler.dispatch.events import (
-    AgentDraining,
     AgentJoined,
     AgentLost,
     BatchFailed,
@@ -32,6 +32,7 @@ from scheduler.dispatch.events import (
     SessionRequested,
     SessionsClosed,
     StageReported,
+    Tick,
 )
 from scheduler.drain_marks import DrainMarks
 from scheduler.engine import Engine
@@ -52,13 +53,13 @@ from scheduler.router import Router, Stamp
 from scheduler.session_desk import SessionDesk
 from scheduler.session_moves import SessionMoves
 from scheduler.settings import SchedulerSettings
+from scheduler.slow_and_silent import SlowAndSilent, SlowAndSilentRules
 from scheduler.slowdowns import Slowdowns
 from scheduler.state.journal import Journal
 from scheduler.state.lease import Lease
 from scheduler.state.store import Store
 from scheduler.state.write_behind import Rhythm, WriteBehind
 from scheduler.state.write_behind import Sources as WriteSources
-from scheduler.straggler_desk import StragglerDesk, StragglerRules
 from scheduler.switch_report import SwitchReport, observe_switch
 from scheduler.timelines import Timelines
 from scheduler.utilisation import Utilisation
@@ -106,6 +107,8 @@ class Term:
             ModelRepository(settings.model_repository), settings.packing_goal()
         )
         self.availability = Availability()
+        self._heeded = 0
+        """Version of the availability the dispatcher was last told to look at."""
         self.measured = Measured()
         self.peers = Peers(settings.silence_s)
         self.file_mark = FileMark()
@@ -113,23 +116,28 @@ class Term:
         self.utilisation = Utilisation()
         self.timelines = Timelines()
         self.slowdowns = Slowdowns()
-        self.stragglers = StragglerDesk(
-            StragglerRules(settings.straggler_factor, settings.silence_s / 2),
-            self._connected_agents, self._dispatch, self.note, around.metrics.stragglers.set,
+        self.times = BookedTimes()
+        self.slow_and_silent = SlowAndSilent(
+            SlowAndSilentRules(settings.straggler_factor, settings.silence_s / 2),
+            self.availability, self._connected_agents, self.note, around.metrics.stragglers.set,
         )  # fmt: skip
         book, first = Book(), first_id(lease.epoch)
         self.book, self.slots = book, book.slots
         self.first_id = first
         self.live = LiveSessions(book.slots)
         self.dispatcher = CombinedDispatcher(
-            PooledDispatcher(settings.dispatching(), book=book, first_batch=first),
+            PooledDispatcher(
+                settings.dispatching(), book=book, availability=self.availability,
+                times=self.times, first_batch=first,
+            ),
             ChainedDispatcher(
-                settings.dispatching_sessions(), book, policy=settings.chain_policy,
-                first_session=first, random_below=random.Random(first).randrange,
+                settings.dispatching_sessions(), book, availability=self.availability,
+                policy=settings.chain_policy, first_session=first,
+                random_below=random.Random(first).randrange,
             ),
             book,
         )  # fmt: skip
-        self.planner = planner_of(settings, self.deployments, self.measured)
+        self.planner = planner_of(settings, self.deployments, self.measured, self.availability)
         limits = Limits(
             settings.load_timeout_s,
             settings.load_attempts,
@@ -161,7 +169,7 @@ class Term:
             Sources(
                 self.dispatcher, self.in_flight, self.live, self.cluster, self.deployments,
                 self.measured, self.peers, self.file_mark, self.planner,
-                self.autoscaler, self.lengths, self.drains,
+                self.autoscaler, self.lengths, self.availability, self.drains,
             ),
             self._journal,
         )  # fmt: skip
@@ -329,14 +337,17 @@ class Term:
     # ---- what the cluster asks for ----
 
     def agent_joined(self, agent: Agent) -> None:
-        """The dispatcher may use an agent."""
+        """The dispatcher may use an agent for what it has loaded."""
+        self.availability.connected(agent.agent_id)
         self.feed(AgentJoined(agent), now_ns())
 
     def agent_lost(self, agent: AgentId) -> None:
-        """The dispatcher must not use it any more."""
+        """What an agent held and was to do is lost."""
         self.in_flight.lost(agent)
-        self.stragglers.forget(agent)
+        self.slow_and_silent.forget(agent)
+        self.times.forget(agent)
         self.slowdowns.forget(agent)
+        self.availability.disconnected(agent)
         held = self.sessions.let_go(agent)
         self.feed(AgentLost(agent), now_ns())
         self.live.may_be_over(held)
@@ -344,7 +355,7 @@ class Term:
     def dispatch_by(self, plan: Plan) -> None:
         """Dispatch by this plan, or this part of one, from now on."""
         self.boundaries.planned(plan)
-        self.stragglers.planned(plan)
+        self.feed(PlanActivated(self.sessions.latency.refreshed(plan)), now_ns())
 
     def plan_activated(self, plan: Plan) -> None:
         """This is the plan in force from now on."""
@@ -372,7 +383,14 @@ class Term:
 
     def agent_draining(self, agent: AgentId) -> None:
         """An agent is to go: its sessions move away at once, before there is a plan without it."""
-        self.feed(AgentDraining(agent), now_ns())
+        self.availability.impair(agent, Impairment.DRAINING, why="it is to go")
+        self.heed_availability()
+
+    def heed_availability(self) -> None:
+        """Has the dispatcher act on what changed of who can be given what."""
+        if self.availability.version != self._heeded:
+            self._heeded = self.availability.version
+            self.feed(Tick(), now_ns())
 
     def cluster_changed(self) -> None:
         """Tells everyone who wants to know, if there is anything new."""
@@ -380,6 +398,7 @@ class Term:
         for agent_id, record in self.cluster.roster.items():
             if record.session is None:
                 self.peers.left(agent_id, now_s)
+        self.heed_availability()
         self._publish()
         now = now_ns()
         for event in self.waiting.release(self.is_ready):
@@ -425,15 +444,14 @@ class Term:
         if booked is not None:
             real_ns = event.compute_end_ns - event.compute_start_ns
             self.slowdowns.reported(booked.agent, real_ns, booked.duration_ns, now)
-            self.stragglers.reported(booked.agent, real_ns, booked.duration_ns)
+            rows = self.timelines.rows_of(event.batch)
+            self.times.reported(booked.agent, booked.partition, rows, real_ns, now)
+            self.slow_and_silent.reported(booked.agent, booked.partition, rows, real_ns)
 
     def _connected_agents(self) -> Iterator[tuple[AgentId, AgentSession]]:
         for agent, record in self.cluster.roster.items():
             if record.session is not None:
                 yield agent, record.session
-
-    def _dispatch(self, plan: Plan) -> None:
-        self.feed(PlanActivated(self.sessions.latency.refreshed(plan)), now_ns())
 
     def _welcome(self) -> scheduler_pb2.Welcome:
         return scheduler_pb2.Welcome(

@@ -110,6 +110,11 @@ class Timelines:
         entry.real[event.position] = ((event.compute_start_ns, event.compute_end_ns), moved)
         return entry.command.path[event.position]
 
+    def rows_of(self, batch: BatchId) -> int:
+        """Returns how many rows a batch has; 0 if it is not remembered."""
+        entry = self._by_id.get(batch)
+        return entry.command.rows if entry is not None else 0
+
     def generated(
         self, agent: AgentId, model: ModelKey, busy_ns: Nanoseconds, now: Nanoseconds
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scheduler import targets
 from scheduler.deployments import Deployments
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.plan_notes import HAND, PlanNotes
 from scheduler.planner import Planner
 from scheduler.planning import Placement
@@ -20,7 +21,10 @@ class Wishes:
         fixed_before: What `fixed` was before the plan that is being switched to.
     """
 
-    def __init__(self, deployments: Deployments, planner: Planner) -> None:
+    def __init__(
+        self, deployments: Deployments, planner: Planner, availability: Availability
+    ) -> None:
+        self._availability = availability
         self._deployments = deployments
         self._planner = planner
         self.fixed: Placement | None = None
@@ -42,7 +46,7 @@ class Wishes:
     def target(self, roster: Roster, now_s: float) -> Placement | None:
         """Returns what should be in force; None if there cannot be a plan yet."""
         if self.fixed is not None:
-            return self.known(targets.without(self.fixed, _draining(roster)))
+            return self.known(targets.without(self.fixed, self._draining()))
         models = [each.for_planning() for each in self._deployments.ready.values()]
         placement = self._planner.follow(models, roster, now_s)
         return None if placement is None else self.known(placement)
@@ -52,9 +56,9 @@ class Wishes:
         known = self._deployments.ready
         return Placement(tuple(model for model in placement.models if model.model in known))
 
-    def cause(self, present: Placement, roster: Roster) -> str:
+    def cause(self, present: Placement) -> str:
         """Returns, in words, why what should be in force is not what is."""
-        leaving = _draining(roster) & targets.agents_of(present)
+        leaving = self._draining() & targets.agents_of(present)
         if leaving:
             return f"{', '.join(sorted(leaving))} is to be drained"
         if self.fixed is not None:
@@ -76,6 +80,5 @@ class Wishes:
         """Returns why there is no plan, or not the one there should be; empty if all is well."""
         return self._planner.problem if self.fixed is None else ""
 
-
-def _draining(roster: Roster) -> set[AgentId]:
-    return {agent for agent, record in roster.items() if record.draining}
+    def _draining(self) -> set[AgentId]:
+        return set(self._availability.impaired_by(Impairment.DRAINING))

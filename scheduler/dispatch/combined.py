@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from scheduler.book import Book, Reservation, ReservationChange
 from scheduler.dispatch.chained.dispatcher import ChainedDispatcher
 from scheduler.dispatch.events import (
-    AgentDraining,
     AgentJoined,
     AgentLost,
     BatchFailed,
@@ -61,7 +60,7 @@ class CombinedDispatcher:
             case (
                 SessionRequested() | SessionsClosed() | SessionsHeld() | SessionsFound()
                 | SessionFailed() | SessionsProgressed() | LatencyRefitted() | MoveWanted()
-                | SessionMoved() | AgentDraining() | BoundariesMeasured() | CachesReported()
+                | SessionMoved() | BoundariesMeasured() | CachesReported()
             ):  # fmt: skip
                 return self.chained.handle(event, now)
             case RequestCancelled() | RequestCompleted():

@@ -206,16 +206,6 @@ class SessionMoved:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentDraining:
-    """Nothing may begin on an agent any more, and its sessions are to move elsewhere.
-
-    Undone by `AgentJoined`.
-    """
-
-    agent: AgentId
-
-
-@dataclass(frozen=True, slots=True)
 class BoundariesMeasured:
     """What moves cost is known, or known better than before."""
 
@@ -237,7 +227,7 @@ class CachesReported:
 
 @dataclass(frozen=True, slots=True)
 class AgentJoined:
-    """An agent can be planned on and dispatched to."""
+    """An agent is there, and said what it holds; what it can be given, its availability says."""
 
     agent: Agent
 
@@ -251,7 +241,7 @@ class AgentLost:
 
 @dataclass(frozen=True, slots=True)
 class PlanActivated:
-    """Every partition of this plan is loaded; dispatch by it from now on."""
+    """Dispatch by this plan from now on, as far as its partitions are loaded."""
 
     plan: Plan
 
@@ -264,7 +254,7 @@ class Tick:
 Event = (
     RequestArrived | RequestCancelled | RequestCompleted | StageReported | BatchFailed
     | SessionRequested | SessionsClosed | SessionsHeld | SessionsFound | SessionFailed
-    | SessionsProgressed | LatencyRefitted | MoveWanted | SessionMoved | AgentDraining
+    | SessionsProgressed | LatencyRefitted | MoveWanted | SessionMoved
     | BoundariesMeasured | CachesReported | AgentJoined | AgentLost | PlanActivated | Tick
 )  # fmt: skip
 

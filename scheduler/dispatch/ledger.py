@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from scheduler.book import Book
 from scheduler.dispatch.availability import Availability
+from scheduler.dispatch.booked_times import BookedTimes
 from scheduler.dispatch.breaker import Breakers
 from scheduler.dispatch.config import PooledConfig
 from scheduler.dispatch.events import CancelBatch, Command, Reject
@@ -34,13 +35,15 @@ class Ledger:
     `now` is the moment of the event that is being handled.
     """
 
-    def __init__(self, config: PooledConfig, book: Book, availability: Availability) -> None:
+    def __init__(
+        self, config: PooledConfig, book: Book, availability: Availability, times: BookedTimes
+    ) -> None:
         self.now: Nanoseconds = 0
         self.commands: list[Command] = []
         self.dirty: dict[ModelKey, None] = {}
         self.queues: dict[ModelKey, ModelQueue] = {}
         self.tracker = Tracker()
-        self.routes = RouteTable(book, availability)
+        self.routes = RouteTable(book, availability, times)
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
         self.config = config
         self.book = book
@@ -48,6 +51,8 @@ class Ledger:
         self.breakers = Breakers(availability, config.breaker)
         self.availability_seen = availability.version
         """Of this version are the routes."""
+        self.times = times
+        self.times_seen = times.version
         self.plan: Plan | None = None
         self.agents: dict[AgentId, Agent] = {}
         self.strays = False

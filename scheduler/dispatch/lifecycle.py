@@ -229,9 +229,13 @@ class Lifecycle(Ledger):
                 self.book.release(batch_id)
         self._rebuild()
 
-    def availability_changed(self) -> None:
-        """Agents can be given other work than before, or no more, or sooner than others."""
-        self._rebuild()
+    def look_around(self) -> None:
+        """Makes routes anew if agents can be given other work than before, or take other times."""
+        if (
+            self.availability.version != self.availability_seen
+            or self.times.version != self.times_seen
+        ):
+            self._rebuild()
 
     def plan_activated(self, event: PlanActivated) -> None:
         """Batches in flight finish by the old plan; what waits is routed by the new one."""
@@ -347,6 +351,7 @@ class Lifecycle(Ledger):
 
     def _rebuild(self) -> None:
         self.availability_seen = self.availability.version
+        self.times_seen = self.times.version
         self.routes.rebuild(self.plan, self.agents)
         self.strays = True
         self.dirty.update(dict.fromkeys(self.queues))

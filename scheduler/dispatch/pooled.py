@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from scheduler.book import Book, Reservation, ReservationChange, Step
 from scheduler.dispatch.availability import Availability
 from scheduler.dispatch.batching import Dispatch, Drop, Wait, decide
+from scheduler.dispatch.booked_times import BookedTimes
 from scheduler.dispatch.config import PooledConfig
 from scheduler.dispatch.events import (
     AgentJoined,
@@ -40,6 +41,7 @@ class PooledDispatcher:
         config: Limits and waiting times.
         book: Where time is booked; one of its own if None.
         availability: Who can be given what; None: every agent that joined, everything.
+        times: What agents really take; None: what the plan says, always.
         first_batch: Id of the first batch; the scheduler puts its epoch into the upper bits.
         stopwatch: Has every decision timed (choose pipeline and batch size, probe, reserve); see
             `take_decision_times`.
@@ -51,6 +53,7 @@ class PooledDispatcher:
         *,
         book: Book | None = None,
         availability: Availability | None = None,
+        times: BookedTimes | None = None,
         first_batch: int = 1,
         stopwatch: Callable[[], Nanoseconds] | None = None,
     ) -> None:
@@ -61,7 +64,9 @@ class PooledDispatcher:
         if availability is None:
             availability = Availability(everything_loaded=True)
         self._availability = availability
-        self._life = Lifecycle(self._config, self._book, availability)
+        self._life = Lifecycle(
+            self._config, self._book, availability, times if times is not None else BookedTimes()
+        )
         self._next_batch = first_batch
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
@@ -88,11 +93,9 @@ class PooledDispatcher:
                 life.plan_activated(event)
             case Tick():
                 pass
-        availability = self._availability
         life.breakers.look(now)
-        availability.expire(now)
-        if availability.version != life.availability_seen:
-            life.availability_changed()
+        self._availability.expire(now)
+        life.look_around()
         life.on_time()
         self._serve(now)
         commands, life.commands = life.commands, []
@@ -240,8 +243,7 @@ class PooledDispatcher:
         if len(life.breakers):
             for hop in hops:
                 life.breakers.given(hop.agent, hop.partition, life.now)
-            if self._availability.version != life.availability_seen:  # that was a probe
-                life.availability_changed()
+            life.look_around()  # if that was a probe, others go elsewhere
         for other in life.routes.contenders(queue.model):
             if other in life.queues:  # its last safe moment may be earlier now
                 life.dirty[other] = None

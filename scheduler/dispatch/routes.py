@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from scheduler.book import Book, Leg, Pool, PoolChain
 from scheduler.dispatch.availability import Availability
+from scheduler.dispatch.booked_times import BookedTimes
 from services.domain.ids import (
     AgentId,
     ModelKey,
@@ -44,10 +45,14 @@ class Detour:
 
 
 class RouteTable:
-    """Routes of every model of a plan, rebuilt when plan, agents or their availability change."""
+    """Routes of every model of a plan.
 
-    def __init__(self, book: Book, availability: Availability) -> None:
+    They are made anew when plan, agents, their availability or what they take change.
+    """
+
+    def __init__(self, book: Book, availability: Availability, times: BookedTimes) -> None:
         self._book = book
+        self._times = times
         self._availability = availability
         self._routes: dict[ModelKey, tuple[Route, ...]] = {}
         self._contenders: dict[ModelKey, tuple[ModelKey, ...]] = {}
@@ -99,7 +104,7 @@ class RouteTable:
         agents: Mapping[AgentId, Agent],
         pools: dict[tuple[AgentId, ...], Pool],
     ) -> tuple[Route, ...]:
-        """Returns the routes whose worst stage is the least impaired; none only if none is whole."""
+        """Returns the routes whose worst stage is the least impaired, if any is whole."""
         found: list[tuple[int, Route]] = []
         for pipeline in model.pipelines:
             legs = []
@@ -112,7 +117,7 @@ class RouteTable:
                 worst = max(worst, self._availability.rank(members[0], stage.partition))
                 if members not in pools:
                     pools[members] = Pool([self._book.member(agents[agent]) for agent in members])
-                compute = tuple(max(1, duration) for duration in stage.compute_ns)
+                compute = self._times.booked(members, stage.partition, stage.compute_ns)
                 legs.append(Leg(pools[members], compute, stage.input_bytes))
             if legs and len(legs) == len(pipeline.stages):
                 found.append((worst, Route(pipeline, legs)))

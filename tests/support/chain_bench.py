@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from scheduler.book import Book, Reservation
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from scheduler.dispatch.chained.policy import PolicyFactory
 from scheduler.dispatch.events import (
@@ -76,9 +77,10 @@ class ChainBench:
         stopwatch: Callable[[], int] | None = None,
     ) -> None:
         self.book = Book()
+        self.availability = Availability(everything_loaded=True)
         self.dispatcher = ChainedDispatcher(
-            config, self.book, policy=policy, first_session=epoch << 40,
-            random_below=random_below, stopwatch=stopwatch,
+            config, self.book, availability=self.availability, policy=policy,
+            first_session=epoch << 40, random_below=random_below, stopwatch=stopwatch,
         )  # fmt: skip
         self.number = 0
         for agent in agents:
@@ -95,6 +97,14 @@ class ChainBench:
     def join(self, at_ms: float, agent: str) -> list[Command]:
         joined = AgentJoined(Agent(AgentId(agent), "x", ServerId(agent), 1, 1))
         return self.tell(at_ms, joined)
+
+    def drain(self, at_ms: float, agent: str) -> list[Command]:
+        self.availability.impair(AgentId(agent), Impairment.DRAINING)
+        return self.tick(at_ms)
+
+    def take_back(self, at_ms: float, agent: str) -> list[Command]:
+        self.availability.clear(AgentId(agent), Impairment.DRAINING)
+        return self.tick(at_ms)
 
     def ask(
         self,

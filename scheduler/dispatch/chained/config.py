@@ -41,7 +41,7 @@ class ChainedConfig:
     longest_distrust_ns: Nanoseconds = 3 * NANOSECONDS_PER_SECOND
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     """When agents whose devices fail get no more than a try now and then."""
-    stall_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND
+    stall_ns: Nanoseconds = 60 * NANOSECONDS_PER_SECOND
     """A session that got no token for so long, and for `stall_factor` times as long as it takes for
     one, is started again; one that never got any has four times as long for its prompt."""
     stall_factor: float = 100.0

@@ -97,7 +97,7 @@ class Desk:
         found: list[tuple[int, Route]] = []
         for route in self._routes.values():
             if route.capacity > 0 and all(
-                [availability.can_serve(hop.agent, hop.partition) for hop in route.hops]
+                availability.can_serve(hop.agent, hop.partition) for hop in route.hops
             ):
                 ranks = [availability.rank(hop.agent, hop.partition) for hop in route.hops]
                 found.append((max(ranks), route))
@@ -105,7 +105,7 @@ class Desk:
         routes = [route for rank, route in found if rank == least]
         self.usable = len(found)
         self.offered = routes
-        self.must_rest = bool(routes) and all([_is_suspected(r, availability) for r in routes])
+        self.must_rest = bool(routes) and all(_is_suspected(r, availability) for r in routes)
         self.line.rebuild(routes)
 
     def route_named(self, chain_id: str) -> Route | None:
@@ -140,4 +140,4 @@ class Desk:
 
 def _is_suspected(route: Route, availability: Availability) -> bool:
     suspected = Impairment.SUSPECTED
-    return any([availability.mark_of(hop.agent, suspected) is not None for hop in route.hops])
+    return any(availability.mark_of(hop.agent, suspected) is not None for hop in route.hops)

@@ -23,7 +23,6 @@ from scheduler.dispatch.chained.views import (
     views_of,
 )
 from scheduler.dispatch.events import (
-    AgentDraining,
     AgentJoined,
     AgentLost,
     BoundariesMeasured,
@@ -70,7 +69,7 @@ class ChainedDispatcher:
         InvalidInput: If there is no such policy, or it needs `random_below`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         config: ChainedConfig | None = None,
         book: Book | None = None,
@@ -116,8 +115,6 @@ class ChainedDispatcher:
                 life.session_moved(event)
             case MoveWanted():
                 life.move_wanted(event)
-            case AgentDraining():
-                life.agent_draining(event)
             case SessionsHeld():
                 life.sessions_held(event)
             case SessionsFound():

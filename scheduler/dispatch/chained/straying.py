@@ -9,7 +9,7 @@ take no slot for good either, since what they leave is not used again.
 from __future__ import annotations
 
 from scheduler.book.slots import SlotLedger
-from scheduler.dispatch.availability import Availability, Impairment
+from scheduler.dispatch.availability import Availability
 from scheduler.dispatch.chained.config import ChainedConfig
 from scheduler.dispatch.chained.desk import Desk
 from scheduler.dispatch.chained.destinations import best_route, load_of
@@ -17,7 +17,7 @@ from scheduler.dispatch.chained.moving import ChainMoving
 from scheduler.dispatch.chained.policy import PolicyFactory
 from scheduler.dispatch.chained.routes import Route
 from scheduler.dispatch.chained.tracking import Session, Ticket
-from scheduler.dispatch.events import AgentDraining, MoveMode, MoveWanted
+from scheduler.dispatch.events import MoveMode, MoveWanted
 from services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey, SessionId
 from services.domain.plan import Plan
 
@@ -76,11 +76,6 @@ class ChainStraying(ChainMoving):
         if not fault and route is None and self.destination(desk, session, ticket) is None:
             return "no other chain has room for it"
         return fault
-
-    def agent_draining(self, event: AgentDraining) -> None:
-        """Its sessions are to go elsewhere."""
-        self.availability.impair(event.agent, Impairment.DRAINING, why="it is to go")
-        self.refresh()
 
     def hosted_by(self, plan: Plan) -> None:
         """Notes what a plan has."""

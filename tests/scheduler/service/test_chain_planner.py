@@ -10,6 +10,7 @@ import pytest
 from catenary_protos.catenary.v1 import common_pb2
 from scheduler.chain_making import ChainMaker, Composed, compose_cluster
 from scheduler.deployments import Deployments, Wish
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.measured import Measured
 from scheduler.patience import Patience
 from scheduler.plan_making import PlanMaker
@@ -59,7 +60,10 @@ class Desk:
         self.demand = SessionDemand(policy)
         chains = ChainMaker(deployments, Measured(), self.compose_elsewhere)
         maker = PlanMaker("even", PlanningRules(), deployments, Measured(), no_solver, chains)
-        self.planner = Planner(maker, Patience(), Replanning(ReplanPolicy()), 0.0, self.demand)
+        self.availability = Availability()
+        self.planner = Planner(
+            maker, Patience(), Replanning(ReplanPolicy()), 0.0, self.demand, self.availability
+        )
 
     async def compose_elsewhere(self, cluster: ChainCluster) -> Composed:
         self.elsewhere.append(cluster)
@@ -147,7 +151,7 @@ async def test_chains_of_a_draining_agent_are_kept_while_the_planner_thinks(
     assert before is not None
     for chain in before.models[1].chains:
         assert len(chain.hops) > 1
-        desk.agents[chain.hops[0].agent].draining = True
+        desk.availability.impair(chain.hops[0].agent, Impairment.DRAINING)
     during = desk.follow(200.0)
     assert desk.planner.is_thinking
     assert during is not None
@@ -156,7 +160,7 @@ async def test_chains_of_a_draining_agent_are_kept_while_the_planner_thinks(
     after = desk.follow(201.0)
     assert after is not None
     assert LLM in {model.model for model in after.models}
-    assert not any(desk.agents[agent].draining for agent in agents_of(after))
+    assert not any(desk.availability.rank(agent) for agent in agents_of(after))
 
 
 async def test_memory_of_a_model_without_a_profile_is_taken_from_its_file(tmp_path: Path) -> None:

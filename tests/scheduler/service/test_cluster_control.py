@@ -58,7 +58,7 @@ async def test_a_restarted_agent_loads_again_and_joins_its_pool(
         await until(lambda: gateway.ready, "ready")
         plan_id = process.term().cluster.plan_id
         await agents[1].close()
-        await until(lambda: not process.term().cluster.roster["agent-1"].joined, "lost")
+        await until(lambda: not process.term().cluster.roster["agent-1"].complete, "lost")
         assert gateway.ready  # the pool has another one
         await agents[0].close()
         await until(lambda: not gateway.ready, "a pool is empty")
@@ -70,7 +70,7 @@ async def test_a_restarted_agent_loads_again_and_joins_its_pool(
                 for i in range(2)]  # fmt: skip
         await gateway.dispatched(1)
         await until(lambda: all(agent.loaded for agent in back), "loaded again")
-        await until(lambda: process.term().cluster.roster["agent-1"].joined, "joined again")
+        await until(lambda: process.term().cluster.roster["agent-1"].complete, "joined again")
         assert process.term().cluster.plan_id == plan_id
 
 
@@ -118,7 +118,7 @@ async def test_an_agent_that_cannot_load_its_part_holds_nobody_up(
         assert not late.loaded
         await until(lambda: bool(late.loaded), "it is asked again")
         joined = process.term().cluster.roster
-        await until(lambda: all(record.joined for record in joined.values()), "and joins")
+        await until(lambda: all(record.complete for record in joined.values()), "and joins")
 
 
 async def test_a_model_too_slow_for_its_deadline_says_so_and_hinders_no_other(

@@ -232,7 +232,10 @@ async def test_a_draining_agent_goes_on_draining_under_a_new_leader(
         going = await crowd.agent(new.port, "agent-1", hosting(0, 4, epoch=1))
 
         def states() -> dict[str, str]:
-            return {str(agent): record.state for agent, record in roster.items()}
+            return {
+                str(agent): record.state(new.term().availability)
+                for agent, record in roster.items()
+            }
 
         await until(lambda: states() == {"agent-0": "ready", "agent-1": "draining"}, "draining")
         await until(lambda: going.all("drain"), "it is told that it may go")

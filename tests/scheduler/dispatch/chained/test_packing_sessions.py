@@ -14,7 +14,7 @@ from benchmarks.packing_cluster import PackedCluster, Served
 from benchmarks.packing_setup import MODEL, MS, S, Setup
 from scheduler.dispatch.chained.packing_pool import bins_needed
 from scheduler.dispatch.chained.packing_rules import PackingRules
-from scheduler.dispatch.events import AgentDraining, AgentJoined
+from scheduler.dispatch.events import AgentJoined
 from scheduler.packing.lower_bound import lower_bound
 from services.domain.ids import AgentId, ServerId
 from services.domain.latency import LatencyLines, TokenObjectives
@@ -242,7 +242,7 @@ def test_a_chain_that_is_to_go_is_emptied_and_not_filled_again() -> None:
     spread(cluster, 4)
     (used,) = cluster.in_use()
     agent = cluster.chains[int(used[1:])].hops[0].agent
-    cluster.tell(AgentDraining(agent))
+    cluster.drain(agent)
     cluster.run(cluster.now + 2 * S)
     assert used not in cluster.in_use()
     assert len(cluster.in_use()) == 1
@@ -315,7 +315,7 @@ def test_agents_that_come_and_go_and_goals_that_change_lose_nothing(seed: int) -
             cluster.run(cluster.now + draw.randint(1, S))
             cluster.join(agent)
         elif kind == 1:
-            cluster.tell(AgentDraining(agent))
+            cluster.drain(agent)
         elif kind == 2:
             cluster.join(agent)
         elif kind == 3:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from scheduler.book import Reservation
+from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from scheduler.dispatch.events import (
     AdoptedSession,
-    AgentDraining,
     AgentJoined,
     AgentLost,
     CloseSessions,
@@ -160,8 +160,9 @@ class Cluster(RuleBasedStateMachine):
 
     def start(self, before: list[Reservation], later: Iterable[Event] = ()) -> None:
         self.epoch += 1
+        self.availability = Availability(everything_loaded=True)
         self.dispatcher = ChainedDispatcher(
-            CONFIG, policy=self.policy, first_session=self.epoch << 40,
+            CONFIG, availability=self.availability, policy=self.policy, first_session=self.epoch << 40,
             random_below=random.Random(self.epoch).randrange,
         )  # fmt: skip
         self.journal = {(r.session, r.resource): r for r in before}
@@ -366,7 +367,8 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(agent=st.sampled_from(sorted(AGENTS)))
     def drains(self, agent: AgentId) -> None:
-        self.tell(AgentDraining(agent))
+        self.availability.impair(agent, Impairment.DRAINING)
+        self.tell(Tick())
 
     # ---- the cluster ----
 
@@ -384,6 +386,7 @@ class Cluster(RuleBasedStateMachine):
         else:
             self.alive.add(agent)
             self.tell(SessionsHeld(agent, ()))
+            self.availability.clear(agent, Impairment.DRAINING)
             self.tell(AgentJoined(AGENTS[agent]))
 
     @rule(agent=st.sampled_from(sorted(AGENTS)), forgets=st.integers(0, 2))
@@ -476,6 +479,7 @@ class Cluster(RuleBasedStateMachine):
             self.resubmit(events, anew=True)
         for agent in sorted(self.alive):
             self.tell(SessionsHeld(agent, self.adopted(self.held[agent])))
+            self.availability.clear(agent, Impairment.DRAINING)
             self.tell(AgentJoined(AGENTS[agent]))
         if not gateways_first:
             self.resubmit(events, anew=True)

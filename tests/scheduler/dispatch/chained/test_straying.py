@@ -8,7 +8,6 @@ from chain_bench import ChainBench, chain, closes, hop, only, plan, started
 from move_bench import MoveBench
 from scheduler.dispatch.chained import ChainedConfig
 from scheduler.dispatch.events import (
-    AgentDraining,
     AgentJoined,
     BoundariesMeasured,
     CloseSessions,
@@ -30,7 +29,7 @@ EIGHT = plan(chain("a", 8, 40), chain("b", 8, 50), chain("c", 8, 60))
 
 
 def draining(bench: ChainBench, at_ms: float, agent: AgentId) -> list[StartSession]:
-    commands = bench.tell(at_ms, AgentDraining(agent))
+    commands = bench.drain(at_ms, agent)
     assert all(isinstance(each, StartSession) for each in commands)
     return [each for each in commands if isinstance(each, StartSession)]
 
@@ -115,7 +114,7 @@ def test_an_agent_that_is_taken_back_keeps_the_sessions_it_still_has() -> None:
     first, second = bench.running(tokens=9), bench.running()
     (new,) = draining(bench, 1, A)
     assert new.moves == first.session
-    bench.join(2, "a")
+    bench.take_back(2, "a")
     assert not moves(bench.moved(3, new))
     assert bench.current(second) == second.session
     assert started(bench.ask(4))[0][1] == "a"
