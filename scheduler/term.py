@@ -60,6 +60,7 @@ from scheduler.state.lease import Lease
 from scheduler.state.store import Store
 from scheduler.state.write_behind import Rhythm, WriteBehind
 from scheduler.state.write_behind import Sources as WriteSources
+from scheduler.stuck_agents import StuckAgents
 from scheduler.switch_report import SwitchReport, observe_switch
 from scheduler.timelines import Timelines
 from scheduler.utilisation import Utilisation
@@ -81,6 +82,8 @@ from services.telemetry.metrics import Metrics
 from services.telemetry.tracing import Tracer
 
 _log = get_logger(__name__)
+_STUCK_NS = 60 * NANOSECONDS_PER_SECOND
+"""An agent that was told to end counts as broken for so long, unless a new process comes sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,7 @@ class Term:
             settings.max_waiting_requests, int(settings.max_wait_s * NANOSECONDS_PER_SECOND)
         )
         self.gateways = GatewaySessions(self, self.waiting)
+        self.stuck = StuckAgents(settings.stuck_rules())
         self.agents = AgentSessions(self, self.cluster)
         self.sessions = SessionDesk(self, self.live, book.slots)
         self.moves = SessionMoves(self.dispatcher.chained, self.feed, around.metrics)
@@ -317,6 +321,25 @@ class Term:
             queued = queued_reservations(agent_id, hello.batches, known, now_ns())
             self.dispatcher.restore(queued)
         self._journal_event("agent_joined", {"agent": agent_id, "device": record.device})
+
+    def welcomes(self) -> scheduler_pb2.SchedulerToAgentMessage:
+        """Returns what greets an agent."""
+        return scheduler_pb2.SchedulerToAgentMessage(epoch=self.epoch, welcome=self._welcome())
+
+    def agent_stuck(self, agent: AgentId, why: str) -> None:
+        """An agent computes a step that does not end, and was told to end itself."""
+        until = now_ns() + _STUCK_NS
+        self.availability.impair(agent, Impairment.BROKEN, until=until, why=why)
+        self._around.metrics.agents_stuck.inc()
+        self.note("agent_stuck", {"agent": agent, "why": why})
+
+    def agent_replaced(self, agent: AgentId) -> None:
+        """A new process has come in place of one that was told to end."""
+        self.availability.clear(agent, Impairment.BROKEN)
+
+    def agent_ends(self, agent: AgentId, reason: str, why: str) -> None:
+        """An agent cannot compute any more, and ends by itself."""
+        self.note("agent_ends", {"agent": agent, "reason": reason, "why": why[:300]})
 
     def epoch_seen(self, epoch: int, leader: str = "") -> None:
         """An agent obeys a higher epoch than ours: another leader, or Redis forgot one.

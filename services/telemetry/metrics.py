@@ -66,6 +66,7 @@ class Metrics:
         self._scaled: set[str] = set()
         self._define_gateway()
         self._define_scheduler()
+        self._define_device_failures()
         self._define_agent()
         self.frames_refused = self._counter(names.FRAMES_REFUSED)
         self.certificate_expiry = self._gauge(names.CERTIFICATE_EXPIRY)
@@ -103,6 +104,12 @@ class Metrics:
         self.sessions_waiting = self._gauge(names.SESSIONS_WAITING)
         self.generation_moves = self._counter(names.GENERATION_MOVES)
         self.move_stall_seconds = self._histogram(names.MOVE_STALL_SECONDS, TOKEN_BUCKETS)
+
+    def _define_device_failures(self) -> None:
+        self.agents_stuck = self._counter(names.AGENTS_STUCK)
+        self.circuits_opened = self._counter(names.CIRCUITS_OPENED)
+        self.requests_to_blame = self._counter(names.REQUESTS_TO_BLAME)
+        self.sessions_stalled = self._counter(names.SESSIONS_STALLED)
 
     def _define_scheduler(self) -> None:
         self.admission_rejected = self._counter(names.ADMISSION_REJECTED)
