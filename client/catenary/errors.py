@@ -11,6 +11,7 @@
     │                     StaleEpochError
     ├── PeerError         another attempt may succeed: UnavailableError, PartitionLostError,
     │                     ProtocolError
+    ├── ComputeFailedError  the request makes agents fail
     └── InternalError     a bug on the server
 
 Retry advice is data: `retry_after_s` says when, `retryable` says whether the same request may be
@@ -207,6 +208,12 @@ class ProtocolError(PeerError):
     """The answer does not follow the protocol, e.g. bytes that do not fit their shape."""
 
     reason = "PROTOCOL_ERROR"
+
+
+class ComputeFailedError(CatenaryError):
+    """The request made several agents fail: it, and none of them, is taken to be the cause."""
+
+    reason = "COMPUTE_FAILED"
 
 
 class InternalError(CatenaryError):

@@ -147,7 +147,7 @@ class Lifecycle(Ledger):
         self.counters["failed_batches"] += 1
         if event.retryable:
             if event.agent is not None and is_of_device(event.reason):
-                self._device_failed(batch, event.agent, event.reason)
+                self._device_failed(batch, event.agent, event)
             self.retry(batch, event.agent)
             return
         self.cancel_on_agents(batch, event.agent)
@@ -157,7 +157,7 @@ class Lifecycle(Ledger):
         for request in requests:
             self.reject(request, event.reason, event.message)
 
-    def _device_failed(self, batch: Batch, agent: AgentId, reason: str) -> None:
+    def _device_failed(self, batch: Batch, agent: AgentId, event: BatchFailed) -> None:
         """An agent's device could not compute a batch: it, or a request in it, is to blame.
 
         Who fails elsewhere, too, and alone, is; see `ModelQueue`.
@@ -165,7 +165,7 @@ class Lifecycle(Ledger):
         evidence = batch.batch_id
         partition = batch.computed_by(agent)
         if partition is not None:
-            self.breakers.failed(agent, partition, evidence, reason, self.now)
+            self.breakers.failed(agent, partition, evidence, event.reason, self.now)
         for part in batch.rows:
             part.failures += ((agent, evidence),)
         for request in batch.requests():
@@ -176,7 +176,8 @@ class Lifecycle(Ledger):
                 self.counters["failed_requests"] += 1
                 self.breakers.forgive([each for _, each in failures], self.now)
                 names = " and ".join(agents)
-                self.reject(request, ComputeFailed.reason, f"it made {names} fail to compute")
+                message = f"it made {names} fail: {event.message}"
+                self.reject(request, ComputeFailed.reason, message)
 
     def on_time(self) -> None:
         """Looks after everything whose time has come."""

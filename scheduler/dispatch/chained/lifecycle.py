@@ -180,7 +180,7 @@ class ChainLifecycle(ChainOverflow):
             self.counters["failed_requests"] += 1
             self.breakers.forgive([each for _, each in ticket.failures], self.now)
             names = " and ".join(sorted({agent for agent, _ in ticket.failures}))
-            self.reject(ticket, ComputeFailed.reason, f"it made {names} fail to compute")
+            self.reject(ticket, ComputeFailed.reason, f"it made {names} fail: {event.message}")
         else:
             self._suspect(session, event.agent)
             self.restart(ticket)
