@@ -10,6 +10,7 @@
     ├── PlanError         the operator acts: NoActivePlanError, PlanInfeasibleError,
     │                     StaleEpochError
     ├── PeerError         another attempt may succeed: UnavailableError, PartitionLostError,
+    │                     DeviceFailedError, DeviceLostError, DeviceOutOfMemoryError,
     │                     ProtocolError
     ├── ComputeFailedError  the request makes agents fail
     └── InternalError     a bug on the server
@@ -201,6 +202,27 @@ class PartitionLostError(PeerError):
     """An agent or a link was lost and the work could not be recovered in time."""
 
     reason = "PARTITION_LOST"
+    helps_to_repeat = True
+
+
+class DeviceFailedError(PeerError):
+    """A device failed to compute, and there was no other, or no time left, for another try."""
+
+    reason = "DEVICE_FAILED"
+    helps_to_repeat = True
+
+
+class DeviceLostError(PeerError):
+    """A device is lost to its agent, which is started anew; no other could do the work in time."""
+
+    reason = "DEVICE_LOST"
+    helps_to_repeat = True
+
+
+class DeviceOutOfMemoryError(PeerError):
+    """A device had not enough memory for this at the time, and no other could do it."""
+
+    reason = "DEVICE_OUT_OF_MEMORY"
     helps_to_repeat = True
 
 
