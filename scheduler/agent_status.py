@@ -37,7 +37,20 @@ def add_agents(status: admin_pb2.GetStatusResponse, term: Term) -> None:
             server_id=record.agent.server,
             used_memory_bytes=sum(loaded.memory_bytes for loaded in record.loaded.values()),
         )
+        _add_impairments(added, agent_id, term)
         _add_caches(added, record, caches.get(agent_id, []), term)
+
+
+def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, term: Term) -> None:
+    """Adds what speaks against giving it work."""
+    now = now_ns()
+    for each in term.availability.troubles(agent):
+        status.impairments.add(
+            kind=each.kind,
+            partition=str(each.partition) if each.partition is not None else "",
+            remaining_ns=max(1, each.until - now) if each.until is not None else 0,
+            why=each.why,
+        )
 
 
 def _add_caches(

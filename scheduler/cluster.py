@@ -347,7 +347,7 @@ class Cluster:
         draining = self._fleet.draining()
         if not draining & targets.agents_of(placement):
             return
-        smaller = targets.without(placement, draining)
+        smaller = targets.without(placement, set(draining))
         before = [(len(model.pipelines), len(model.chains)) for model in placement.models]
         if [(len(model.pipelines), len(model.chains)) for model in smaller.models] == before:
             self._activate(smaller)

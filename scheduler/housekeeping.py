@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.clock import now_ns
+from scheduler.dispatch.availability import Impairment
 from scheduler.draining import begin_draining, tell_drained
 from scheduler.fleet import agents_by_state
 from services.domain.ids import NANOSECONDS_PER_SECOND
@@ -89,6 +90,10 @@ def _show(term: Term, metrics: Metrics) -> None:
     metrics.gateways.set(len(present))
     for state, count in agents_by_state(term.cluster.roster, term.availability).items():
         metrics.agents.labels(state).set(count)
+    for impairment in Impairment:
+        impaired = term.availability.impaired_by(impairment) & term.availability.connected_agents
+        metrics.impaired_agents.labels(impairment.name.lower()).set(len(impaired))
+    metrics.stragglers.set(len(term.availability.impaired_by(Impairment.STRAGGLING)))
     for model in term.deployments.ready:
         queued = term.waiting.count(model) + term.dispatcher.chained.queued(model)
         metrics.queued_requests.labels(model.name).set(queued)

@@ -97,7 +97,7 @@ class LoadOrders:
         for agent, orders in self._orders.items():
             for partition, order in list(orders.items()):
                 if order.open and now_s - order.since_s >= self._timeout_s:
-                    problem = f"it was not done within {self._timeout_s:.0f} s"
+                    problem = f"it was not done within {self._timeout_s:g} s"
                     self.failed(agent, partition, problem, now_s)
 
     def loaded(self, agent: AgentId, partition: PartitionKey) -> None:

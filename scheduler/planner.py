@@ -308,13 +308,14 @@ class Planner:
             return ""
         unable, none = self._unable(), frozenset[AgentId]()
         for model, agents in self._around.items():
-            if able := sorted((agents & self._agents) - unable.get(model, none)):
+            back = agents & self._agents & self._availability.connected_agents
+            if able := sorted(back - unable.get(model, none)):
                 return f"{', '.join(able)} can load {model} after all"
-        for model in self._placement.models:
-            around = self._around.get(model.model, none)
-            new = unable.get(model.model, none) - around
-            if new and needs_any(model, new | around):
-                return f"{', '.join(sorted(new))} cannot load {model.model}"
+        for placed in self._placement.models:
+            around = self._around.get(placed.model, none)
+            new = unable.get(placed.model, none) - around
+            if new and needs_any(placed, new | around) and self._agents - new - around:
+                return f"{', '.join(sorted(new))} cannot load {placed.model}"
         return ""
 
 

@@ -41,7 +41,6 @@ class SlowAndSilent:
         availability: Availability,
         sessions: Callable[[], Iterable[tuple[AgentId, HasHeard]]],
         note: Callable[[str, dict[str, str]], None],
-        show: Callable[[float], None],
     ) -> None:
         """Wires it to a term.
 
@@ -50,14 +49,12 @@ class SlowAndSilent:
             availability: Is told.
             sessions: Returns the agents that are connected.
             note: Enters what happened into the event stream.
-            show: Is told how many are left alone for being slow.
         """
         self._stragglers = Stragglers(rules.factor)
         self._silent_s = rules.silent_s
         self._availability = availability
         self._sessions = sessions
         self._note = note
-        self._show = show
 
     def reported(
         self, agent: AgentId, partition: PartitionKey, rows: int, real_ns: Nanoseconds
@@ -92,4 +89,3 @@ class SlowAndSilent:
     def _tell(self, kind: str, agent: AgentId) -> None:
         _log.warning(kind, agent=agent)
         self._note(kind, {"agent": agent})
-        self._show(len(self._stragglers.slow))

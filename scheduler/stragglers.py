@@ -6,7 +6,7 @@ learned (`BookedTimes`); here are found those that *became* slow, and that neith
 their host explains nor a slowness that all share:
 
 * Times are compared with a reference of the same agent, partition and batch size, that follows
-  reports by one per cent a second at most.
+  reports by one per cent a second at most, and then with what its windows of the last minutes were.
 * The middle one of the reports of half a second counts, so that a pause of the host, which hits
   the batch in work, says nothing.
 * Four such windows in a row must be slower by the factor, on average, than what the others of its
@@ -35,12 +35,14 @@ from services.domain.ids import (
 )
 
 _WINDOW_NS = 500 * NANOSECONDS_PER_MILLISECOND
-_FEWEST_REPORTS = 4
+_FEWEST_REPORTS = 3
 """A window is over when it is long enough and has so many."""
 _WINDOWS = 4
 """So many slow windows in a row make a straggler."""
 _MOST_WINDOWS = 32
 _HISTORY = 240
+_LEAST_HISTORY = 4
+"""Of an agent with fewer windows it is not known what is usual."""
 _SCATTER = 2.5
 """A slow window is so many standard deviations out, as the median absolute deviation tells it."""
 _TO_DEVIATION = 1.4826
@@ -87,13 +89,19 @@ class _Record:
     latest: tuple[Nanoseconds, float] | None = None
     """The last window that is over."""
     history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
-    run: list[tuple[float, float]] = field(default_factory=list)
-    """Windows in a row that were slow, and by how much more than those of others."""
+    usual: float = 0.0
+    """The middle one of these."""
+    run: list[tuple[float, float, float]] = field(default_factory=list)
+    """Windows in a row that were slow; by how much; and by how much more than those of others."""
     needed: int = _WINDOWS
     hold_ns: Nanoseconds = _FIRST_HOLD_NS
     aside_until: Nanoseconds | None = None
     on_trial: bool = False
     wrong_at: Nanoseconds = 0
+
+    def remember(self, values: list[float]) -> None:
+        self.history.extend(values)
+        self.usual = median(self.history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,19 +187,20 @@ class Stragglers:
         self, agent: AgentId, record: _Record, value: float, now: Nanoseconds
     ) -> Straggler | None:
         others, factor = self._others(agent, record, now), math.log(self._factor)
-        usual = median(record.history) if record.history else 0.0
-        explained = usual + _SCATTER * _deviation(record.history, usual)
-        excess = value - max(0.0, others) if others is not None else 0.0
-        if excess <= factor / 2 or value <= explained:
+        change = value - record.usual
+        explained = _SCATTER * _deviation(record.history, record.usual)
+        excess = change - max(0.0, others) if others is not None else 0.0
+        is_known = len(record.history) >= _LEAST_HISTORY
+        if not is_known or excess <= factor / 2 or change <= explained:
             self._was_itself(record, value, now)
             return None
-        record.run.append((value, excess))
+        record.run.append((value, change, excess))
         if len(record.run) < record.needed:
             return None
-        if mean([each for _, each in record.run]) <= factor:
-            record.history.append(record.run.pop(0)[0])
+        if mean([each for _, _, each in record.run]) <= factor:
+            record.remember([record.run.pop(0)[0]])
             return None
-        ratio = math.exp(mean([each for each, _ in record.run]))
+        ratio = math.exp(mean([each for _, each, _ in record.run]))
         record.run.clear()
         record.hold_ns = (
             min(2 * record.hold_ns, _LONGEST_HOLD_NS) if record.on_trial else _FIRST_HOLD_NS
@@ -200,7 +209,7 @@ class Stragglers:
         return Straggler(agent, record.aside_until, ratio)
 
     def _was_itself(self, record: _Record, value: float, now: Nanoseconds) -> None:
-        record.history.extend([*[each for each, _ in record.run], value])
+        record.remember([*[each for each, _, _ in record.run], value])
         record.run.clear()
         if record.on_trial:
             record.on_trial = False
@@ -212,7 +221,7 @@ class Stragglers:
     def _others(self, agent: AgentId, mine: _Record, now: Nanoseconds) -> float | None:
         """Returns what the others of its pools take, as a logarithm; None if there are none."""
         found = [
-            record.latest[1]
+            record.latest[1] - record.usual
             for other, record in self._records.items()
             if other != agent
             and record.latest is not None

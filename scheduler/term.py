@@ -122,7 +122,7 @@ class Term:
         self.times = BookedTimes()
         self.slow_and_silent = SlowAndSilent(
             SlowAndSilentRules(settings.straggler_factor, settings.silence_s / 2),
-            self.availability, self._connected_agents, self.note, around.metrics.stragglers.set,
+            self.availability, self._connected_agents, self.note,
         )  # fmt: skip
         book, first = Book(), first_id(lease.epoch)
         self.book, self.slots = book, book.slots

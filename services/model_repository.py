@@ -164,7 +164,11 @@ class ModelRepository:
         try:
             document = json.loads(self._json_bytes(key, DECODER_FILE))
         except FileNotFoundError:
-            raise ModelNotFound(f"model {key} has no {DECODER_FILE}: import it first") from None
+            text = (
+                f"model {key} has no {DECODER_FILE} in the model repository of this machine: "
+                "it was not imported, or not copied here"
+            )
+            raise ModelNotFound(text) from None
         except (ValueError, RecursionError) as error:
             raise InvalidInput(where, f"is not JSON: {error}") from None
         version = field(document, "version", int, where)
@@ -282,7 +286,11 @@ class ModelRepository:
         try:
             return json.loads(self._json_bytes(key, BLOCKS_FILE))
         except FileNotFoundError:
-            raise ModelNotFound(f"model {key} has no {BLOCKS_FILE}: prepare it first") from None
+            text = (
+                f"model {key} has no {BLOCKS_FILE} in the model repository of this machine: it was "
+                "not prepared, or not copied here"
+            )
+            raise ModelNotFound(text) from None
         except (ValueError, RecursionError) as error:
             raise InvalidInput(f"{key}/{BLOCKS_FILE}", f"is not JSON: {error}") from None
 

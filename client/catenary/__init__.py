@@ -63,6 +63,7 @@ from catenary.retry import RetryPolicy
 from catenary.text_streams import AsyncTextStream, TextStream
 from catenary.types import (
     ActivePlan,
+    AgentImpairment,
     AgentInfo,
     ClusterStatus,
     DeploymentInfo,
@@ -83,6 +84,7 @@ from catenary.waterfall import render_waterfall
 
 __all__ = [
     "ActivePlan",
+    "AgentImpairment",
     "AgentInfo",
     "AsyncClient",
     "AsyncTextStream",

@@ -245,7 +245,13 @@ def _agent(message: admin_pb2.AgentStatus) -> types.AgentInfo:
         message.batches,
         message.server_id,
         message.used_memory_bytes,
+        tuple(_impairment(each) for each in message.impairments),
     )
+
+
+def _impairment(message: admin_pb2.AgentImpairment) -> types.AgentImpairment:
+    remaining_s = message.remaining_ns / 1e9 if message.remaining_ns else None
+    return types.AgentImpairment(message.kind, message.partition, remaining_s, message.why)
 
 
 def active_plan(message: admin_pb2.GetPlanResponse) -> types.ActivePlan:

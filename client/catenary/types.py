@@ -105,6 +105,23 @@ class ModelMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentImpairment:
+    """One thing that speaks against giving work to an agent.
+
+    Attributes:
+        kind: straggling, silent, suspected, draining, broken, quarantined or cannot_load.
+        partition: What it is about; empty: all of the agent.
+        remaining_s: When it is over, or the agent is asked again; None: not by itself.
+        why: In words.
+    """
+
+    kind: str
+    partition: str
+    remaining_s: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class AgentInfo:
     """One agent.
 
@@ -119,6 +136,7 @@ class AgentInfo:
         batches: Batches that it has yet to compute.
         server_id: The machine it is on.
         used_memory_bytes: Memory of what it has loaded.
+        impairments: What speaks against it, the most serious first.
     """
 
     agent_id: str
@@ -137,6 +155,7 @@ class AgentInfo:
     batches: int = 0
     server_id: str = ""
     used_memory_bytes: int = 0
+    impairments: tuple[AgentImpairment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,11 @@ class Availability:
         """When `expire` may have something to do."""
         return self._next_expiry
 
+    @property
+    def connected_agents(self) -> frozenset[AgentId]:
+        """The agents that are there."""
+        return frozenset(self._connected)
+
     def is_connected(self, agent: AgentId) -> bool:
         """True between hello and goodbye of an agent."""
         return agent in self._connected

@@ -114,7 +114,7 @@ class BookedTimes:
             del self._places[place]
 
     def scale(self, agent: AgentId, partition: PartitionKey, planned: tuple[int, ...]) -> float:
-        """Returns real by planned time of one agent, over all batch sizes; 1 if nothing is known."""
+        """Returns real by planned time of one agent, over all sizes; 1 if nothing is known."""
         weights = 0.0
         total = 0.0
         for rows, estimate in self._places.get((agent, partition), {}).items():

@@ -132,7 +132,7 @@ class Metrics:
         self.prediction_error_max = self._gauge(names.PREDICTION_ERROR_MAX)
         self.link_rate = self._gauge(names.LINK_RATE)
         self.link_utilisation = self._gauge(names.LINK_UTILISATION)
-        self.agents = self._gauge(names.AGENTS)
+        self.agents, self.impaired_agents = map(self._gauge, (names.AGENTS, names.IMPAIRED_AGENTS))
         self.agents_wanted = self._gauge(names.AGENTS_WANTED)
         self.agents_now = self._gauge(names.AGENTS_NOW)
         self.workers_wanted = self._gauge(names.WORKERS_WANTED)

@@ -164,6 +164,9 @@ LINK_UTILISATION = MetricName(
     ("source", "target"),
 )  # fmt: skip
 AGENTS = MetricName("agents", "Agents known, by state.", ("state",))
+IMPAIRED_AGENTS = MetricName(
+    "impaired_agents", "Agents connected that something speaks against, by what.", ("impairment",)
+)
 AGENTS_WANTED = MetricName("agents_wanted", "Agents the cluster should have for its load.")
 AGENTS_NOW = MetricName("agents_present", "Agents connected and not on their way out.")
 WORKERS_WANTED = MetricName(
@@ -245,7 +248,9 @@ REQUESTS_TO_BLAME = MetricName(
 SESSIONS_STALLED = MetricName(
     "sessions_stalled", "Sessions started again as they got no token for long."
 )
-STRAGGLERS = MetricName("stragglers", "Agents that get no new batches as they are far too slow.")
+STRAGGLERS = MetricName(
+    "stragglers", "Agents that get nothing new, where others can, as they are far too slow."
+)
 REDIS_FAILURES = MetricName(
     "redis_failures", "Attempts to write to Redis that failed, by what was wrong.", ("reason",)
 )

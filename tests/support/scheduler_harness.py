@@ -165,6 +165,8 @@ class AgentScript:
     epoch: int = 0
     leader: str = ""
     incarnation: int = 1
+    lacks: set[str] = field(default_factory=set)
+    """Models that are not in its repository."""
     hold_loads: bool = False
     memory_bytes: int = 10**9
     block_bytes: int = 2
@@ -227,6 +229,12 @@ class FakeAgent(Client):
                     self.holds.sessions.add(session_id=session, route=[hop], partition=key)
 
     async def _load(self, order: scheduler_pb2.LoadPartition) -> None:
+        if order.key.model in self.script.lacks:
+            text = f"{order.key.model} is not in the model repository of this machine"
+            failure = common_pb2.Failure(reason="NOT_FOUND", message=text)
+            failed = scheduler_pb2.PartitionFailed(key=order.key, failure=failure)
+            await self.send(scheduler_pb2.AgentMessage(partition_failed=failed))
+            return
         if self.script.fail_loads:
             self.script.fail_loads -= 1
             failure = common_pb2.Failure(reason="INTERNAL", message="out of memory")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -154,6 +155,9 @@ def _status_page(found: ClusterStatus) -> Group:
         Text(),
         table(("MODEL", "VERSION", "READY", "PIPELINES", "QUEUED", "PACKING", "REASON"), deployed),
     ]
+    if impaired := list(_impairments(found)):
+        columns = ("AGENT", "SERVER", "IMPAIRED", "PARTITION", "FOR", "WHY")
+        pages[2:2] = [Text(), table(columns, impaired)]
     chains = [
         (c.chain_id, c.role, ", ".join(f"{agent} [{a},{b})" for agent, a, b in c.hops), c.sessions,
          c.capacity, _cached(c), c.service_ns / 1e6)
@@ -172,6 +176,16 @@ def _status_page(found: ClusterStatus) -> Group:
         titles = ("CHAIN", "ROLE", "AGENTS", "SESSIONS", "CAPACITY", "TOKENS", "MEAN MS")
         pages += [Text(), table(titles, chains)]
     return Group(*pages)
+
+
+def _impairments(found: ClusterStatus) -> Iterator[tuple[str, ...]]:
+    """Yields what speaks against whom: others get the work while there are others."""
+    for agent in found.agents:
+        for each in agent.impairments:
+            lasts = "-" if each.remaining_s is None else f"{each.remaining_s:.1f} s"
+            kind = each.kind.replace("_", " ")
+            where = agent.server_id or "-"
+            yield agent.agent_id, where, kind, each.partition or "all", lasts, each.why
 
 
 def _versions_line(found: ClusterStatus) -> str:

@@ -102,8 +102,11 @@ export class ClusterMap {
       memory.show(share, used ? ofBytes(used, agent.memory_bytes) : bytes(agent.memory_bytes), share > 0.95 ? "bad" : null);
       const slow = agent.slowdown_ratio;
       const queued = agent.batches ? `${agent.batches} ${agent.batches === 1 ? "batch" : "batches"}` : "";
-      text(drift, [slow ? `${digits(slow)}× booked time` : "", queued].filter(Boolean).join(" · "));
-      attribute(drift, "data-tone", slow > 1.25 ? "bad" : null);
+      const against = agent.impairments.map((each) => each.kind.replace("_", " ")).join(", ");
+      const figures = [slow ? `${digits(slow)}× booked time` : "", queued, against];
+      text(drift, figures.filter(Boolean).join(" · "));
+      attribute(drift, "data-tone", slow > 1.25 || against ? "bad" : null);
+      attribute(drift, "title", agent.impairments.map((each) => each.why).join("; ") || null);
       keyed(held, agent.partitions, (part) => part, makePartition, () => {});
     };
     return card;

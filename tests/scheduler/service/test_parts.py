@@ -114,9 +114,7 @@ def test_a_failed_load_is_asked_for_again_ever_more_rarely() -> None:
     assert orders.is_due(A, key, 20.5)
     orders.failed(A, key, "no memory", 30.0)
     assert not orders.is_due(A, key, 30.9)
-    assert orders.problems(MODEL) == [
-        "agent a cannot load toy:1 blocks 0 to 1: no memory"
-    ]
+    assert orders.problems(MODEL) == ["agent a cannot load toy:1 blocks 0 to 1: no memory"]
     orders.loaded(A, key)
     assert orders.problems(MODEL) == []
     assert orders.is_due(A, key, 31.0)

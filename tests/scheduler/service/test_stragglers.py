@@ -84,6 +84,14 @@ def test_a_device_that_was_always_slower_than_planned_is_none() -> None:
     assert host.found == []
 
 
+def test_a_slow_start_does_not_hide_what_comes_later() -> None:
+    host = Host(3, sigma=0.2)
+    host.run(1.5, lambda agent, at_s: 4.0)
+    host.run(20, same)
+    host.run(10, lambda agent, at_s: 5.0 if agent == B else 1.0)
+    assert {each.agent for _, each in host.found} == {B}
+
+
 def test_if_all_become_slow_nobody_is_a_straggler() -> None:
     host = Host(2, sigma=0.2)
     host.run(60, same)

@@ -198,6 +198,42 @@ class GroupStatus(_message.Message):
 Global___GroupStatus: _TypeAlias = GroupStatus  # noqa: Y015
 
 @_typing.final
+class AgentImpairment(_message.Message):
+    """One thing that speaks against giving work to an agent. Others get it while there are others; the
+    last agent that can serve something goes on serving it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    REMAINING_NS_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"straggling", "silent", "suspected", "draining", "broken", "quarantined" or "cannot_load"."""
+    partition: _builtins.str
+    """The partition it is about; empty: all of the agent."""
+    remaining_ns: _builtins.int
+    """When it is over, or the agent is asked again, from now; 0: not by itself."""
+    why: _builtins.str
+    """In words."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        partition: _builtins.str = ...,
+        remaining_ns: _builtins.int = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "partition", b"partition", "remaining_ns", b"remaining_ns", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentImpairment: _TypeAlias = AgentImpairment  # noqa: Y015
+
+@_typing.final
 class AgentStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -219,11 +255,14 @@ class AgentStatus(_message.Message):
     BATCHES_FIELD_NUMBER: _builtins.int
     SERVER_ID_FIELD_NUMBER: _builtins.int
     USED_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    IMPAIRMENTS_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     device: _builtins.str
     device_class: _builtins.str
     state: _builtins.str
-    """"joining", "ready", "draining", "lost"."""
+    """"joining" (it serves what it has loaded, and something the plan wants of it is missing),
+    "ready", "draining", "lost".
+    """
     memory_bytes: _builtins.int
     utilisation_ratio: _builtins.float
     """Share of the last seconds in which its device was booked, 0..1."""
@@ -251,6 +290,10 @@ class AgentStatus(_message.Message):
     """Memory of what it has loaded."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def impairments(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentImpairment]:
+        """What speaks against it, the most serious first."""
+
     def __init__(
         self,
         *,
@@ -272,10 +315,11 @@ class AgentStatus(_message.Message):
         batches: _builtins.int = ...,
         server_id: _builtins.str = ...,
         used_memory_bytes: _builtins.int = ...,
+        impairments: _abc.Iterable[Global___AgentImpairment] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "block_slots", b"block_slots", "cached_block_tokens", b"cached_block_tokens", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "group", b"group", "memory_bytes", b"memory_bytes", "most_block_tokens", b"most_block_tokens", "partitions", b"partitions", "server_id", b"server_id", "slowdown_ratio", b"slowdown_ratio", "state", b"state", "used_block_slots", b"used_block_slots", "used_memory_bytes", b"used_memory_bytes", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "block_slots", b"block_slots", "cached_block_tokens", b"cached_block_tokens", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "group", b"group", "impairments", b"impairments", "memory_bytes", b"memory_bytes", "most_block_tokens", b"most_block_tokens", "partitions", b"partitions", "server_id", b"server_id", "slowdown_ratio", b"slowdown_ratio", "state", b"state", "used_block_slots", b"used_block_slots", "used_memory_bytes", b"used_memory_bytes", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
