@@ -184,9 +184,9 @@ class PooledDispatcher:
         life.counters["decisions"] += 1
         stopwatch = self._stopwatch
         began = stopwatch() if stopwatch is not None else 0
-        decision = self._elsewhere(queue, now)
-        if decision is None:
-            decision = decide(queue, routes, self._book, self._config, now)
+        decision = self._elsewhere(queue, now) or decide(
+            queue, routes, self._book, self._config, now
+        )
         if isinstance(decision, Dispatch):
             batch = BatchId(self._next_batch)
             self._next_batch += 1
