@@ -29,6 +29,7 @@ MYPYC = (
     "scheduler/dispatch/availability.py",
     "scheduler/dispatch/batching.py",
     "scheduler/dispatch/booked_times.py",
+    "scheduler/dispatch/breaker.py",
     "scheduler/dispatch/chained/admission.py",
     "scheduler/dispatch/chained/adoption.py",
     "scheduler/dispatch/chained/board.py",

@@ -64,6 +64,10 @@ class Orders(Protocol):
         """Carries out one order of the leader."""
         ...
 
+    def heartbeat(self) -> scheduler_pb2.Heartbeat:
+        """Returns what we compute, as of now."""
+        ...
+
     def refused(self) -> None:
         """Notes that an order of a former leader was refused."""
         ...
@@ -241,7 +245,8 @@ class Control:
             taken = await self._outbox.take(_PACK, max(0.0, left_s))
             messages = [item.message() for item in taken]
             if time.monotonic() >= beat + self._times.heartbeat_s:
-                messages.append(_HEARTBEAT)
+                beaten = scheduler_pb2.AgentMessage(heartbeat=self._orders.heartbeat())
+                messages.append(beaten)
                 beat = time.monotonic()
             if not messages:
                 continue
@@ -255,9 +260,6 @@ class Control:
             finally:
                 self._writing = False
             self._sent.set()
-
-
-_HEARTBEAT = scheduler_pb2.AgentMessage(heartbeat=scheduler_pb2.Heartbeat())
 
 
 async def _write(call: _Call, messages: list[scheduler_pb2.AgentMessage]) -> None:

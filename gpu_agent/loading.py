@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from gpu_agent.canary import Canary, Kind, decoder_answer, part_answer
 from gpu_agent.content import CONTENT, check_content, is_content_as_ordered
+from gpu_agent.device_errors import Trouble, trouble_of
 from gpu_agent.engine.partitions import LoadedPartition
 from gpu_agent.engine.reporting import Notice, Outgoing, is_retryable
 from gpu_agent.executors.loading import load_executor
 from gpu_agent.generation.loading import DecoderLoader
 from gpu_agent.measuring import measure_between_batches
+from gpu_agent.steps import StepKind
 from services.domain.ids import ModelKey, PartitionKey
 from services.errors import CatenaryError, InternalError, InvalidInput, PlanInfeasible
 from services.log import get_logger
@@ -156,7 +158,9 @@ class Loader:
         if present is not None and present.float16_boundaries == order.float16_boundaries:
             return await self._enlarge(present, order.max_batch)
         # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
-        opening = asyncio.ensure_future(asyncio.to_thread(self._open, key, order))
+        work = partial(self._open, key, order)
+        steps = self._engine.steps
+        opening = asyncio.ensure_future(asyncio.to_thread(steps.run, work, StepKind.LOADING, key))
         try:
             executor, content = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -240,6 +244,12 @@ class Loader:
     def _open_decoder(
         self, key: PartitionKey, layout: CacheLayout, order: scheduler_pb2.LoadPartition
     ) -> tuple[DecoderExecutor, str]:
+        work = partial(self._read_decoder, key, layout, order)
+        return self._engine.steps.run(work, StepKind.LOADING, key)
+
+    def _read_decoder(
+        self, key: PartitionKey, layout: CacheLayout, order: scheduler_pb2.LoadPartition
+    ) -> tuple[DecoderExecutor, str]:
         from gpu_agent.decoders.loading import commits_on_use, load_decoder
 
         host, model_hash = self._host, order.block_table_hash
@@ -317,10 +327,7 @@ def _is_as_ordered(loaded: LoadedPartition, order: scheduler_pb2.LoadPartition) 
 
 def _told(failure: Exception) -> CatenaryError:
     """Returns what the scheduler is told of an unexpected failure."""
-    # PyTorch is not imported here for the name of its error, which is a RuntimeError of its own.
-    is_full = isinstance(failure, OSError) and failure.errno == errno.ENOMEM
-    is_full = is_full or isinstance(failure, MemoryError)
-    if is_full or type(failure).__name__ == "OutOfMemoryError":
+    if trouble_of(failure) is Trouble.MEMORY:
         return PlanInfeasible("the device ran out of memory", details={_LIMIT: _MEMORY})
     return InternalError("the partition could not be loaded")
 

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from gpu_agent.control import Control, ControlTimes
 from gpu_agent.decoders.loading import commits_on_use
+from gpu_agent.ending import EXIT_DEVICE_LOST, EXIT_STUCK, Ending
 from gpu_agent.engine.engine import Engine, EngineLimits
 from gpu_agent.engine.meter import Meter
 from gpu_agent.engine.reporting import Notice, Outgoing
 from gpu_agent.executors.device import Device
+from gpu_agent.faults import Faults
 from gpu_agent.generation.engine import GenerationEngine
 from gpu_agent.generation.lane import chunk_tokens_for
 from gpu_agent.generation.meter import GenerationMeter
@@ -24,7 +26,11 @@ from gpu_agent.holdings import HoldingsAnswer
 from gpu_agent.loading import Host, Loader
 from gpu_agent.outbox import Outbox
 from gpu_agent.share import Claim, take_share
+from gpu_agent.steps import StepInHand
+from gpu_agent.watchdog import Watchdog, WatchdogRules
 from services.domain.groups import chosen_group, metadata_of_group
+from services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
+from services.errors import DeviceFailed, DeviceLost
 from services.log import get_logger
 from services.model_repository import ModelRepository
 from services.probes import Probes
@@ -43,6 +49,8 @@ if TYPE_CHECKING:
 _log = get_logger("gpu_agent")
 _GAUGE_PERIOD_S = 1.0
 _CALM_LOOKS = 2
+_LAST_WORDS_S = 0.05
+"""So long a thread that has just failed takes to say what failed."""
 _QUIET_S = 0.5
 """A drained agent to which no frame came for so long is needed by nobody."""
 
@@ -86,10 +94,14 @@ class AgentProcess:
                 settings.max_unpushed_batches,
                 settings.push_timeout_s,
                 settings.link_bytes_per_second if settings.emulated_link else None,
+                Faults(settings.faults_file),
             ),
             self._tracer,
             Meter(self.metrics),
         )
+        self.ending = Ending(self._farewell)
+        self.engine.steps.lost = self._device_lost
+        self._watchdog = Watchdog(self.engine.steps, _rules_of(settings), self._stuck)
         self.generation = GenerationEngine(
             settings.agent_id,
             Surroundings(
@@ -99,6 +111,7 @@ class AgentProcess:
                 GenerationMeter(self.metrics),
                 self._tracer,
                 self.engine.link,
+                self.engine.steps,
             ),
             GenerationLimits(
                 settings.prefill_chunk_tokens or chunk_tokens_for(self.share.device),
@@ -148,6 +161,8 @@ class AgentProcess:
     async def start(self) -> None:
         """Returns when frames and orders can come; the scheduler may come later."""
         settings = self.settings
+        self.ending.start()
+        self._watchdog.start()
         self.engine.start()
         self.generation.start()
         await self.hub.start(self.engine.on_frame)
@@ -201,6 +216,7 @@ class AgentProcess:
 
     async def stop(self) -> None:
         """Ends everything. Idempotent."""
+        self._watchdog.stop()
         tasks = [*self._tasks, *([self._draining] if self._draining else [])]
         for task in tasks:
             task.cancel()
@@ -261,6 +277,10 @@ class AgentProcess:
             software_version=software_version(),
         )
 
+    def heartbeat(self) -> scheduler_pb2.Heartbeat:
+        """Returns what we compute, as of now."""
+        return self.engine.steps.heartbeat()
+
     def obey(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
         """Carries out one order of the leader."""
         match message.WhichOneof("kind"):
@@ -277,6 +297,9 @@ class AgentProcess:
                 self.generation.close_sessions(message.close_sessions.session_ids)
             case "report_holdings":
                 self.generation.report_holdings(message.report_holdings.number)
+            case "end_process":
+                why = f"the scheduler says: {message.end_process.why}"
+                self.ending.begin(EXIT_STUCK, DeviceFailed.reason, why)
             case "drain":
                 if self._draining is None or self._draining.done():
                     self._draining = asyncio.get_running_loop().create_task(self._drain_order())
@@ -308,6 +331,26 @@ class AgentProcess:
                 )
                 return False
         return True
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _device_lost(self, error: BaseException) -> None:
+        """Called on a thread that computes."""
+        text = (str(error).splitlines() or [""])[0][:300]
+        self.ending.begin(EXIT_DEVICE_LOST, DeviceLost.reason, f"{type(error).__name__}: {text}")
+
+    def _stuck(self, step: StepInHand, age_ns: Nanoseconds) -> None:
+        """Called on the watchdog's thread."""
+        what = f"a step ({step.kind.value}) of {step.partition or 'no partition'}"
+        why = f"{what} goes on for {age_ns / 1e9:.1f} s; booked were {step.booked_ns / 1e9:.3f} s"
+        self.ending.begin(EXIT_STUCK, DeviceFailed.reason, why)
+
+    async def _farewell(self, reason: str, why: str) -> None:
+        """Tells the scheduler, behind the failures of what was computed."""
+        await asyncio.sleep(_LAST_WORDS_S)
+        ending = scheduler_pb2.Ending(reason=reason, why=why)
+        self._tell(Notice(scheduler_pb2.AgentMessage(ending=ending)))
+        await self.control.flush(1.0)
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -367,6 +410,14 @@ class AgentProcess:
             self.metrics.epoch.set(self.engine.epoch)
             self._tell_probes()
             await asyncio.sleep(_GAUGE_PERIOD_S)
+
+
+def _rules_of(settings: AgentSettings) -> WatchdogRules:
+    return WatchdogRules(
+        int(settings.stuck_s * NANOSECONDS_PER_SECOND),
+        settings.stuck_factor,
+        int(settings.stuck_load_s * NANOSECONDS_PER_SECOND),
+    )
 
 
 def _claim_of(settings: AgentSettings) -> Claim:

@@ -111,6 +111,24 @@ class AgentSettings(ProcessSettings):
         3.0, gt=0, description="A scheduler silent for this long counts as gone."
     )
 
+    stuck_s: float = Field(
+        30.0, gt=0, description="A batch or a step of generation that takes longer than this, and "
+        "than `stuck_factor` times what is booked for it, is taken to hang: the process ends.",
+    )  # fmt: skip
+    stuck_factor: float = Field(
+        60.0, ge=1, description="See `stuck_s`; the scheduler has limits of its own, and is first."
+    )
+    stuck_load_s: float = Field(
+        3600.0, gt=0, description="The same for loading a partition, and for measuring one."
+    )
+    faults_file: Path | None = Field(
+        None, description="For tests only: what is computed hangs, fails or is slow as this file "
+        "says (see `gpu_agent.faults`); refused without `allow_faults`.",
+    )  # fmt: skip
+    allow_faults: bool = Field(
+        False, description="For tests only: `faults_file` may be given; never true in service."
+    )
+
     @model_validator(mode="after")
     def _derive(self) -> AgentSettings:
         """Fills what follows from the other fields."""
@@ -120,4 +138,6 @@ class AgentSettings(ProcessSettings):
             self.device_id = f"{self.server_id}/{self.device}"
         if not self.scheduler_addresses:
             raise ValueError("scheduler_addresses: at least one is needed")
+        if self.faults_file is not None and not self.allow_faults:
+            raise ValueError("faults_file: is for tests only; allow_faults says that this is one")
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from typing import Protocol
@@ -20,6 +21,7 @@ from scheduler.sessions import (
     first_pack,
     read_packs,
 )
+from scheduler.stuck_agents import StuckAgents
 from scheduler.targets import CacheNeed
 from services.domain.ids import AgentId, Epoch, Nanoseconds, SessionId
 from services.domain.plan import Agent
@@ -35,6 +37,9 @@ from services.log import get_logger
 _log = get_logger(__name__)
 _OF_CONTENT = (ContentMismatch.reason, CanaryFailed.reason)
 """Refusals to load that are about what an agent has, or how it computes; not about room."""
+_ORDER_S = 1.0
+"""So long the stream of an agent that was told to end stays open."""
+_CAME_AGAIN = "this process was told to end, and came again"
 Message = scheduler_pb2.SchedulerToAgentMessage
 
 
@@ -77,6 +82,27 @@ class Leader(Protocol):
     @property
     def moves(self) -> Moves:
         """What is done about sessions that move."""
+        ...
+
+    @property
+    def stuck(self) -> StuckAgents:
+        """Who computes steps that do not end."""
+        ...
+
+    def welcomes(self) -> Message:
+        """Returns what greets an agent."""
+        ...
+
+    def agent_stuck(self, agent: AgentId, why: str) -> None:
+        """An agent computes a step that does not end, and was told to end itself."""
+        ...
+
+    def agent_replaced(self, agent: AgentId) -> None:
+        """A new process has come in place of one that was told to end."""
+        ...
+
+    def agent_ends(self, agent: AgentId, reason: str, why: str) -> None:
+        """An agent cannot compute any more, and ends by itself."""
         ...
 
     def agent_joined(self, agent: Agent) -> None:
@@ -173,6 +199,10 @@ class AgentSessions:
             raise InvalidInput("hello", "must be the first message of an agent")
         hello = pack.messages[0].hello
         speaks(hello.agent_id)
+        if self._leader.stuck.must_end(AgentId(hello.agent_id), hello.incarnation):
+            ordered = [self._leader.welcomes(), self._end_order(_CAME_AGAIN)]
+            await stream.write(scheduler_pb2.SchedulerToAgentMessages(messages=ordered))
+            raise Unavailable(_CAME_AGAIN)
         self._leader.plausibility.check_hello(hello)
 
         async def send(messages: list[Message]) -> None:
@@ -230,6 +260,8 @@ class AgentSessions:
         )  # fmt: skip
         _log.info("agent_joined", agent=agent.agent_id, device=hello.device, hosts=len(loaded))
         self._leader.audits.gone(agent.agent_id)
+        if self._leader.stuck.came(agent.agent_id):
+            self._leader.agent_replaced(agent.agent_id)
         try:
             self._leader.greet_agent(record, hello)
             self._cluster.agent_arrives(record)
@@ -277,8 +309,30 @@ class AgentSessions:
             elif kind == "caches_sent":
                 self._leader.moves.caches_sent(message.caches_sent)
                 self._leader.boundaries.caches_sent(record.agent.agent_id, message.caches_sent)
-            elif kind != "heartbeat":
+            elif kind == "heartbeat":
+                self._beats(record, record.session, message.heartbeat)
+            else:
                 self._handle_rare(record, message)
+
+    def _beats(
+        self, record: AgentRecord, session: AgentSession, beat: scheduler_pb2.Heartbeat
+    ) -> None:
+        """Gives an agent up whose step does not end: what it has goes elsewhere at once."""
+        agent_id = record.agent.agent_id
+        why = self._leader.stuck.heard(agent_id, beat)
+        if not why:
+            return
+        _log.error("agent_stuck", agent=agent_id, why=why)
+        self._leader.stuck.told_to_end(agent_id, record.incarnation)
+        self._leader.agent_stuck(agent_id, why)
+        session.send(self._end_order(why))
+        self._left(record, session)
+        # Not at once: the order has to get there first.
+        ended = Unavailable(f"told to end: {why}")
+        asyncio.get_running_loop().call_later(_ORDER_S, session.close, ended)
+
+    def _end_order(self, why: str) -> Message:
+        return Message(epoch=self._leader.epoch, end_process=scheduler_pb2.EndProcess(why=why))
 
     def _handle_rare(self, record: AgentRecord, message: scheduler_pb2.AgentMessage) -> None:
         agent_id, now_s = record.agent.agent_id, time.monotonic()
@@ -305,6 +359,12 @@ class AgentSessions:
             refusal = self._leader.refusal_of(Claim(agent_id, message.order_refused.agent_epoch))
             if isinstance(refusal, InvalidInput) and record.session is not None:
                 record.session.close(refusal)
+        elif kind == "ending":
+            ending = message.ending
+            _log.error("agent_ends", agent=agent_id, reason=ending.reason, why=ending.why)
+            self._leader.agent_ends(agent_id, ending.reason, ending.why)
+            if record.session is not None:
+                self._left(record, record.session)
         elif kind == "drained":
             _log.info("agent_drained", agent=agent_id)
             self._leader.agent_draining(agent_id)

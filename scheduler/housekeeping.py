@@ -177,6 +177,9 @@ def _count(now: dict[str, int], told: dict[str, int], metrics: Metrics) -> dict[
     metrics.reservation_drift.inc(since("drift_ns_sum") / NANOSECONDS_PER_SECOND)
     metrics.reservation_corrections.inc(since("corrections"))
     metrics.reservation_conflicts.inc(since("displaced_batches"))
+    metrics.circuits_opened.inc(since("opened_circuits"))
+    metrics.requests_to_blame.inc(since("failed_requests"))
+    metrics.sessions_stalled.inc(since("stalled_sessions"))
     for outcome, name in _PLACEMENTS.items():
         metrics.placements.labels(outcome).inc(since(name))
     for outcome, name in _PACKING.items():

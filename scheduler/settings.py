@@ -9,8 +9,10 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from scheduler.dispatch import ChainedConfig, PooledConfig
+from scheduler.dispatch.breaker import BreakerConfig
 from scheduler.packing.boundaries import BoundaryConfig
 from scheduler.scaling import DemandPolicy, ReplanPolicy, ScalingPolicy, SessionLoad
+from scheduler.stuck_agents import StuckRules
 from services.domain.groups import AUTO, MOST_GROUPS, chosen_group
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 from services.domain.packing import PackingGoal
@@ -255,6 +257,30 @@ class SchedulerSettings(ProcessSettings):
         default=2.5, ge=0.0, description="An agent that takes so many times what others take of "
         "what is booked gets no new batches for a while, if others of its pools can; 0: never.",
     )  # fmt: skip
+    stuck_s: float = Field(
+        default=6.0, gt=0.0, description="An agent that computes a batch, or a step of generation, "
+        "for longer than this and than `stuck_factor` times what is booked for it, is told to end; "
+        "its work goes elsewhere at once.",
+    )  # fmt: skip
+    stuck_factor: float = Field(default=20.0, ge=1.0, description="See `stuck_s`.")
+    stuck_load_s: float = Field(
+        default=1800.0, gt=0.0, description="The same for loading or measuring a partition."
+    )
+    token_stall_s: float = Field(
+        default=60.0, gt=0.0, description="A session that got no token for this long, though its "
+        "agents seem well, is started again elsewhere; before its first one, for four times this.",
+    )  # fmt: skip
+    breaker_failures: int = Field(
+        default=3, ge=1, description="An agent whose device fails so often in a row, or half of "
+        "the time, gets no more than a try now and then, if there are others.",
+    )  # fmt: skip
+    breaker_pause_s: float = Field(
+        default=0.5, gt=0.0, description="First pause before such a try; doubled with each that "
+        "fails, up to `breaker_longest_pause_s`.",
+    )  # fmt: skip
+    breaker_longest_pause_s: float = Field(
+        default=30.0, gt=0.0, description="See `breaker_pause_s`."
+    )
     overdue_grace_ms: float = Field(
         default=100.0, ge=0.0, description="A batch later than this, and later than twice its "
         "planned time, is given up and dispatched again.",
@@ -297,6 +323,23 @@ class SchedulerSettings(ProcessSettings):
             else round(self.max_linger_ms * NANOSECONDS_PER_MILLISECOND),
             safety_margin_ns=round(self.safety_margin_ms * NANOSECONDS_PER_MILLISECOND),
             overdue_grace_ns=round(self.overdue_grace_ms * NANOSECONDS_PER_MILLISECOND),
+            breaker=self.breaker(),
+        )
+
+    def breaker(self) -> BreakerConfig:
+        """Returns when agents whose devices fail are left alone, and for how long."""
+        return BreakerConfig(
+            in_a_row=self.breaker_failures,
+            first_pause_ns=int(self.breaker_pause_s * NANOSECONDS_PER_SECOND),
+            longest_pause_ns=int(self.breaker_longest_pause_s * NANOSECONDS_PER_SECOND),
+        )
+
+    def stuck_rules(self) -> StuckRules:
+        """Returns when a step of an agent counts as one that does not end."""
+        return StuckRules(
+            int(self.stuck_s * NANOSECONDS_PER_SECOND),
+            self.stuck_factor,
+            int(self.stuck_load_s * NANOSECONDS_PER_SECOND),
         )
 
     def dispatching_sessions(self) -> ChainedConfig:
@@ -304,6 +347,8 @@ class SchedulerSettings(ProcessSettings):
         return ChainedConfig(
             claim_grace_ns=int(self.claim_grace_s * NANOSECONDS_PER_SECOND),
             rebalance=self.rebalance,
+            breaker=self.breaker(),
+            stall_ns=int(self.token_stall_s * NANOSECONDS_PER_SECOND),
             max_moves=self.max_moves,
             max_moves_per_agent=self.max_moves_per_agent,
             move_deadline_ns=int(self.move_timeout_s * NANOSECONDS_PER_SECOND),

@@ -64,6 +64,7 @@ from scheduler.state.lease import Lease
 from scheduler.state.store import Store
 from scheduler.state.write_behind import Rhythm, WriteBehind
 from scheduler.state.write_behind import Sources as WriteSources
+from scheduler.stuck_agents import StuckAgents
 from scheduler.switch_report import SwitchReport, observe_switch
 from scheduler.takeover_trouble import TakeoverTrouble
 from scheduler.timelines import Timelines
@@ -88,6 +89,8 @@ from services.telemetry.tracing import Tracer
 _log = get_logger(__name__)
 _LIE_NS = 60 * NANOSECONDS_PER_SECOND
 """An agent that said what cannot be true is avoided for so long where there are others."""
+_STUCK_NS = 60 * NANOSECONDS_PER_SECOND
+"""An agent that was told to end counts as broken for so long, unless a new process comes sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,22 +161,37 @@ class Term:
         )
         self.plausibility = Plausibility(self)
         self.gateways = GatewaySessions(self, self.waiting)
+        self.stuck = StuckAgents(settings.stuck_rules())
         self.agents = AgentSessions(self, self.cluster)
         self.sessions = SessionDesk(self, self.live, book.slots)
         self.moves = SessionMoves(self.dispatcher.chained, self.feed, around.metrics)
         self.boundaries = BoundaryDesk(
             self.measured.links, self.deployments, self.feed, self._measured_links
         )
+        self._connect_dispatcher(around)
+        self._connect_storage(store, lease)
+        self._claims = EpochClaims()
+        self._directory = b""
+        self._models = b""
+        self._trouble = TakeoverTrouble()
+        self._left_out: list[str] = []
+        """What of the predecessor's state could not be used, in words for people."""
+        self.quarantined = 0
+        """Stored records that could not be read when this term began."""
+
+    def _connect_dispatcher(self, around: Surroundings) -> None:
         telemetry = (around.metrics, around.tracer)
         under_way = (self.in_flight, self.live, self.timelines)
         router = Router(self.gateways, self.agents, under_way, telemetry, self._stamp)
         self._engine = Engine(self.dispatcher, router.route, around.metrics)
         self._router = router
-        self._journal = Journal()
         self.lengths = LengthRecords(self.dispatcher.chained)
-        self.autoscaler = Autoscaler(self, settings.scaling_policy())
+        self.autoscaler = Autoscaler(self, around.settings.scaling_policy())
         self.audits = Audits(self, around.metrics)
         self.drains = DrainMarks(self)
+
+    def _connect_storage(self, store: Store, lease: Lease) -> None:
+        self._journal = Journal()
         self._persistence = Persistence(
             Sources(
                 self.dispatcher, self.in_flight, self.live, self.cluster, self.deployments,
@@ -190,18 +208,10 @@ class Term:
                 self._persistence.collect,
                 self._persistence.snapshot,
                 self._epoch_raised,
-                lambda kind: around.metrics.redis_failures.labels(kind).inc(),
+                lambda kind: self._around.metrics.redis_failures.labels(kind).inc(),
             ),
-            Rhythm(renew_s=settings.lease_s / 4),
+            Rhythm(renew_s=self.settings.lease_s / 4),
         )
-        self._claims = EpochClaims()
-        self._directory = b""
-        self._models = b""
-        self._trouble = TakeoverTrouble()
-        self._left_out: list[str] = []
-        """What of the predecessor's state could not be used, in words for people."""
-        self.quarantined = 0
-        """Stored records that could not be read when this term began."""
 
     # ---- the term itself ----
 
@@ -348,6 +358,25 @@ class Term:
             queued = queued_reservations(agent_id, hello.batches, known, now_ns())
             self.dispatcher.restore(queued)
         self._journal_event("agent_joined", {"agent": agent_id, "device": record.device})
+
+    def welcomes(self) -> scheduler_pb2.SchedulerToAgentMessage:
+        """Returns what greets an agent."""
+        return scheduler_pb2.SchedulerToAgentMessage(epoch=self.epoch, welcome=self._welcome())
+
+    def agent_stuck(self, agent: AgentId, why: str) -> None:
+        """An agent computes a step that does not end, and was told to end itself."""
+        until = now_ns() + _STUCK_NS
+        self.availability.impair(agent, Impairment.BROKEN, until=until, why=why)
+        self._around.metrics.agents_stuck.inc()
+        self.note("agent_stuck", {"agent": agent, "why": why})
+
+    def agent_replaced(self, agent: AgentId) -> None:
+        """A new process has come in place of one that was told to end."""
+        self.availability.clear(agent, Impairment.BROKEN)
+
+    def agent_ends(self, agent: AgentId, reason: str, why: str) -> None:
+        """An agent cannot compute any more, and ends by itself."""
+        self.note("agent_ends", {"agent": agent, "reason": reason, "why": why[:300]})
 
     def refusal_of(self, claim: Claim) -> CatenaryError | None:
         """Returns why an agent cannot be led that obeys this epoch; None if it can.

@@ -234,6 +234,17 @@ TABLE: dict[type[CatenaryError], _Row] = {
     errors.InvalidMessage: _Row(
         _C.INVALID_ARGUMENT, 400, _SERVER, (details.bad_request, *_RETRY), pushback=True
     ),
+    errors.DeviceFailed: _Row(
+        _C.UNAVAILABLE, 503, _SERVER, _RETRY, _SOON_NS, retryable=True, pushback=True
+    ),
+    errors.DeviceLost: _Row(
+        _C.UNAVAILABLE, 503, _SERVER, _RETRY, _LATER_NS, retryable=True, pushback=True
+    ),
+    errors.DeviceOutOfMemory: _Row(
+        _C.UNAVAILABLE, 503, _SERVER, _RETRY, _LATER_NS, retryable=True, pushback=True
+    ),
+    # No advice: it was tried elsewhere already, with the same result.
+    errors.ComputeFailed: _Row(_C.INTERNAL, 500, _SERVER, (details.error_info,)),
     # Nothing but an id: not even the facts a careless `raise` attached.
     errors.InternalError: _Row(_C.INTERNAL, 500, _SERVER, (details.request_info,)),
 }

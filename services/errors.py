@@ -185,6 +185,30 @@ class InvalidMessage(PeerError):
         self.field = field
 
 
+class DeviceFailed(PeerError):
+    """An agent's device failed to compute; elsewhere it may not."""
+
+    reason = "DEVICE_FAILED"
+
+
+class DeviceLost(PeerError):
+    """An agent can compute nothing on its device any more; its process ends and is started anew."""
+
+    reason = "DEVICE_LOST"
+
+
+class DeviceOutOfMemory(PeerError):
+    """An agent's device has not enough memory for this now; elsewhere there may be more."""
+
+    reason = "DEVICE_OUT_OF_MEMORY"
+
+
+class ComputeFailed(CatenaryError):
+    """The request made several agents fail: it, and none of them, is taken to be the cause."""
+
+    reason = "COMPUTE_FAILED"
+
+
 class InternalError(CatenaryError):
     """Our bug. Carries nothing but an id to find it by."""
 

@@ -10,7 +10,9 @@
     ├── PlanError         the operator acts: NoActivePlanError, PlanInfeasibleError,
     │                     ContentMismatchError, CanaryFailedError, StaleEpochError
     ├── PeerError         another attempt may succeed: UnavailableError, PartitionLostError,
+    │                     DeviceFailedError, DeviceLostError, DeviceOutOfMemoryError,
     │                     ProtocolError
+    ├── ComputeFailedError  the request makes agents fail
     └── InternalError     a bug on the server
 
 Retry advice is data: `retry_after_s` says when, `retryable` says whether the same request may be
@@ -215,10 +217,37 @@ class PartitionLostError(PeerError):
     helps_to_repeat = True
 
 
+class DeviceFailedError(PeerError):
+    """A device failed to compute, and there was no other, or no time left, for another try."""
+
+    reason = "DEVICE_FAILED"
+    helps_to_repeat = True
+
+
+class DeviceLostError(PeerError):
+    """A device is lost to its agent, which is started anew; no other could do the work in time."""
+
+    reason = "DEVICE_LOST"
+    helps_to_repeat = True
+
+
+class DeviceOutOfMemoryError(PeerError):
+    """A device had not enough memory for this at the time, and no other could do it."""
+
+    reason = "DEVICE_OUT_OF_MEMORY"
+    helps_to_repeat = True
+
+
 class ProtocolError(PeerError):
     """The answer does not follow the protocol, e.g. bytes that do not fit their shape."""
 
     reason = "PROTOCOL_ERROR"
+
+
+class ComputeFailedError(CatenaryError):
+    """The request made several agents fail: it, and none of them, is taken to be the cause."""
+
+    reason = "COMPUTE_FAILED"
 
 
 class InternalError(CatenaryError):

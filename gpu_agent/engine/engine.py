@@ -15,7 +15,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
@@ -30,6 +31,8 @@ from gpu_agent.engine.meter import Meter
 from gpu_agent.engine.outbound import DeliveryError, Hub, Outbound, destinations, next_header
 from gpu_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
 from gpu_agent.engine.reporting import Outgoing, batch_failed, record_spans, stage_done
+from gpu_agent.faults import Faults
+from gpu_agent.steps import StepsInHand
 from services.errors import CatenaryError, InternalError
 from services.log import get_logger
 
@@ -51,6 +54,8 @@ class EngineLimits:
     push_timeout_s: float = 2.0
     emulated_link_bytes_per_second: int | None = None
     """Frames between agents take as long as on a link of this speed; None: as long as they do."""
+    faults: Faults = field(default_factory=partial(Faults, None))
+    """What tests want to go wrong."""
 
 
 class Engine:
@@ -69,6 +74,8 @@ class Engine:
         limits = limits or EngineLimits()
         self.agent_id = agent_id
         self.partitions = PartitionTable(self._close_partition)
+        self.steps = StepsInHand(limits.faults)
+        """What is computed now, also by others of this agent."""
         self._tell = tell
         self._tracer = tracer
         self._meter = meter or Meter()
@@ -88,7 +95,7 @@ class Engine:
         )
         self._arrivals.on_refused = self._meter.frame_refused
         self._thread: ComputeThread[Job] = ComputeThread(
-            f"compute-{agent_id}", run_job, self._computed
+            f"compute-{agent_id}", partial(run_job, steps=self.steps), self._computed
         )
         self._feeder.attach(self._thread)
         self.received_frames = 0

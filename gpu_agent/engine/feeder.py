@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpu_agent.device_errors import failure
 from gpu_agent.engine.batch import Batch
 from gpu_agent.engine.ready import ReadyQueue
+from gpu_agent.steps import StepKind
 from services.errors import (
     CatenaryError,
     ClientError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from gpu_agent.engine.batch import Array
     from gpu_agent.engine.compute import ComputeThread
     from gpu_agent.engine.outbound import StagedOutput
+    from gpu_agent.steps import StepsInHand
 
 _log = get_logger("gpu_agent.engine")
 
@@ -190,11 +192,11 @@ def out_of_time() -> DeadlineExceeded:
     )
 
 
-def run_job(job: Job) -> None:
+def run_job(job: Job, steps: StepsInHand) -> None:
     """Does a job on the compute thread; what goes wrong is kept in the job."""
     if isinstance(job, Step):
         try:
-            job.result = job.work()
+            job.result = steps.run(job.work, StepKind.MEASURING)
         except Exception as error:
             job.error = error
         return
@@ -203,23 +205,14 @@ def run_job(job: Job) -> None:
         job.error = out_of_time()
         return
     job.computing = True
+    key, booked_ns = job.partition.key, job.hop.reserved_duration_ns
     try:
-        _compute(job)
+        steps.run(partial(_compute, job), StepKind.BATCH, key, booked_ns)
     except (ClientError, OverloadError) as error:
         error.__traceback__ = None  # its frames hold the inputs, whose memory is given back
         job.error = error
-    except Exception:  # its text may show what is inside a model: only our own log gets it
-        incident = uuid.uuid4().hex[:12]
-        # Formatted here and plainly: a renderer that shows local variables would print tensors,
-        # and take longer than the batch.
-        _log.error(
-            "compute_failed",
-            traceback=traceback.format_exc(),
-            incident=incident,
-            batch_id=job.batch_id,
-            partition=str(job.partition.key),
-        )
-        job.error = InternalError(f"the partition failed to compute (incident {incident})")
+    except Exception as error:
+        job.error = failure(error, batch_id=job.batch_id, partition=str(key))
     job.ended_ns = time.monotonic_ns()
 
 

@@ -17,6 +17,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from gpu_agent.device import cuda_memory_bytes
+from gpu_agent.device_errors import of_executor
 from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
 from gpu_agent.executors.device import Device
 from gpu_agent.partitioning.jailed import PartOrder, write_part_jailed
@@ -29,7 +30,7 @@ from gpu_agent.partitioning.onnx_graph import (
 from gpu_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
 from services.domain.ids import PartitionKey
 from services.domain.model import BlockTable
-from services.errors import InternalError, InvalidInput, NotSupported
+from services.errors import InvalidInput, NotSupported
 from services.jail.child import Room
 from services.model_repository import ModelRepository
 
@@ -159,9 +160,10 @@ class OnnxPart:
     def _failure(self, error: Exception) -> Exception:
         """Shapes and datatypes were checked; what is left is a free size the model cannot do."""
         text = str(error).splitlines()[0][:300]
+        refused = None
         if any(-1 in spec.shape[1 if self.batched else 0 :] for spec in self.inputs):
-            return InvalidInput(self.inputs[0].name, f"the model refuses this size: {text}")
-        return InternalError(f"{self.key} failed: {text}")
+            refused = InvalidInput(self.inputs[0].name, f"the model refuses this size: {text}")
+        return of_executor(error, str(self.key), refused)
 
 
 def load_onnx_part(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.export.passes import move_to_device_pass
 
+from gpu_agent.device_errors import of_executor
 from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
 from gpu_agent.executors.device import Device
 from gpu_agent.partitioning.jailed import PartOrder, write_part_jailed
@@ -21,7 +22,7 @@ from gpu_agent.partitioning.torch_archive import load_program
 from gpu_agent.partitioning.torch_graph import TorchModel, extract_part, load_torch
 from services.domain.ids import PartitionKey
 from services.domain.tensors import DTYPE_OF, TensorSpec
-from services.errors import InternalError, InvalidInput, NotSupported
+from services.errors import InvalidInput, NotSupported
 from services.jail.child import Room
 from services.model_repository import ModelRepository
 
@@ -108,10 +109,11 @@ class TorchPart:
                 return result
         except Exception as error:  # PyTorch raises RuntimeError and its relatives for anything
             text = str(error).splitlines()[0][:300]
+            refused = None
             if any(-1 in s.shape[1 if self.batched else 0 :] for s in self.inputs):
                 message = f"the model refuses this size: {text}"
-                raise InvalidInput(self.inputs[0].name, message) from error
-            raise InternalError(f"{self.key} failed: {text}") from error
+                refused = InvalidInput(self.inputs[0].name, message)
+            raise of_executor(error, str(self.key), refused) from error
 
 
 def memory_fraction(device: Device) -> float:

@@ -66,7 +66,8 @@ class GenerationEngine:
         """Highest epoch seen; sessions of an older one may not begin here."""
         self._around = surroundings
         self._receiver = Receiver(agent_id, surroundings.held)
-        self._ring = Ring(agent_id, limits, time.monotonic_ns, self._lane_closed)
+        steps = surroundings.steps
+        self._ring = Ring(agent_id, limits, time.monotonic_ns, self._lane_closed, steps)
         self._thread = RingThread(self._ring, time.monotonic_ns, self._flush)
         self._sent = SentCaches(surroundings.tell)
         self._peers = Peers(

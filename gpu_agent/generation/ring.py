@@ -13,10 +13,12 @@ ignored. What is wrong with one session fails that one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_agent.decoders.base import StepItem, Want
 from gpu_agent.decoders.sampling import choose
+from gpu_agent.device_errors import failure
 from gpu_agent.generation import admission
 from gpu_agent.generation.cache_budget import affordable
 from gpu_agent.generation.events import (
@@ -41,7 +43,8 @@ from gpu_agent.generation.moving import Moving
 from gpu_agent.generation.session import Arrived, Chunk, Work
 from gpu_agent.generation.sessions import REPORT_NS, Sessions
 from gpu_agent.holdings import HoldingsAnswer
-from services.errors import CatenaryError, InternalError
+from gpu_agent.steps import StepKind, StepsInHand
+from services.errors import CatenaryError, DeviceLost, InternalError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,6 +67,7 @@ class Ring:
         limits: GenerationLimits,
         clock: Callable[[], Nanoseconds],
         lane_closed: Callable[[Lane], None] = lambda lane: None,
+        steps: StepsInHand | None = None,
     ) -> None:
         """Holds nothing yet.
 
@@ -72,12 +76,14 @@ class Ring:
             limits: How much a step takes, how caches travel.
             clock: Monotonic.
             lane_closed: Told when a lane's executor was closed.
+            steps: What is computed now.
         """
         self.sessions = Sessions(agent_id, lane_closed)
         self._ignored = 0
         self._agent_id = agent_id
         self._chunk_tokens = limits.chunk_tokens
         self._clock = clock
+        self._steps = steps or StepsInHand()
         self._moving = Moving(self.sessions, limits.caches, clock)
 
     @property
@@ -223,7 +229,7 @@ class Ring:
 
     def _on_call(self, call: Call) -> None:
         try:
-            result = call.work()
+            result = self._steps.run(call.work, StepKind.MEASURING)
         except Exception as error:
             call.done(None, error)
         else:
@@ -251,22 +257,67 @@ class Ring:
             return
         started_ns = self._clock()
         try:
-            outputs = lane.executor.step([_item(work) for work in works])
-        except Exception:
-            self._step_failed(lane, works)
+            outputs = self._run(lane, works, decode_rows)
+        except Exception as error:
+            told = failure(error, partition=str(lane.key))
+            if len(works) == 1 or isinstance(told, DeviceLost):
+                self._step_failed(works, told)
+            else:
+                self._one_by_one(lane, works, decode_rows)
             self._moving.settle()
             return
-        times = (started_ns, self._clock())
+        self._computed(lane, works, decode_rows, outputs, (started_ns, self._clock()))
+        self._moving.settle()
+
+    def _run(self, lane: Lane, works: list[Work], decode_rows: int) -> list[np.ndarray | None]:
+        return self._steps.run(
+            partial(lane.executor.step, [_item(work) for work in works]),
+            StepKind.GENERATION,
+            lane.key,
+            _booked_ns(lane, works, decode_rows),
+        )
+
+    def _one_by_one(self, lane: Lane, works: list[Work], decode_rows: int) -> None:
+        """Computes the parts of a step that failed alone: who fails again fails alone.
+
+        It may be one session that makes a device fail, or too little memory for all at once. A
+        step that failed has added nothing to what executors count as cached.
+        """
+        for number, work in enumerate(works):
+            if work.session.closed:
+                continue
+            started_ns = self._clock()
+            is_decode = int(number < decode_rows)
+            try:
+                outputs = self._run(lane, [work], is_decode)
+            except Exception as error:
+                told = failure(error, partition=str(lane.key))
+                if isinstance(told, DeviceLost):
+                    self._step_failed(works[number:], told)
+                    return
+                self._step_failed([work], told)
+            else:
+                times = (started_ns, self._clock())
+                self._computed(lane, [work], is_decode, outputs, times)
+
+    def _computed(
+        self,
+        lane: Lane,
+        works: list[Work],
+        decode_rows: int,
+        outputs: list[np.ndarray | None],
+        times: Times,
+    ) -> None:
+        """Sends on what a step brought."""
         prefill_tokens = lane.work_done.add(works, decode_rows, times, lane.cost)
         for work, output in zip(works, outputs, strict=True):
             self._advance(work, output, times)
         model = lane.key.model.name
         self.sessions.out.steps.append(
-            StepDone(model, decode_rows, prefill_tokens, times[1] - started_ns)
+            StepDone(model, decode_rows, prefill_tokens, times[1] - times[0])
         )
         if times[1] - lane.work_done.since_ns >= REPORT_NS:
             self.sessions.report(lane)
-        self._moving.settle()
 
     def _advance(self, work: Work, output: np.ndarray | None, times: Times) -> None:
         """Sends on what a session's part of a step brought, and queues what is left of it."""
@@ -318,13 +369,25 @@ class Ring:
             session.arrived = Arrived(times[1])
             session.tokens.append(choice.token_id)
 
-    def _step_failed(self, lane: Lane, works: list[Work]) -> None:
+    def _step_failed(self, works: list[Work], error: CatenaryError) -> None:
         """Fails every session of a step; what is in their caches now is not known."""
-        error = incident("the partition failed to compute", str(lane.key))
         for work in works:
             if not work.session.facts.is_first:
                 self.sessions.out.consumed_bytes += work.inputs.nbytes
             self.sessions.fail(work.session.facts.session_id, error)
+
+
+def _booked_ns(lane: Lane, works: list[Work], decode_rows: int) -> Nanoseconds:
+    """Returns how long a step takes by what was measured; 0 if nothing was."""
+    cost = lane.cost
+    if cost is None:
+        return 0
+    context = sum(work.session.cached for work in works[:decode_rows])
+    expected = cost.decode(decode_rows, context) if decode_rows else 0.0
+    for work in works[decode_rows:]:
+        prompt_ns = cost.prefill_ns + len(work.inputs) * cost.prefill_token_ns
+        expected += max(cost.prefill_floor_ns, prompt_ns)
+    return round(expected)
 
 
 def _item(work: Work) -> StepItem:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_agent.generation.meter import GenerationMeter
+from gpu_agent.steps import StepsInHand
 
 if TYPE_CHECKING:
     from gpu_agent.engine.emulated_link import EmulatedLink
@@ -58,3 +59,5 @@ class Surroundings:
     meter: GenerationMeter
     tracer: Tracer | None = None
     uplink: EmulatedLink | None = None
+    steps: StepsInHand = field(default_factory=StepsInHand)
+    """What is computed now."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from scheduler.dispatch.breaker import BreakerConfig
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds
 
 
@@ -43,3 +44,5 @@ class PooledConfig:
     retries, and may stay slow for good. What an agent that was lost had is not counted."""
     retry_after_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
     """Advice to rejected clients where nothing better is known."""
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
+    """When agents whose devices fail get no more than a try now and then."""

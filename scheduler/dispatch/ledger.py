@@ -8,6 +8,7 @@ from __future__ import annotations
 from scheduler.book import Book
 from scheduler.dispatch.availability import Availability
 from scheduler.dispatch.booked_times import BookedTimes
+from scheduler.dispatch.breaker import Breakers
 from scheduler.dispatch.config import PooledConfig
 from scheduler.dispatch.events import CancelBatch, Command, Reject
 from scheduler.dispatch.queue import ModelQueue
@@ -21,7 +22,7 @@ _COUNTERS = (
     "arrived_requests", "completed_requests", "cancelled_requests", "rejected_requests",
     "decisions",
     "dispatched_batches", "dispatched_rows", "retried_rows", "overdue_batches",
-    "withheld_retries", "failed_batches",
+    "withheld_retries", "failed_batches", "failed_requests",
     "undelivered_requests", "corrections", "displaced_batches", "late_corrections",
     "drift_ns_sum", "drift_ns_max",
 )  # fmt: skip
@@ -47,6 +48,7 @@ class Ledger:
         self.config = config
         self.book = book
         self.availability = availability
+        self.breakers = Breakers(availability, config.breaker)
         self.availability_seen = availability.version
         """Of this version are the routes."""
         self.times = times
@@ -156,8 +158,12 @@ class Ledger:
     def retry(self, batch: Batch, failed: AgentId | None, *, late: bool = False) -> None:
         """Ends a batch that failed, or is only `late`, and puts its rows back."""
         self.cancel_on_agents(batch, failed)
+        slow = batch.holder() if late else failed
         rows = self.tracker.remove_batch(batch)
         self.book.release(batch.batch_id)
+        if slow is not None:
+            for part in rows:
+                part.avoid |= {slow}
         self.again(rows, late=late)
 
     def again(self, rows: list[Rows], *, late: bool = False) -> None:

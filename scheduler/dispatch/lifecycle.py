@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scheduler.book.book import gpu_of
+from scheduler.dispatch.breaker import AGENTS_OF_A_VERDICT, is_of_device
 from scheduler.dispatch.events import (
     AdoptedRows,
     AgentJoined,
@@ -18,8 +19,9 @@ from scheduler.dispatch.events import (
 from scheduler.dispatch.ledger import Ledger
 from scheduler.dispatch.queue import ModelQueue
 from scheduler.dispatch.tracking import Batch, Request, Rows
-from services.domain.ids import Nanoseconds
+from services.domain.ids import AgentId, Nanoseconds
 from services.errors import (
+    ComputeFailed,
     DeadlineExceeded,
     InvalidInput,
     NoActivePlan,
@@ -120,6 +122,9 @@ class Lifecycle(Ledger):
             self._correct(event, event.transfer_start_ns, event.transfer_end_ns, transfer=True)
         self._correct(event, event.compute_start_ns, event.compute_end_ns, transfer=False)
         batch = self.tracker.batches.get(event.batch)
+        if batch is not None and len(self.breakers) and event.position < len(batch.partitions):
+            at = event.position
+            self.breakers.worked(batch.agents[at], batch.partitions[at], self.now)
         if batch is not None:
             batch.reported = max(batch.reported, event.position)
             if batch.agents:
@@ -141,6 +146,8 @@ class Lifecycle(Ledger):
             return
         self.counters["failed_batches"] += 1
         if event.retryable:
+            if event.agent is not None and is_of_device(event.reason):
+                self._device_failed(batch, event.agent, event)
             self.retry(batch, event.agent)
             return
         self.cancel_on_agents(batch, event.agent)
@@ -149,6 +156,28 @@ class Lifecycle(Ledger):
         self.book.release(batch.batch_id)
         for request in requests:
             self.reject(request, event.reason, event.message)
+
+    def _device_failed(self, batch: Batch, agent: AgentId, event: BatchFailed) -> None:
+        """An agent's device could not compute a batch: it, or a request in it, is to blame.
+
+        Who fails elsewhere, too, and alone, is; see `ModelQueue`.
+        """
+        evidence = batch.batch_id
+        partition = batch.computed_by(agent)
+        if partition is not None:
+            self.breakers.failed(agent, partition, evidence, event.reason, self.now)
+        for part in batch.rows:
+            part.failures += ((agent, evidence),)
+        for request in batch.requests():
+            failures = [each for part in batch.rows if part.request is request
+                        for each in part.failures]  # fmt: skip
+            agents = sorted({agent for agent, _ in failures})
+            if len(agents) >= AGENTS_OF_A_VERDICT:
+                self.counters["failed_requests"] += 1
+                self.breakers.forgive([each for _, each in failures], self.now)
+                names = " and ".join(agents)
+                message = f"it made {names} fail: {event.message}"
+                self.reject(request, ComputeFailed.reason, message)
 
     def on_time(self) -> None:
         """Looks after everything whose time has come."""

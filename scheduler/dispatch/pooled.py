@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from scheduler.book import Book, Reservation, ReservationChange, Step
 from scheduler.dispatch.availability import Availability
-from scheduler.dispatch.batching import Dispatch, Wait, decide
+from scheduler.dispatch.batching import Dispatch, Drop, Wait, decide
 from scheduler.dispatch.booked_times import BookedTimes
 from scheduler.dispatch.config import PooledConfig
 from scheduler.dispatch.events import (
@@ -93,6 +93,7 @@ class PooledDispatcher:
                 life.plan_activated(event)
             case Tick():
                 pass
+        life.breakers.look(now)
         self._availability.expire(now)
         life.look_around()
         life.on_time()
@@ -143,6 +144,7 @@ class PooledDispatcher:
         life = self._life
         return {
             **life.counters,
+            "opened_circuits": life.breakers.opened,
             "queued_rows": sum(queue.rows for queue in life.queues.values()),
             "open_requests": len(life.tracker.requests),
             "batches_in_flight": len(life.tracker.batches),
@@ -187,7 +189,9 @@ class PooledDispatcher:
         life.counters["decisions"] += 1
         stopwatch = self._stopwatch
         began = stopwatch() if stopwatch is not None else 0
-        decision = decide(queue, routes, self._book, self._config, now)
+        decision = self._elsewhere(queue, now) or decide(
+            queue, routes, self._book, self._config, now
+        )
         if isinstance(decision, Dispatch):
             batch = BatchId(self._next_batch)
             self._next_batch += 1
@@ -204,6 +208,17 @@ class PooledDispatcher:
             return True
         life.drop(queue.head, decision.earliest_finish)
         return not queue
+
+    def _elsewhere(self, queue: ModelQueue, now: Nanoseconds) -> Dispatch | Wait | None:
+        """Decides for rows that are to avoid agents, if they can do without those in time."""
+        avoid = queue.head.avoid
+        if not avoid:
+            return None
+        with self._life.routes.avoiding(queue.model, avoid) as detour:
+            if not detour.routes:
+                return None
+            decision = decide(queue, detour.routes, self._book, self._config, now)
+        return None if isinstance(decision, Drop) else decision
 
     def _send(
         self, queue: ModelQueue, decision: Dispatch, batch_id: BatchId, steps: list[Step]
@@ -225,10 +240,15 @@ class PooledDispatcher:
             )
             for step, partition in zip(steps, decision.route.partitions, strict=True)
         )  # fmt: skip
-        life.tracker.add_batch(Batch(batch_id, rows, tuple(hop.agent for hop in hops)))
+        agents = tuple([hop.agent for hop in hops])
+        life.tracker.add_batch(Batch(batch_id, rows, agents, decision.route.partitions))
         life.commands.append(DispatchBatch(batch_id, batch_row, tuple(slices), hops, finish))
         life.counters["dispatched_batches"] += 1
         life.counters["dispatched_rows"] += batch_row
+        if len(life.breakers):
+            for hop in hops:
+                life.breakers.given(hop.agent, hop.partition, life.now)
+            life.look_around()  # if that was a probe, others go elsewhere
         for other in life.routes.contenders(queue.model):
             if other in life.queues:  # its last safe moment may be earlier now
                 life.dirty[other] = None

@@ -16,9 +16,12 @@ class ModelQueue:
     Order: higher priority first, then earlier deadline, then arrival. Rows that come back from a
     failed batch keep their deadline, which puts them ahead of everything that arrived later with
     the same SLO.
+
+    Rows that made a device fail are served alone, so that it shows who was to blame. Rows that are
+    to avoid agents are served with others that have no more to avoid.
     """
 
-    __slots__ = ("_entries", "_priorities", "lingering_since", "model", "rows", "wake")
+    __slots__ = ("_entries", "_priorities", "lingering_since", "model", "rows", "wake", "wary")
 
     def __init__(self, model: ModelKey) -> None:
         self.model = model
@@ -27,6 +30,8 @@ class ModelQueue:
         """When to look again if nothing happens; None while empty."""
         self.lingering_since: Nanoseconds | None = None
         """Since when there are rows, but not enough for the batch."""
+        self.wary = 0
+        """Entries that are not served with just anybody."""
         self._entries: list[tuple[_Key, Rows]] = []
         self._priorities: dict[int, int] = {}
 
@@ -48,27 +53,34 @@ class ModelQueue:
         request = rows.request
         insort(self._entries, (_key(rows), rows))
         self.rows += rows.count
+        self.wary += bool(rows.avoid)
         request.queued_rows += rows.count
         self._priorities[request.priority] = self._priorities.get(request.priority, 0) + 1
 
     def rows_due(self, finish: Nanoseconds) -> int:
         """Returns how many rows may be in a batch that ends at `finish`."""
-        if len(self._priorities) == 1:  # then no deadline is before the head's
-            return self.rows
-        return sum(rows.count for _, rows in self._entries if rows.request.deadline >= finish)
+        if len(self._priorities) == 1 and not self.wary:
+            return self.rows  # no deadline is before the head's
+        head = self.head
+        return sum([
+            rows.count
+            for _, rows in self._entries
+            if rows.request.deadline >= finish and _go_together(head, rows)
+        ])  # fmt: skip
 
     def take(self, count: int, finish: Nanoseconds) -> list[Rows]:
         """Removes the first `count` rows that may be in a batch that ends at `finish`."""
         taken: list[Rows] = []
         entries = self._entries
+        head = self.head
         at = 0
         while count and at < len(entries):
             rows = entries[at][1]
-            if rows.request.deadline < finish:
+            if rows.request.deadline < finish or not _go_together(head, rows):
                 at += 1
                 continue
             if rows.count > count:
-                part = Rows(rows.request, rows.first, count, rows.attempt, rows.lost)
+                part = rows.part(count)
                 rows.first += count
                 rows.count -= count
                 entries[at] = (_key(rows), rows)
@@ -97,6 +109,7 @@ class ModelQueue:
     def _drop(self, at: int) -> None:
         rows = self._entries.pop(at)[1]
         self.rows -= rows.count
+        self.wary -= bool(rows.avoid)
         rows.request.queued_rows -= rows.count
         priority = rows.request.priority
         self._priorities[priority] -= 1
@@ -104,6 +117,15 @@ class ModelQueue:
             del self._priorities[priority]
         if not self._entries:
             self.wake = self.lingering_since = None
+
+
+def _go_together(head: Rows, rows: Rows) -> bool:
+    """True if rows may be in a batch whose first rows are `head`."""
+    if rows is head:
+        return True
+    if head.failures or rows.failures:
+        return head.request is rows.request
+    return rows.avoid <= head.avoid
 
 
 def _key(rows: Rows) -> _Key:

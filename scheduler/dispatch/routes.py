@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from scheduler.book import Book, Leg, Pool, PoolChain
 from scheduler.dispatch.availability import Availability
@@ -27,6 +27,23 @@ class Route:
         self.batch_size = min(pipeline.batch_size, self.chain.max_rows)
 
 
+class Detour:
+    """Routes for one decision: their pools are kept in order between `__enter__` and `__exit__`."""
+
+    def __init__(self, routes: tuple[Route, ...], pools: tuple[Pool, ...]) -> None:
+        self.routes = routes
+        self._pools = pools
+
+    def __enter__(self) -> Detour:
+        for pool in self._pools:
+            pool.attach()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pool in self._pools:
+            pool.detach()
+
+
 class RouteTable:
     """Routes of every model of a plan.
 
@@ -39,10 +56,14 @@ class RouteTable:
         self._availability = availability
         self._routes: dict[ModelKey, tuple[Route, ...]] = {}
         self._contenders: dict[ModelKey, tuple[ModelKey, ...]] = {}
+        self._planned: dict[ModelKey, ModelPlan] = {}
+        self._agents: Mapping[AgentId, Agent] = {}
 
     def rebuild(self, plan: Plan | None, agents: Mapping[AgentId, Agent]) -> None:
         """Takes over a plan and the agents that are there."""
         pools: dict[tuple[AgentId, ...], Pool] = {}
+        self._planned = {model.model: model for model in (plan.models if plan else ())}
+        self._agents = dict(agents)
         self._routes = {
             model.model: self._routes_of(model, agents, pools)
             for model in (plan.models if plan else ())
@@ -63,6 +84,15 @@ class RouteTable:
     def of(self, model: ModelKey) -> tuple[Route, ...]:
         """Returns the routes that can be used now."""
         return self._routes.get(model, ())
+
+    def avoiding(self, model: ModelKey, avoid: Set[AgentId]) -> Detour:
+        """Returns the routes that do without some agents, as of now; perhaps there are none."""
+        pools: dict[tuple[AgentId, ...], Pool] = {}
+        planned = self._planned.get(model)
+        if planned is None:
+            return Detour((), ())
+        agents = {agent: each for agent, each in self._agents.items() if agent not in avoid}
+        return Detour(self._routes_of(planned, agents, pools), tuple(pools.values()))
 
     def contenders(self, model: ModelKey) -> tuple[ModelKey, ...]:
         """Returns the other models that use some of the same devices or links."""

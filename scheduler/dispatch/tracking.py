@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from scheduler.dispatch.events import RequestArrived
-from services.domain.ids import AgentId, BatchId, Nanoseconds, RequestId
+from services.domain.ids import AgentId, BatchId, Nanoseconds, PartitionKey, RequestId
 
 
 class Request:
@@ -44,7 +44,7 @@ class Rows:
     Of these attempts `lost` were lost; the others were merely late, and given up.
     """
 
-    __slots__ = ("attempt", "count", "first", "lost", "request")
+    __slots__ = ("attempt", "avoid", "count", "failures", "first", "lost", "request")
 
     def __init__(
         self, request: Request, first: int, count: int, attempt: int = 0, lost: int = 0
@@ -54,18 +54,39 @@ class Rows:
         self.count = count
         self.attempt = attempt
         self.lost = lost
+        self.avoid: frozenset[AgentId] = _NOBODY
+        """Agents on which it failed or was overdue: it goes elsewhere, if there is elsewhere."""
+        self.failures: tuple[tuple[AgentId, BatchId], ...] = ()
+        """Devices that failed to compute it, and in which batch."""
+
+    def part(self, count: int) -> Rows:
+        """Returns the first `count` of these rows."""
+        taken = Rows(self.request, self.first, count, self.attempt, self.lost)
+        taken.avoid, taken.failures = self.avoid, self.failures
+        return taken
+
+
+_NOBODY: frozenset[AgentId] = frozenset()
 
 
 class Batch:
     """A batch on its way. `agents` is empty for one that another scheduler dispatched."""
 
-    __slots__ = ("agents", "batch_id", "final", "reported", "rows")
+    __slots__ = ("agents", "batch_id", "final", "partitions", "reported", "rows")
 
-    def __init__(self, batch_id: BatchId, rows: list[Rows], agents: tuple[AgentId, ...]) -> None:
+    def __init__(
+        self,
+        batch_id: BatchId,
+        rows: list[Rows],
+        agents: tuple[AgentId, ...],
+        partitions: tuple[PartitionKey, ...] = (),
+    ) -> None:
         self.batch_id = batch_id
         self.rows = rows
         """Rows of requests that are still open."""
         self.agents = agents
+        self.partitions = partitions
+        """What is computed on each of them."""
         self.reported = -1
         """Last hop that reported."""
         self.final = False
@@ -74,6 +95,17 @@ class Batch:
     def needs(self, agent: AgentId) -> bool:
         """True if the batch is, may be, or will be on `agent`."""
         return agent in self.agents[max(self.reported, 0) :]
+
+    def holder(self) -> AgentId | None:
+        """Returns who has it now, or is about to; None if that is not known."""
+        following = self.reported + 1
+        return self.agents[following] if following < len(self.agents) else None
+
+    def computed_by(self, agent: AgentId) -> PartitionKey | None:
+        """Returns what an agent computes of it, if that is known."""
+        if agent not in self.agents or len(self.partitions) != len(self.agents):
+            return None
+        return self.partitions[self.agents.index(agent)]
 
     def requests(self) -> list[Request]:
         """Returns the open requests in it, each once."""

@@ -67,6 +67,7 @@ class Metrics:
         self._define_gateway()
         self._define_scheduler()
         self._define_leadership()
+        self._define_device_failures()
         self._define_agent()
         self._define_repairs()
         self.frames_refused = self._counter(names.FRAMES_REFUSED)
@@ -112,6 +113,12 @@ class Metrics:
         self.spoiled_epochs = self._counter(names.SPOILED_EPOCHS)
         self.takeover_failures = self._counter(names.TAKEOVER_FAILURES)
         self.quarantined_agents = self._counter(names.QUARANTINED_AGENTS)
+
+    def _define_device_failures(self) -> None:
+        self.agents_stuck = self._counter(names.AGENTS_STUCK)
+        self.circuits_opened = self._counter(names.CIRCUITS_OPENED)
+        self.requests_to_blame = self._counter(names.REQUESTS_TO_BLAME)
+        self.sessions_stalled = self._counter(names.SESSIONS_STALLED)
 
     def _define_scheduler(self) -> None:
         self.admission_rejected = self._counter(names.ADMISSION_REJECTED)

@@ -236,6 +236,18 @@ PLAN_DOWNTIME = MetricName(
 )
 REDIS_CONNECTED = MetricName("redis_connected", "1 while writes reach Redis.")
 REDIS_PENDING = MetricName("redis_pending_changes", "Changes not yet written to Redis.")
+AGENTS_STUCK = MetricName(
+    "agents_stuck", "Agents told to end, as they computed a step that did not."
+)
+CIRCUITS_OPENED = MetricName(
+    "circuits_opened", "Times an agent was left alone for a partition its device failed to compute."
+)
+REQUESTS_TO_BLAME = MetricName(
+    "requests_to_blame", "Requests answered COMPUTE_FAILED: they made several agents fail."
+)
+SESSIONS_STALLED = MetricName(
+    "sessions_stalled", "Sessions started again as they got no token for long."
+)
 STRAGGLERS = MetricName(
     "stragglers", "Agents that get nothing new, where others can, as they are far too slow."
 )

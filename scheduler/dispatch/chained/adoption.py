@@ -35,6 +35,7 @@ class ChainAdoption(ChainStraying):
         self.unclaimed.pop(adopted.session, None)
         session.ticket, ticket.session = ticket, session
         self.counters["adopted_sessions"] += 1
+        self.awaits_tokens(ticket)
         progress = ticket.event.progress
         session.runs = progress is not None
         if adopted.hops:

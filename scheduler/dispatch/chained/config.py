@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from scheduler.dispatch.breaker import BreakerConfig
 from scheduler.dispatch.chained.packing_rules import PackingRules
 from scheduler.packing.boundaries import BoundaryConfig
 from services.domain.ids import (
@@ -38,6 +39,12 @@ class ChainedConfig:
     """Chains through an agent that failed a session are left alone for so long, and for twice as
     long after every further failure in a row."""
     longest_distrust_ns: Nanoseconds = 3 * NANOSECONDS_PER_SECOND
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
+    """When agents whose devices fail get no more than a try now and then."""
+    stall_ns: Nanoseconds = 60 * NANOSECONDS_PER_SECOND
+    """A session that got no token for so long, and for `stall_factor` times as long as it takes for
+    one, is started again; one that never got any has four times as long for its prompt."""
+    stall_factor: float = 100.0
     max_moves: int = 32
     """Sessions that may be on their way to another chain at a time; 0: none is moved."""
     max_moves_per_agent: int = 8

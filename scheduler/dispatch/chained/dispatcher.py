@@ -138,6 +138,7 @@ class ChainedDispatcher:
             case Tick():
                 pass
         availability = self._availability
+        life.breakers.look(now)
         availability.expire(now)
         if availability.version != life.availability_seen:
             life.refresh()
@@ -259,6 +260,7 @@ class ChainedDispatcher:
         caches = life.slots.caches()
         return {
             **life.counters,
+            "opened_circuits": life.breakers.opened,
             "queued_requests": sum(len(desk.line) for desk in life.desks.values())
             + len(life.resting),
             "open_requests": len(life.tickets),
@@ -283,16 +285,24 @@ class ChainedDispatcher:
     def _serve(self) -> None:
         """Moves strays, then starts whoever waits and finds a free chain, one after the other."""
         life = self._life
-        for model in life.dirty:
-            if life.strays:
-                life.move_strays(model)
-            desk = life.desks.get(model)
-            while desk is not None and desk.line:
-                started = self._start(desk)
-                # Who was moved and found no place waits again, and is looked at once more.
-                if not (started and life.config.rebalance and resettle(life, desk, started)):
-                    break
-        life.dirty.clear()
+        while life.dirty:
+            seen = life.availability_seen
+            for model in list(life.dirty):
+                self._serve_model(model)
+            life.dirty.clear()
+            if life.availability_seen != seen:  # one was a probe: others have other chains now
+                life.dirty.update(dict.fromkeys(life.desks))
+
+    def _serve_model(self, model: ModelKey) -> None:
+        life = self._life
+        if life.strays:
+            life.move_strays(model)
+        desk = life.desks.get(model)
+        while desk is not None and desk.line:
+            started = self._start(desk)
+            # Who was moved and found no place waits again, and is looked at once more.
+            if not (started and life.config.rebalance and resettle(life, desk, started)):
+                break
 
     def _start(self, desk: Desk) -> list[Ticket]:
         """Starts whoever waits at a desk and finds a free chain, and returns them."""
@@ -304,6 +314,8 @@ class ChainedDispatcher:
             if turn is None:
                 break
             life.start(*turn)
+            if self._availability.version != life.availability_seen:  # that was a probe
+                life.refresh()
             self._packing.started(turn[0])
             started.append(turn[0])
             life.counters["decisions"] += 1

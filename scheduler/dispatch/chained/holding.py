@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from scheduler.book.caches import Cache
 from scheduler.book.slots import SlotLedger
 from scheduler.dispatch.availability import Availability, Impairment
+from scheduler.dispatch.breaker import Breakers
 from scheduler.dispatch.chained.board_figures import PLACEMENT_COUNTERS
 from scheduler.dispatch.chained.config import ChainedConfig
 from scheduler.dispatch.chained.desk import Desk
@@ -40,6 +41,7 @@ _FAILURES = 256
 _COUNTERS = (
     "arrived_requests", "completed_requests", "cancelled_requests", "rejected_requests",
     "decisions", "started_sessions", "restarted_sessions", "failed_sessions",
+    "failed_requests", "stalled_sessions",
     "undelivered_sessions", "adopted_sessions", "unclaimed_sessions", "abandoned_sessions",
     *PLACEMENT_COUNTERS,
     "rebalanced_sessions", "preempted_sessions", "overflow_moves",
@@ -71,6 +73,9 @@ class SessionHolding:
         self.availability_seen = -1
         """Of this version are the chains that are offered."""
         self.backoff = FailureBackoff(config, availability)
+        self.breakers = Breakers(availability, config.breaker)
+        self.next_stall_look: Nanoseconds | None = None
+        """When to look for sessions that get no tokens; None: nobody has a session."""
         self.resting: dict[RequestId, Ticket] = {}
         """Failed where nobody is not suspected; they wait for the end of that, outside of lines."""
         self.boundaries = Boundaries(config.boundaries)
@@ -130,6 +135,10 @@ class SessionHolding:
         session.ticket, ticket.session = ticket, session
         session.carried_tokens = ticket.generated_tokens
         self.counters["started_sessions"] += 1
+        self.awaits_tokens(ticket)
+        if len(self.breakers):
+            for hop in route.hops:
+                self.breakers.given(hop.agent, hop.partition, self.now)
         hops = route.hops
         decode_hops: tuple[ChainHop, ...] = ()
         if route.halves is not None:
@@ -147,6 +156,12 @@ class SessionHolding:
                 first_ns, per_token_ns,
             )
         )  # fmt: skip
+
+    def awaits_tokens(self, ticket: Ticket) -> None:
+        """The session of a request has just got a token, or is about to get its first."""
+        ticket.heard = self.now
+        if self.next_stall_look is None:
+            self.next_stall_look = self.now + self.config.stall_ns
 
     def _booked(self, ticket: Ticket, route: Route) -> Session:
         """Returns a new session that holds slots on every hop of a route."""

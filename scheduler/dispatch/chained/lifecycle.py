@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler.dispatch.breaker import AGENTS_OF_A_VERDICT, is_of_device
 from scheduler.dispatch.chained.admission import refusal
 from scheduler.dispatch.chained.desk import Desk
 from scheduler.dispatch.chained.overflow import ChainOverflow
@@ -23,7 +24,7 @@ from scheduler.dispatch.events import (
     SessionsProgressed,
 )
 from services.domain.ids import AgentId, ModelKey, Nanoseconds
-from services.errors import CacheFull, NoActivePlan, Unavailable
+from services.errors import CacheFull, ComputeFailed, NoActivePlan, Unavailable
 
 
 class ChainLifecycle(ChainOverflow):
@@ -74,6 +75,7 @@ class ChainLifecycle(ChainOverflow):
                 board.ended(ticket, event.progress)
         if ticket.session is not None:
             self.backoff.worked(ticket.session.hops)
+            self._worked(ticket.session)
         self.forget(ticket)
 
     def cancelled(self, event: RequestCancelled) -> None:
@@ -107,6 +109,10 @@ class ChainLifecycle(ChainOverflow):
             ticket = self.tickets.get(progress.request)
             if ticket is None or ticket.session is None:
                 continue
+            self.awaits_tokens(ticket)
+            if progress.generated_tokens > 1:
+                ticket.token_ns = progress.decode_ns // (progress.generated_tokens - 1)
+            self._worked(ticket.session)
             desk = self.desk(ticket.model)
             if desk.board is not None:
                 desk.board.progressed(ticket, progress)
@@ -170,9 +176,32 @@ class ChainLifecycle(ChainOverflow):
             self.close(session)
         elif not event.retryable:
             self.reject(ticket, event.reason, event.message)
+        elif is_of_device(event.reason) and self._is_to_blame(ticket, session, event):
+            self.counters["failed_requests"] += 1
+            self.breakers.forgive([each for _, each in ticket.failures], self.now)
+            names = " and ".join(sorted({agent for agent, _ in ticket.failures}))
+            self.reject(ticket, ComputeFailed.reason, f"it made {names} fail: {event.message}")
         else:
             self._suspect(session, event.agent)
             self.restart(ticket)
+
+    def _is_to_blame(self, ticket: Ticket, session: Session, event: SessionFailed) -> bool:
+        """A device could not compute a session; True if the session is what others failed on."""
+        agent = event.agent
+        if agent is None:
+            return False
+        for hop in session.hops:
+            if hop.agent == agent:
+                evidence = session.session_id
+                self.breakers.failed(agent, hop.partition, evidence, event.reason, self.now)
+        ticket.failures += ((agent, session.session_id),)
+        return len({agent for agent, _ in ticket.failures}) >= AGENTS_OF_A_VERDICT
+
+    def _worked(self, session: Session) -> None:
+        """The agents of a session compute."""
+        if len(self.breakers):
+            for hop in session.hops:
+                self.breakers.worked(hop.agent, hop.partition, self.now)
 
     def _suspect(self, session: Session, blamed: AgentId | None) -> None:
         """Suspects the agent that is to blame; nobody named, the gateway found no way in."""
@@ -245,6 +274,8 @@ class ChainLifecycle(ChainOverflow):
         """Looks after everything whose time has come."""
         for ticket in self.timers.due(self.now):
             self._is_due(ticket)
+        if self.next_stall_look is not None and self.next_stall_look <= self.now:
+            self._look_for_stalls()
         if self.unclaimed:
             self.end_claims()
         if self.moves:
@@ -264,11 +295,27 @@ class ChainLifecycle(ChainOverflow):
         moments = [
             self.timers.next(), self.slots.next_expiry(), self.availability.next_expiry(),
             self.next_claim_end(), self.next_move_end(), self.next_stray(),
+            self.next_stall_look if self.tickets else None,
             *(desk.line.wakeup() for desk in self.desks.values()),
         ]  # fmt: skip
         return min((moment for moment in moments if moment is not None), default=None)
 
     # Inside
+
+    def _look_for_stalls(self) -> None:
+        """Starts sessions again that get no tokens, though all their agents seem well."""
+        config = self.config
+        running = [each for each in self.tickets.values() if each.session is not None]
+        self.next_stall_look = self.now + max(1, config.stall_ns // 8) if running else None
+        for ticket in running:
+            session = ticket.session
+            if session is None or session.left:  # its end is awaited, with another patience
+                continue
+            allowed = config.stall_ns if session.runs else 4 * config.stall_ns
+            allowed = max(allowed, round(config.stall_factor * ticket.token_ns))
+            if self.now - ticket.heard > allowed:
+                self.counters["stalled_sessions"] += 1
+                self.restart(ticket)
 
     def _expire(self) -> None:
         """Insists on what was not closed in time; writes off what was never closed."""

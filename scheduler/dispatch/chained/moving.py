@@ -152,6 +152,7 @@ class ChainMoving(ChainLedger):
         """The request of a session is answered by another one from now on."""
         source.ticket = None
         target.ticket, ticket.session = ticket, target
+        self.awaits_tokens(ticket)
         target.was = source.session_id
         target.carried_tokens = ticket.generated_tokens  # it moves on when its first is reported
         ticket.doubt = None

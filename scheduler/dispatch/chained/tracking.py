@@ -23,9 +23,10 @@ class Ticket:
     """
 
     __slots__ = (
-        "again", "arrived", "asked", "deadline", "doubt", "event", "forced", "generated_tokens",
-        "model", "must_start", "preempted", "priority", "request", "restarts", "route", "sequence",
-        "session", "timer", "turn",
+        "again", "arrived", "asked", "deadline", "doubt", "event", "failures", "forced",
+        "generated_tokens", "heard", "model", "must_start", "preempted", "priority", "request",
+        "restarts", "route", "sequence",
+        "session", "timer", "token_ns", "turn",
     )  # fmt: skip
 
     def __init__(self, event: SessionRequested, sequence: int, arrived: Nanoseconds = 0) -> None:
@@ -48,6 +49,12 @@ class Ticket:
         """It was placed although no worker met all constraints."""
         self.restarts = 0
         """Sessions it has lost."""
+        self.failures: tuple[tuple[AgentId, SessionId], ...] = ()
+        """Devices that failed to compute it, and in which session."""
+        self.heard: Nanoseconds = 0
+        """When it got a token last, or was started."""
+        self.token_ns: Nanoseconds = 0
+        """How long one of its tokens took so far; 0 if that is not known."""
         self.preempted = 0
         """Sessions it had to give up because others grew; no fault of anybody's."""
         self.again = False

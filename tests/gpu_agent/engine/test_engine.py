@@ -372,8 +372,8 @@ async def test_an_executor_that_raises_costs_one_batch_and_tells_nothing(net):
     executor.fails = RuntimeError("secret weights at 0xdeadbeef")
     await gateway.send("a-0", header(1), t0=x(1))
     [failed] = await node.told.wait_for("batch_failed")
-    assert failed.failure.reason == "INTERNAL"
-    assert not failed.failure.retryable
+    assert failed.failure.reason == "DEVICE_FAILED"
+    assert failed.failure.retryable
     assert "secret" not in failed.failure.message
     executor.fails = None
     await gateway.send("a-0", header(2), t0=x(1))

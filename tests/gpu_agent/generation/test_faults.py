@@ -215,6 +215,46 @@ async def test_a_deadline_ends_a_session_that_waits_and_one_that_works(rings):
     await rings.all_free()
 
 
+async def test_a_session_that_makes_steps_fail_fails_alone(rings):
+    caller = await rings.caller()
+    [node] = await ring_of(rings, ONE)
+    decoder = node.decoders[0]
+    step = decoder.step
+
+    def poisoned(items):
+        if any(item.session == 2 for item in items):
+            raise RuntimeError("index out of range")
+        return step(items)
+
+    decoder.step = poisoned
+    for session in (1, 2, 3):
+        await caller.open(session, opening(ONE, PROMPT, max_tokens=9))
+    [failed] = await node.told.wait_for("session_failed")
+    assert (failed.session_id, failed.failure.reason) == (2, "DEVICE_FAILED")
+    for session in (1, 3):
+        assert await caller.finished(session) == undisturbed(PROMPT, 9)
+    await rings.all_free()
+
+
+async def test_a_step_too_large_for_the_memory_is_done_in_parts(rings):
+    caller = await rings.caller()
+    [node] = await ring_of(rings, ONE)
+    decoder = node.decoders[0]
+    step = decoder.step
+
+    def small(items):
+        if len(items) > 1:
+            raise MemoryError
+        return step(items)
+
+    decoder.step = small
+    for session in (1, 2):
+        await caller.open(session, opening(ONE, PROMPT, max_tokens=9))
+    for session in (1, 2):
+        assert await caller.finished(session) == undisturbed(PROMPT, 9)
+    await rings.all_free()
+
+
 async def test_an_executor_that_raises_costs_the_sessions_of_that_step_and_tells_nothing(rings):
     caller = await rings.caller()
     nodes = await ring_of(rings, TWO)
@@ -226,7 +266,7 @@ async def test_an_executor_that_raises_costs_the_sessions_of_that_step_and_tells
     failures = await nodes[1].told.wait_for("session_failed", 2)
     assert {each.session_id for each in failures} == {1, 2}
     for each in failures:
-        assert each.failure.reason == "INTERNAL"
+        assert each.failure.reason == "DEVICE_FAILED"
         assert "secret" not in each.failure.message
     decoder.fails = None
     nodes[0].generation.close_sessions([1, 2])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from scheduler.dispatch import PooledConfig, PooledDispatcher
+from scheduler.dispatch.breaker import BreakerConfig
 from scheduler.dispatch.events import (
     AdoptedRows,
     AgentJoined,
@@ -54,6 +55,7 @@ CONFIG = PooledConfig(
     delivery_grace_ns=80,
     deadline_grace_ns=40,
     retry_after_ns=10,
+    breaker=BreakerConfig(first_pause_ns=30, longest_pause_ns=100),
 )
 
 
@@ -95,6 +97,8 @@ class Cluster(RuleBasedStateMachine):
         self.missing: dict[RequestId, set[int]] = {}
         self.batches: dict[BatchId, tuple[DispatchBatch, int]] = {}
         self.ended: set[RequestId] = set()
+        self.failed_on: set[tuple[RequestId, AgentId]] = set()
+        """Requests, and agents whose devices failed on them."""
         self.epoch = 0
         self.start()
 
@@ -112,6 +116,8 @@ class Cluster(RuleBasedStateMachine):
 
     def obey(self, command: Command) -> None:
         if isinstance(command, Reject):
+            if command.reason == "COMPUTE_FAILED":
+                assert len([1 for request, _ in self.failed_on if request == command.request]) >= 2
             del self.open[command.request]  # raises if it was answered before
             self.ended.add(command.request)
         elif isinstance(command, DispatchBatch):
@@ -195,6 +201,36 @@ class Cluster(RuleBasedStateMachine):
         command, position = self.batches.pop(batch)
         agent = command.path[min(position, len(command.path) - 1)].agent
         self.tell(BatchFailed(batch, agent, "INTERNAL", "no", retryable))
+
+    @precondition(lambda self: self.batches)
+    @rule(
+        data=st.data(),
+        reason=st.sampled_from(["DEVICE_FAILED", "DEVICE_FAILED", "DEVICE_LOST", "PARTITION_LOST"]),
+    )
+    def device_fails(self, data: st.DataObject, reason: str) -> None:
+        batch = data.draw(st.sampled_from(sorted(self.batches)))
+        command, position = self.batches.pop(batch)
+        agent = command.path[min(position, len(command.path) - 1)].agent
+        self.failed_on = {*self.failed_on, *((part.request, agent) for part in command.slices)}
+        self.tell(BatchFailed(batch, agent, reason, "no", True))
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def agent_hangs(self, data: st.DataObject) -> None:
+        """What it has is overdue one after the other, and then it is found stuck."""
+        batch = data.draw(st.sampled_from(sorted(self.batches)))
+        command, position = self.batches[batch]
+        agent = command.path[min(position, len(command.path) - 1)].agent
+        for each in [
+            each
+            for each, (held, at) in self.batches.items()
+            if at < len(held.path) and held.path[at].agent == agent
+        ]:
+            del self.batches[each]
+        if agent in self.alive:
+            for _ in range(3):
+                self.wake_up()
+            self.lose_or_join(agent)
 
     @precondition(lambda self: self.batches)
     @rule(data=st.data())

@@ -41,7 +41,7 @@ class Rules(_message.Message):
         MOMENT: Rules._Kind.ValueType  # 2
         """A moment on a monotonic clock, or a sum of durations: leaves room to add a duration."""
         EPOCH: Rules._Kind.ValueType  # 3
-        """Fencing epochs: ids of batches and sessions begin with one, and have 40 bits behind it."""
+        """Fencing epochs, which count the leaders of a cluster: services/domain/groups.py has the limit."""
         ID: Rules._Kind.ValueType  # 4
         """Ids of batches, sessions and requests; 0 stands for none."""
         BLOCK: Rules._Kind.ValueType  # 5
@@ -84,7 +84,7 @@ class Rules(_message.Message):
     MOMENT: Rules.Kind.ValueType  # 2
     """A moment on a monotonic clock, or a sum of durations: leaves room to add a duration."""
     EPOCH: Rules.Kind.ValueType  # 3
-    """Fencing epochs: ids of batches and sessions begin with one, and have 40 bits behind it."""
+    """Fencing epochs, which count the leaders of a cluster: services/domain/groups.py has the limit."""
     ID: Rules.Kind.ValueType  # 4
     """Ids of batches, sessions and requests; 0 stands for none."""
     BLOCK: Rules.Kind.ValueType  # 5

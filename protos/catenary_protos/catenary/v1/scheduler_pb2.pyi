@@ -22,6 +22,29 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _StepKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StepKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STEP_KIND_UNSPECIFIED: _StepKind.ValueType  # 0
+    STEP_KIND_BATCH: _StepKind.ValueType  # 1
+    STEP_KIND_GENERATION: _StepKind.ValueType  # 2
+    """One iteration over the sessions of a partition."""
+    STEP_KIND_MEASURING: _StepKind.ValueType  # 3
+    STEP_KIND_LOADING: _StepKind.ValueType  # 4
+
+class StepKind(_StepKind, metaclass=_StepKindEnumTypeWrapper): ...
+
+STEP_KIND_UNSPECIFIED: StepKind.ValueType  # 0
+STEP_KIND_BATCH: StepKind.ValueType  # 1
+STEP_KIND_GENERATION: StepKind.ValueType  # 2
+"""One iteration over the sessions of a partition."""
+STEP_KIND_MEASURING: StepKind.ValueType  # 3
+STEP_KIND_LOADING: StepKind.ValueType  # 4
+Global___StepKind: _TypeAlias = StepKind  # noqa: Y015
+
 class _MoveMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -532,16 +555,59 @@ Global___DeliveryFailed: _TypeAlias = DeliveryFailed  # noqa: Y015
 class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    STEPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepInHand]:
+        """Only of agents: what their threads compute now. A step that does not end shows here, since
+        another thread beats.
+        """
+
     def __init__(
         self,
+        *,
+        steps: _abc.Iterable[Global___StepInHand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class StepInHand(_message.Message):
+    """A step of an agent that has begun and not ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    AGE_NS_FIELD_NUMBER: _builtins.int
+    BOOKED_NS_FIELD_NUMBER: _builtins.int
+    kind: Global___StepKind.ValueType
+    age_ns: _builtins.int
+    booked_ns: _builtins.int
+    """How long it was expected to take; 0: nobody knows."""
+    @_builtins.property
+    def partition(self) -> Global___PartitionKey:
+        """Unset: of none in particular."""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___StepKind.ValueType = ...,
+        partition: Global___PartitionKey | None = ...,
+        age_ns: _builtins.int = ...,
+        booked_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "booked_ns", b"booked_ns", "kind", b"kind", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepInHand: _TypeAlias = StepInHand  # noqa: Y015
 
 @_typing.final
 class SchedulerToGatewayMessages(_message.Message):
@@ -968,6 +1034,7 @@ class AgentMessage(_message.Message):
     SESSION_MOVED_FIELD_NUMBER: _builtins.int
     CACHES_SENT_FIELD_NUMBER: _builtins.int
     HOLDINGS_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___AgentHello: ...
     @_builtins.property
@@ -996,6 +1063,8 @@ class AgentMessage(_message.Message):
     def caches_sent(self) -> Global___CachesSent: ...
     @_builtins.property
     def holdings(self) -> Global___Holdings: ...
+    @_builtins.property
+    def ending(self) -> Global___Ending: ...
     def __init__(
         self,
         *,
@@ -1013,16 +1082,42 @@ class AgentMessage(_message.Message):
         session_moved: Global___SessionMoved | None = ...,
         caches_sent: Global___CachesSent | None = ...,
         holdings: Global___Holdings | None = ...,
+        ending: Global___Ending | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report", "session_moved", "caches_sent", "holdings"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report", "session_moved", "caches_sent", "holdings", "ending"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___AgentMessage: _TypeAlias = AgentMessage  # noqa: Y015
+
+@_typing.final
+class Ending(_message.Message):
+    """This process is about to end by itself, without draining: it cannot compute any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Of the error tree, e.g. "DEVICE_LOST"; why, for people."""
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ending: _TypeAlias = Ending  # noqa: Y015
 
 @_typing.final
 class PartitionKey(_message.Message):
@@ -1742,6 +1837,7 @@ class SchedulerToAgentMessage(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     CLOSE_SESSIONS_FIELD_NUMBER: _builtins.int
     REPORT_HOLDINGS_FIELD_NUMBER: _builtins.int
+    END_PROCESS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Fencing epoch of the sender; an agent refuses orders below the highest it has seen."""
     @_builtins.property
@@ -1762,6 +1858,8 @@ class SchedulerToAgentMessage(_message.Message):
     def close_sessions(self) -> Global___CloseSessions: ...
     @_builtins.property
     def report_holdings(self) -> Global___ReportHoldings: ...
+    @_builtins.property
+    def end_process(self) -> Global___EndProcess: ...
     def __init__(
         self,
         *,
@@ -1775,16 +1873,38 @@ class SchedulerToAgentMessage(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         close_sessions: Global___CloseSessions | None = ...,
         report_holdings: Global___ReportHoldings | None = ...,
+        end_process: Global___EndProcess | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "report_holdings", b"report_holdings", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "end_process", b"end_process", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "report_holdings", b"report_holdings", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "epoch", b"epoch", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "report_holdings", b"report_holdings", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "end_process", b"end_process", "epoch", b"epoch", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "report_holdings", b"report_holdings", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "load_partition", "unload_partition", "directory", "drain", "cancel_batch", "heartbeat", "close_sessions", "report_holdings"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "load_partition", "unload_partition", "directory", "drain", "cancel_batch", "heartbeat", "close_sessions", "report_holdings", "end_process"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___SchedulerToAgentMessage: _TypeAlias = SchedulerToAgentMessage  # noqa: Y015
+
+@_typing.final
+class EndProcess(_message.Message):
+    """End at once, so that your supervisor starts you anew: what you compute does not end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHY_FIELD_NUMBER: _builtins.int
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndProcess: _TypeAlias = EndProcess  # noqa: Y015
 
 @_typing.final
 class ReportHoldings(_message.Message):

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scheduler.book import Reservation
 from scheduler.dispatch.availability import Availability, Impairment
+from scheduler.dispatch.breaker import BreakerConfig
 from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from scheduler.dispatch.events import (
     AdoptedSession,
@@ -68,6 +69,8 @@ CONFIG = ChainedConfig(
     close_attempts=10**6,  # agents here always answer in the end
     distrust_ns=20,
     longest_distrust_ns=80,
+    breaker=BreakerConfig(first_pause_ns=30, longest_pause_ns=100),
+    stall_ns=100,
     retry_after_ns=10,
     max_moves=3,
     max_moves_per_agent=2,
@@ -147,6 +150,8 @@ class Cluster(RuleBasedStateMachine):
         """What it was told the session is to become."""
         self.untold: dict[AgentId, list[Event]] = {each: [] for each in AGENTS}
         """What agents are about to say of sessions they handed over, in this order."""
+        self.failed_on: set[tuple[RequestId, AgentId]] = set()
+        """Requests, and agents whose devices failed on them."""
         self.fresh: dict[RequestId, int] = {}
         """Requests that never had a session, by arrival."""
         self.held: dict[AgentId, dict[SessionId, ChainHop]] = {each: {} for each in AGENTS}
@@ -176,6 +181,8 @@ class Cluster(RuleBasedStateMachine):
 
     def obey(self, command: Command) -> None:
         if isinstance(command, Reject):
+            if command.reason == "COMPUTE_FAILED":
+                assert len([1 for request, _ in self.failed_on if request == command.request]) >= 2
             self.answered(command.request)  # raises if it was answered before
         elif isinstance(command, StartSession):
             self.opens(command)
@@ -314,6 +321,23 @@ class Cluster(RuleBasedStateMachine):
         if agent is not None and command.session in self.held[agent]:
             self.let_go(agent, command.session)
         self.tell(SessionFailed(command.session, agent, "INTERNAL", "no", retryable))
+
+    @precondition(lambda self: self.current)
+    @rule(data=st.data(), at=st.integers(0, 1), lost=st.booleans())
+    def device_fails(self, data: st.DataObject, at: int, lost: bool) -> None:
+        command = self.some_session(data)
+        agent = command.hops[min(at, len(command.hops) - 1)].agent
+        if command.session in self.held[agent]:
+            self.let_go(agent, command.session)
+        self.failed_on.add((command.request, agent))
+        reason = "DEVICE_LOST" if lost else "DEVICE_FAILED"
+        self.tell(SessionFailed(command.session, agent, reason, "no", True))
+
+    @precondition(lambda self: self.current)
+    @rule()
+    def nobody_gets_tokens(self) -> None:
+        self.now += CONFIG.stall_ns
+        self.tell(Tick())
 
     # ---- moves ----
 
