@@ -9,6 +9,7 @@ from aiohttp import web
 from gateway import oip_http, openai_http
 from gateway.dashboard.api import Dashboard
 from gateway.front_desk import FrontDesk
+from gateway.http_bodies import OFF_LOOP, OffLoop
 from gateway.http_calls import DESK, errors_as_json
 from gateway.http_connections import Connections
 from gateway.repository import Repository
@@ -29,10 +30,9 @@ class HttpDoor:
         self._connections = Connections()
         app = web.Application(
             middlewares=[self._connections.middleware, errors_as_json],
-            # A body of exactly the largest size is fine; aiohttp's limit is exclusive.
-            client_max_size=desk.admission.max_request_bytes + 1,
         )
         app[DESK] = desk
+        self._off_loop = app[OFF_LOOP] = OffLoop()
         app[oip_http.REPOSITORY] = repository
         app.add_routes([*oip_http.routes(), *openai_http.routes()])
         if dashboard is not None:
@@ -42,6 +42,8 @@ class HttpDoor:
             # A client that goes away cancels its work.
             handler_cancellation=True,
             access_log=None,
+            # Bodies are inflated by `http_bodies`, within bounds and off the event loop.
+            auto_decompress=False,
             keepalive_timeout=_KEEPALIVE_S,
             shutdown_timeout=_SHUTDOWN_S,
             max_line_size=_LONGEST_HEADER_BYTES,
@@ -69,3 +71,4 @@ class HttpDoor:
         """Closes every connection."""
         await self._connections.stop()
         await self._runner.cleanup()
+        self._off_loop.close()
