@@ -45,8 +45,10 @@ from services.transport.settings import TransportSettings, host_id
 
 Stream = grpc.aio.ServicerContext[bytes, bytes]
 
-_CREDIT_EVERY_BYTES = 2 << 20
+_CREDIT_EVERY_BYTES = 1 << 20
 _MAX_CONNECTIONS = 1024
+STALLED_S = 30.0
+"""A frame of which nothing arrives for so long is given up with its connection."""
 _SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", 4 * CHUNK_BYTES),
     ("grpc.max_send_message_length", CHUNK_BYTES),
@@ -243,7 +245,8 @@ class GrpcReceiver:
         filled = len(first)
         payload[:filled] = first
         while filled < len(payload):
-            message = await self._read()
+            async with asyncio.timeout(STALLED_S):
+                message = await self._read()
             if message is None:
                 return False
             if not 0 < len(message) <= len(payload) - filled:

@@ -41,6 +41,7 @@ class ShmReceiver:
         self._held: set[int] = set()
         self._unreleased = 0
         self._greeted = False
+        self.since_s = asyncio.get_running_loop().time()
         self._sender = NOBODY
         self._stream = UnixStream(sock, self._on_message, self.close, settings.max_frame_bytes)
         self._handshake = asyncio.get_running_loop().call_later(
@@ -53,6 +54,7 @@ class ShmReceiver:
                 raise InvalidInput("peer_id", "must not be empty")
             self._sender = Sender(str(body, "utf-8", "replace"))
             self._greeted = True
+            self._stream.trust()
             self._handshake.cancel()
             name = self._peer_id.encode()
             self._stream.write(encode_prefix(Prefix(Kind.WELCOME, len(name))) + name)
@@ -68,6 +70,11 @@ class ShmReceiver:
             self._segments.pop(prefix.argument, None)
         else:
             raise InvalidInput("prefix.kind", f"unexpected {prefix.kind.name}")
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has said who it is."""
+        return self._greeted
 
     def _on_inline(self, prefix: Prefix, body: memoryview) -> None:
         payload = EMPTY
