@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 import time
 
@@ -33,6 +34,7 @@ class _Trimmer:
             trim = ctypes.CDLL(None).malloc_trim
         except AttributeError:  # another C library, which has another policy
             return
+        gc.collect()
         trim(ctypes.c_size_t(0))
 
 

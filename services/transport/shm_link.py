@@ -94,7 +94,7 @@ class ShmLink:
         if left is not None:
             # The message stays in line if the caller is cancelled: a frame is sent whole or never.
             try:
-                await unless_stalled(left, timeout_s, lambda: self._stream.sent_bytes)
+                await unless_stalled(left, timeout_s, lambda: self._stream.taken_bytes)
             except TimeoutError:
                 self._lose(lost("shm", "the peer takes no frames"))
                 raise push_timed_out("shm", timeout_s) from None

@@ -69,7 +69,7 @@ class TcpEndpoint:
                 receiver.on_closed = self._receivers.discard
             return receiver.stream
 
-        self._listener = TcpListener(accepted, self._server_context)
+        self._listener = TcpListener(accepted, self._server_context, first_byte=b"C")
         self._port = await self._listener.start(self._settings.host, self._settings.tcp_port)
 
     async def connect(self, address: Address, timeout_s: float, peer_id: str | None = None) -> Link:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,22 +22,28 @@ from services.memory import give_back_soon
 
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 64
-MOST_WAITING = 512
-"""Connections without a byte or without a turn."""
-MOST_OPENING = 32
-"""Handshakes at a time; each may take a quarter of a megabyte."""
-WAIT_S = 3.0
-"""A connection must say its first byte, and get its turn, within this time."""
 OPEN_S = 3.0
 """From its turn on it must be known who it is within this time."""
-_GRACE_S = 0.25
-"""An honest peer on a network is through by then; who takes longer makes room for others."""
-_LOOK_S = 0.1
+_GRACE_S = 0.05
+"""An honest peer nearby is through by then; who takes longer makes room where others wait."""
+_LOOK_S = 0.02
 _TLS_HANDSHAKE = b"\x16"
-_FRAME = b"C"
 _FULL_S = 0.2
 
 _log = get_logger("services.transport")
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """What a listener lets connections have before they are somebody's."""
+
+    most_waiting: int = 512
+    """Without a byte or without a turn."""
+    most_opening: int = 32
+    """Handshakes at a time; each may take a quarter of a megabyte."""
+    wait_s: float = 3.0
+    """The first byte must be there, and their turn have come, within this time."""
+
 
 MakeProtocol = Callable[[Callable[[], None]], asyncio.BaseProtocol]
 """Gets what it calls once it is known who is at the other end, or that nobody is."""
@@ -60,13 +67,21 @@ class TcpListener:
         self,
         make: MakeProtocol,
         tls: ssl.SSLContext | None,
-        most_waiting: int = MOST_WAITING,
-        most_opening: int = MOST_OPENING,
+        first_byte: bytes | None = None,
+        limits: ListenerLimits = ListenerLimits(),
     ) -> None:
+        """Listens for peers.
+
+        Args:
+            make: Returns the protocol of a connection that has its turn.
+            tls: For handshakes; None: there are none.
+            first_byte: Without TLS, what a peer begins with; None: anything.
+            limits: How many there may be, and how long.
+        """
         self._make = make
         self._tls = tls
-        self._most_waiting = most_waiting
-        self._most_opening = most_opening
+        self._first_byte = first_byte if tls is None else _TLS_HANDSHAKE
+        self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._waiting: dict[socket.socket, _Connection] = {}
@@ -121,7 +136,7 @@ class TcpListener:
                 return
             sock.setblocking(False)
             connection = _Connection(sock, str(address[0]), self._loop.time())
-            if len(self._waiting) >= self._most_waiting:
+            if len(self._waiting) >= self._limits.most_waiting:
                 self._drop(self._least_wanted(list(self._waiting.values())))
             self._waiting[sock] = connection
             self._loop.add_reader(sock.fileno(), self._spoke, connection)
@@ -139,7 +154,7 @@ class TcpListener:
             first = connection.sock.recv(1, socket.MSG_PEEK)
         except OSError:
             first = b""
-        if first != (_FRAME if self._tls is None else _TLS_HANDSHAKE):
+        if not first or self._first_byte not in (None, first):
             self._drop(connection)
             return
         connection.has_spoken = True
@@ -147,15 +162,17 @@ class TcpListener:
 
     def _go_on(self) -> None:
         """Gives free places to those who have spoken."""
-        while len(self._opening) < self._most_opening:
-            ready = [each for each in self._waiting.values() if each.has_spoken]
-            if not ready:
-                return
+        while ready := [each for each in self._waiting.values() if each.has_spoken]:
+            busy = Counter(each.source for each in self._opening)
             # Stable: of one source, the oldest first.
-            self._open(min(ready, key=lambda each: self._busy(each.source)))
-
-    def _busy(self, source: str) -> int:
-        return sum(each.source == source for each in self._opening)
+            wanted = min(ready, key=lambda each: busy[each.source])
+            if len(self._opening) >= self._limits.most_opening:
+                busiest, count = busy.most_common(1)[0]
+                if count < self._limits.most_opening // 2 or busy[wanted.source] >= count // 2:
+                    return
+                # One source has most of the places, and somebody else waits.
+                self._drop(self._least_wanted([e for e in self._opening if e.source == busiest]))
+            self._open(wanted)
 
     def _open(self, connection: _Connection) -> None:
         del self._waiting[connection.sock]
@@ -191,11 +208,11 @@ class TcpListener:
         self._timer = None
         now_s = self._loop.time()
         for connection in list(self._waiting.values()):
-            if now_s - connection.since_s > WAIT_S:
+            if now_s - connection.since_s > self._limits.wait_s:
                 self._drop(connection)
         waiting = sum(each.has_spoken for each in self._waiting.values())
         slow = [each for each in self._opening if now_s - each.since_s > _GRACE_S]
-        while waiting and slow and len(self._opening) >= self._most_opening:
+        while waiting and slow and len(self._opening) >= self._limits.most_opening:
             slowest = self._least_wanted(slow)
             slow.remove(slowest)
             waiting -= 1
@@ -209,14 +226,13 @@ class TcpListener:
 
     def _least_wanted(self, among: list[_Connection]) -> _Connection:
         """Returns the oldest of the source that has most; who has spoken is better than silent."""
-        counts: dict[str, int] = {}
-        for each in among:
-            counts[each.source] = counts.get(each.source, 0) + 1
+        counts = Counter(each.source for each in among)
         return min(among, key=lambda each: (-counts[each.source], each.has_spoken, each.since_s))
 
     def _drop(self, connection: _Connection) -> None:
         self._dropped += 1
         if connection.task is not None:
+            self._opening.discard(connection)
             connection.task.cancel()
             return
         if self._waiting.pop(connection.sock, None) is not None:

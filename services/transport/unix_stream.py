@@ -8,8 +8,11 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import fcntl
 import os
 import socket
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable
 
@@ -68,7 +71,7 @@ class UnixStream:
         self._descriptors: deque[int] = deque()
         self._paused = False
         self._is_trusted = False
-        self.sent_bytes = 0
+        self._sent_bytes = 0
         self.closed = False
         self._loop.add_reader(sock.fileno(), self._readable)
 
@@ -91,6 +94,15 @@ class UnixStream:
         self._outbox.append(outgoing)
         return outgoing.left
 
+    @property
+    def taken_bytes(self) -> int:
+        """How much of what was sent the other side has read."""
+        if self.closed:
+            return self._sent_bytes
+        unread = bytearray(4)
+        fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, unread)
+        return self._sent_bytes - int.from_bytes(unread, sys.byteorder)
+
     def _send(self, outgoing: _Outgoing) -> bool:
         try:
             if outgoing.fd >= 0:
@@ -105,7 +117,7 @@ class UnixStream:
         except OSError as error:
             self._lose(f"{error.strerror or error}")
             return False
-        self.sent_bytes += sent
+        self._sent_bytes += sent
         outgoing.data = outgoing.data[sent:]
         return not outgoing.data
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import Overloaded, PartitionLost
+from services.transport import tcp_stream
 from services.transport.frames import Kind, Prefix, encode_prefix
 from services.transport.interface import Endpoint
 from services.transport.memory import MemoryPool, Share, private_segment
@@ -207,3 +208,56 @@ def test_socket_paths_fit_and_differ(tmp_path: Path) -> None:
     paths = {socket_path(folder, peer) for folder in (tmp_path, deep) for peer in ("a/b", "a_b")}
     assert len(paths) == 4
     assert all(len(bytes(path)) <= 107 for path in paths)
+
+
+async def test_silent_connections_keep_nobody_out(endpoint: Endpoint) -> None:
+    await endpoint.start(Inbox())
+    silent = [await dial(endpoint) for _ in range(700)]
+    for _ in range(20):
+        link = await endpoint.connect(endpoint.address, 5)
+        assert not link.closed
+        await link.close()
+    for sock in silent:
+        sock.close()
+
+
+async def test_who_says_something_and_goes_silent_makes_room(tmp_path: Path) -> None:
+    endpoint = TcpEndpoint("b", TransportSettings(runtime_dir=tmp_path))
+    await endpoint.start(Inbox())
+    half = [await dial(endpoint) for _ in range(200)]
+    for sock in half:
+        await asyncio.get_running_loop().sock_sendall(sock, HELLO[:5])
+    link = await endpoint.connect(endpoint.address, 5)
+    assert not link.closed
+    await asyncio.wait_for(asyncio.gather(*map(end_of, half)), 20)
+    for sock in half:
+        sock.close()
+    await endpoint.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [encode_prefix(Prefix(Kind.FRAME, 0, 1 << 20)), encode_prefix(Prefix(Kind.HELLO, 900_000))],
+    ids=["frame", "long name"],
+)
+async def test_no_memory_is_given_to_who_has_not_said_who_they_are(
+    endpoint: Endpoint, message: bytes
+) -> None:
+    await endpoint.start(Inbox())
+    with await dial(endpoint) as sock:
+        await asyncio.get_running_loop().sock_sendall(sock, message)
+        await end_of(sock)
+
+
+async def test_a_frame_that_stops_in_the_middle_ends_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_stream, "STALLED_S", 0.2)
+    endpoint = TcpEndpoint("b", TransportSettings(runtime_dir=tmp_path))
+    await endpoint.start(Inbox())
+    with await dial(endpoint) as sock:
+        begun = HELLO + encode_prefix(Prefix(Kind.FRAME, 0, MIB)) + bytes(100_000)
+        await asyncio.get_running_loop().sock_sendall(sock, begun)
+        await end_of(sock)
+    assert endpoint._receive_pool.reserved == 0
+    await endpoint.close()
