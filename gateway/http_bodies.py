@@ -110,12 +110,12 @@ async def body_of(request: web.Request, most_bytes: int, lease: Lease | None = N
         likely = min(most_bytes, len(body) * MOST_RATIO)
         if lease is not None:
             lease.hold(len(body) + likely)
+        _note_read(likely)
         off_loop = request.app[OFF_LOOP]
         body = await off_loop.run(likely, lambda: inflated(body, window, most_bytes))
     if lease is not None:
         lease.hold(len(body))
-    if (found := caller.get()) is not None:
-        found.read_bytes = len(body)
+    _note_read(len(body))
     return body
 
 
@@ -167,6 +167,12 @@ async def _received(request: web.Request, most_bytes: int, lease: Lease | None) 
     except (web.RequestPayloadError, HttpProcessingError):
         raise InvalidInput("body", "is not framed as its headers say") from None
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _note_read(nbytes: int) -> None:
+    """Notes what the request cost, should it turn out to be its sender's fault."""
+    if (found := caller.get()) is not None:
+        found.read_bytes = nbytes
 
 
 def _encoding_of(request: web.Request) -> str:
