@@ -30,7 +30,7 @@ def from_json(data: object, tensor: Declared, field: str) -> Tensor:
         InvalidInput: it is ragged, has another shape, or an element is of another type.
     """
     text = memoryview(data) if isinstance(data, msgspec.Raw) else memoryview(b"null")
-    if text[:1] != b"[":
+    if bytes(text[:1]) != b"[":
         raise InvalidInput(field, "must be a list")
     if tensor.datatype == "FP16":
         raise InvalidInput(field, "FP16 has no JSON form; send it as binary data")

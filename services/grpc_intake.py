@@ -114,8 +114,10 @@ class CallIntake(grpc.aio.ServerInterceptor):
             # A behaviour that writes to its context is a coroutine, and answers with nothing.
             generates = inspect.isasyncgenfunction(behaviour)
             serve: Any = call.generating(behaviour) if generates else call.answering(behaviour)
-            make: Any = grpc.stream_stream_rpc_method_handler
-            return make(serve, parse, handler.response_serializer)
+            made: Handler = grpc.stream_stream_rpc_method_handler(
+                serve, parse, handler.response_serializer
+            )
+            return made
         name = "stream_unary" if handler.request_streaming else "unary_unary"
         serve = call.answering(getattr(handler, name))
         return grpc.stream_unary_rpc_method_handler(serve, parse, handler.response_serializer)

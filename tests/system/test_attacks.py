@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 MOST_GROWTH_MB = 64.0
 MOST_DELAY_S = 0.050
-ROUNDS = int(os.environ.get("ROUNDS_", "3"))
+ROUNDS = 3
 """The machine may be busy with something else: one quiet round of so many is enough."""
 MEBIBYTE = 1 << 20
 CONFIG = {
