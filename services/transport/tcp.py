@@ -62,15 +62,19 @@ class TcpEndpoint:
         def accepted(settled: Callable[[], None]) -> TcpStream:
             share = partial(Share, self._receive_pool)
             receiver = TcpReceiver(self._peer_id, self._settings, handler, share, settled)
-            if len(self._receivers) >= _MAX_CONNECTIONS:
-                receiver.close(lost("tcp", "too many connections"))
-            else:
-                self._receivers.add(receiver)
-                receiver.on_closed = self._receivers.discard
+            receiver.on_known = self._known
             return receiver.stream
 
         self._listener = TcpListener(accepted, self._server_context, first_byte=b"C")
         self._port = await self._listener.start(self._settings.host, self._settings.tcp_port)
+
+    def _known(self, receiver: TcpReceiver) -> None:
+        """Takes a connection from the listener, which sees to those that nobody is known of."""
+        if len(self._receivers) >= _MAX_CONNECTIONS:
+            receiver.close(lost("tcp", "too many connections"))
+        else:
+            self._receivers.add(receiver)
+            receiver.on_closed = self._receivers.discard
 
     async def connect(self, address: Address, timeout_s: float, peer_id: str | None = None) -> Link:
         """Opens a link to the endpoint at `address`.
@@ -132,6 +136,7 @@ class TcpReceiver:
         self._unreleased = 0
         self._sender: Sender | None = None
         """Who is at the other end, once they have said so."""
+        self.on_known: Callable[[TcpReceiver], None] = lambda _: None
         self.on_closed: Callable[[TcpReceiver], None] = lambda _: None
         self.stream = TcpStream(
             settings.max_frame_bytes,
@@ -175,6 +180,9 @@ class TcpReceiver:
             return
         self.stream.trust()
         self._settled()
+        self.on_known(self)
+        if self.stream.closed:
+            return
         name = self._peer_id.encode()
         self.stream.write(encode_prefix(Prefix(Kind.WELCOME, len(name))) + name)
 

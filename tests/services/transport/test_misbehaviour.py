@@ -21,6 +21,7 @@ from services.transport.settings import TransportSettings, socket_path
 from services.transport.shm import ShmEndpoint
 from services.transport.tcp import TcpEndpoint
 from tests.services.transport.peers import MIB, Inbox
+from tests.support.certificates import Certificates
 
 HELLO = encode_prefix(Prefix(Kind.HELLO, 1)) + b"x"
 WELCOME_BYTES = 33
@@ -232,6 +233,24 @@ async def test_who_says_something_and_goes_silent_makes_room(tmp_path: Path) -> 
     await asyncio.wait_for(asyncio.gather(*map(end_of, half)), 20)
     for sock in half:
         sock.close()
+    assert len(endpoint._receivers) == 1
+    await endpoint.close()
+
+
+async def test_failed_handshakes_leave_nothing_behind(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certs")
+    settings = TransportSettings(
+        runtime_dir=tmp_path, security=certificates.transport("agent", "b")
+    )
+    endpoint = TcpEndpoint("b", settings)
+    await endpoint.start(Inbox())
+    for begun in (b"\x16", b"\x16\x03\x01\x00\x05nonsense"):
+        for _ in range(20):
+            with await dial(endpoint) as sock:
+                await asyncio.get_running_loop().sock_sendall(sock, begun)
+    link = await endpoint.connect(endpoint.address, 10, "b")
+    assert len(endpoint._receivers) == 1
+    assert not link.closed
     await endpoint.close()
 
 
