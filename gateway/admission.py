@@ -32,25 +32,51 @@ class Admission:
             Overloaded: too much is held already; says when to come back.
             Unavailable: this gateway is draining.
         """
+        self.precheck()
+        self.require_size(nbytes)
+        self.require_room(nbytes)
+        self.requests += 1
+        self.bytes += nbytes
+        return Lease(self, nbytes)
+
+    def precheck(self) -> None:
+        """Returns if one more request, of whatever size, may be let in.
+
+        Raises:
+            Overloaded: too many are held already.
+            Unavailable: this gateway is draining.
+        """
         if self.draining:
             raise Unavailable("this gateway is draining", retry_after_ns=_DRAIN_RETRY_NS)
+        if self.requests >= self._max_requests:
+            raise self.full(f"{self.requests} requests are being worked on")
+
+    def require_size(self, nbytes: int) -> None:
+        """Returns if one request may have `nbytes`.
+
+        Raises:
+            PayloadTooLarge: it may not.
+        """
         if nbytes > self.max_request_bytes:
             raise PayloadTooLarge(
                 f"the request has {nbytes} bytes; at most {self.max_request_bytes} are accepted"
             )
-        if self.requests >= self._max_requests:
-            raise self._full(f"{self.requests} requests are being worked on")
+
+    def require_room(self, nbytes: int) -> None:
+        """Returns if `nbytes` more may be held.
+
+        Raises:
+            Overloaded: they may not.
+        """
         if self.bytes + nbytes > self._max_bytes:
-            raise self._full(f"{self.bytes} bytes of requests are being worked on")
-        self.requests += 1
-        self.bytes += nbytes
-        return Lease(self, nbytes)
+            raise self.full(f"{self.bytes} bytes of requests are being worked on")
 
     def learn(self, duration_ns: int) -> None:
         """Takes into account how long a request took, for the advice when to come back."""
         self._usual_ns += _SMOOTHING * (duration_ns - self._usual_ns)
 
-    def _full(self, why: str) -> Overloaded:
+    def full(self, why: str) -> Overloaded:
+        """Returns the refusal of what finds no room, with advice when to come back."""
         # What is held now is gone after about one usual request.
         retry_ns = int(min(max(self._usual_ns, _SHORTEST_RETRY_NS), _LONGEST_RETRY_NS))
         return Overloaded(f"this gateway is full: {why}", retry_after_ns=retry_ns)
@@ -65,11 +91,19 @@ class Lease:
         self.admission = admission
         self._nbytes = nbytes
 
-    def shrink(self, nbytes: int) -> None:
-        """Gives back what turned out not to be needed."""
-        if nbytes < self._nbytes:
-            self.admission.bytes -= self._nbytes - nbytes
-            self._nbytes = nbytes
+    def hold(self, nbytes: int) -> None:
+        """Holds `nbytes` in place of what it held.
+
+        Raises:
+            PayloadTooLarge: more than one request may ever have.
+            Overloaded: too much is held already.
+        """
+        more = nbytes - self._nbytes
+        if more > 0:
+            self.admission.require_size(nbytes)
+            self.admission.require_room(more)
+        self.admission.bytes += more
+        self._nbytes = nbytes
 
     def __enter__(self) -> Lease:
         return self

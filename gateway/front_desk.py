@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gateway.admission import Admission, Lease
 from gateway.bookkeeping import OK
+from gateway.callers import Caller, caller
 from gateway.catalog import Catalog, Model
 from gateway.data_plane import DataPlane, budget_of
 from gateway.generation.answer import Generation
@@ -23,7 +24,7 @@ from gateway.inference import Arrival, InferenceRequest, InferenceResponse, Inta
 from gateway.readiness import Readiness
 from services.domain.sampling import SamplingParameters
 from services.error_tables import error_of_exception
-from services.errors import CatenaryError, InvalidInput, PayloadTooLarge
+from services.errors import CatenaryError, InvalidInput, PayloadTooLarge, Unauthenticated
 from services.security.keys import SCOPE_INFER, ApiKeys, Principal
 from services.telemetry.tracing import Tracer
 
@@ -149,6 +150,44 @@ class FrontDesk:
         """
         return self.keys.check(presented)
 
+    def enter(self, presented: str | None, address: str, *, counts: bool = True) -> Principal:
+        """Lets a caller in, before anything is read of what it sends.
+
+        Args:
+            presented: As its key.
+            address: Where it comes from.
+            counts: Whether it asks for an inference or a generation; each counts.
+
+        Raises:
+            Unauthenticated: keys are configured and this is none of them.
+            QuotaExceeded: it made as many requests as it may, or too many that were refused.
+            Overloaded: too many requests are being worked on.
+            Unavailable: this gateway is draining.
+        """
+        quotas = self.guard.quotas
+        arrived = caller.get()
+        if arrived is None:
+            arrived = Caller(quotas, address)
+            caller.set(arrived)
+        try:
+            principal = self.keys.check(presented)
+        except Unauthenticated:
+            quotas.require_good(address)
+            raise
+        if self.keys.enabled:
+            arrived.subject = f"key {principal.name!r}"
+        arrived.principal = principal
+        try:
+            quotas.require_good(arrived.subject)
+            if counts:
+                self.guard.enter(principal)
+                self.admission.precheck()
+        except CatenaryError as error:
+            self.guard.refused(principal, error)
+            self.plane.books.refused("", error.reason)
+            raise
+        return principal
+
     @contextmanager
     def visit(self, principal: Principal, name: str, version: str, nbytes: int) -> Iterator[Visit]:
         """Admits one request; what it holds is given back at the end.
@@ -157,7 +196,6 @@ class FrontDesk:
             PermissionDenied: before anything is said about the model.
             ModelNotFound: no such model or version.
             NoActivePlan: it cannot be deployed.
-            QuotaExceeded: the key made as many requests as it may.
             Unavailable: no scheduler has said yet what is served, or this gateway is draining.
             PayloadTooLarge: more bytes than one request may have.
             Overloaded: too much is held already.
@@ -166,7 +204,6 @@ class FrontDesk:
         visit, label = None, ""
         try:
             principal.require(f"{SCOPE_INFER}:{name}")
-            self.guard.enter(principal)
             model = self.catalog.find_deployed(name, version)
             label = model.label
             self.guard.precheck(principal, model)
@@ -223,7 +260,6 @@ class FrontDesk:
         visit, label = None, ""
         try:
             principal.require(f"{SCOPE_INFER}:{name}")
-            self.guard.enter(principal)
             model = self.catalog.find_deployed(name, version)
             label = model.label
             self.guard.precheck(principal, model)

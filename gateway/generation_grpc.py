@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
+from gateway.callers import entered
 from gateway.front_desk import FrontDesk
 from gateway.generation.answer import Generation
 from gateway.generation.objectives import ObjectivesReport
@@ -48,7 +49,7 @@ class GenerationService(generation_pb2_grpc.GenerationServicer):
         """One answer; ends with a response that has finish_reason set."""
         desk, metadata = self._desk, metadata_of(context)
         arrival = desk.arrive(GENERATE, metadata.get("traceparent"), context.time_remaining())
-        principal = desk.identify(metadata.get("authorization"))
+        principal = entered()
         with desk.admitted(request.ByteSize()):
             prompt, sampling = prompt_of(request), sampling_of_message(request.sampling)
             own_id = request.id[:_LONGEST_ID] or desk.new_id()

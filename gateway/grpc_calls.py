@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc.aio
 
+from gateway.callers import charge
 from services.error_tables import abort, error_of_exception
 
 S = TypeVar("S")
@@ -28,8 +29,9 @@ def answered(
         try:
             return await method(self, request, *args, **kwargs)
         except Exception as exc:
-            context = args[0]
-            await abort(context, error_of_exception(exc))  # type: ignore[arg-type]
+            context, error = args[0], error_of_exception(exc)
+            charge(error)
+            await abort(context, error)  # type: ignore[arg-type]
 
     return call
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
+from gateway.callers import Caller, caller
 from gateway.front_desk import FrontDesk
 from services.error_tables import (
     error_of_exception,
@@ -17,30 +16,54 @@ from services.error_tables import (
     http_status,
     openai_body,
 )
-from services.errors import CatenaryError, DeadlineExceeded, InvalidInput, PayloadTooLarge
+from services.errors import CatenaryError, ModelNotFound, PayloadTooLarge
+from services.security.keys import Principal
 
 DESK: web.AppKey[FrontDesk] = web.AppKey("desk", FrontDesk)
 OPENAI_PREFIX = "/v1/"
 REQUEST_ID = "X-Request-Id"
-BODY_TIMEOUT_S = 60.0
-"""A client that sends slower than this is cut off: it holds admitted bytes."""
 _LONGEST_ID = 256
 
+_NO_ROUTE = ModelNotFound("no such route")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns whatever a route raises into the error body its clients parse."""
+    """Turns whatever a route raises into the error body its clients parse, and charges for it."""
+    quotas = request.app[DESK].guard.quotas
+    arrived = Caller(quotas, address_of(request))
+    caller.set(arrived)
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:
-        return error_response(request, PayloadTooLarge("the body is larger than accepted"))
+        error: CatenaryError = PayloadTooLarge("the body is larger than accepted")
     except web.HTTPException as exc:
         # aiohttp's own: no such route, wrong method, a body it could not read.
+        arrived.charge(_NO_ROUTE)
+        try:
+            quotas.require_good(arrived.subject)
+        except CatenaryError as flood:
+            return error_response(request, flood)
         return _plain_error(request, exc)
     except Exception as exc:
-        return error_response(request, error_of_exception(exc))
+        error = error_of_exception(exc)
+    arrived.charge(error)
+    return error_response(request, error)
+
+
+def enter(request: web.Request, *, counts: bool = False) -> Principal:
+    """Lets a caller in, before anything is read of its body; see `FrontDesk.enter`.
+
+    Raises:
+        CatenaryError: it may not.
+    """
+    return request.app[DESK].enter(bearer(request), address_of(request), counts=counts)
+
+
+def address_of(request: web.Request) -> str:
+    """Returns where a request comes from."""
+    return request.remote or "unknown"
 
 
 def error_response(request: web.Request, error: CatenaryError) -> web.Response:
@@ -77,43 +100,6 @@ def request_id_of(request: web.Request) -> str:
     """Returns the id the caller gave, shortened if too long; empty if none that can be echoed."""
     given = request.headers.get(REQUEST_ID, "")[:_LONGEST_ID]
     return given if given.isprintable() else ""
-
-
-def announced_size(request: web.Request, largest: int) -> int:
-    """Returns how many bytes the body may turn out to have."""
-    compressed = request.headers.get("Content-Encoding", "identity") != "identity"
-    length = request.content_length
-    return largest if compressed or length is None else length
-
-
-async def body_of(request: web.Request, most_bytes: int | None = None) -> bytes:
-    """Returns the body, decompressed.
-
-    Args:
-        request: Whose.
-        most_bytes: More is refused as soon as it is there; None: the limit of every request.
-
-    Raises:
-        PayloadTooLarge: it has more than `most_bytes`.
-        DeadlineExceeded: it came too slowly.
-        InvalidInput: it is not compressed as announced.
-    """
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            if most_bytes is None:
-                return await request.read()
-            body = bytearray()
-            async for chunk in request.content.iter_any():
-                body += chunk
-                if len(body) > most_bytes:
-                    raise PayloadTooLarge(f"the body has more than {most_bytes} bytes")
-            return bytes(body)
-    except TimeoutError:
-        raise DeadlineExceeded(
-            "the body did not arrive in time", details={"stage": "arrival"}
-        ) from None
-    except (web.RequestPayloadError, HttpProcessingError):
-        raise InvalidInput("body", "does not decompress as its Content-Encoding says") from None
 
 
 def bearer(request: web.Request) -> str | None:

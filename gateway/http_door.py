@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from collections.abc import Callable
 
 from aiohttp import web
 
 from gateway import oip_http, openai_http
 from gateway.dashboard.api import Dashboard
 from gateway.front_desk import FrontDesk
+from gateway.http_bodies import OFF_LOOP, OffLoop
 from gateway.http_calls import DESK, errors_as_json
-from gateway.http_connections import Connections
+from gateway.http_connections import FIRST_REQUEST_S, Connections
 from gateway.repository import Repository
-from services.errors import Unavailable
+from services.transport.tcp_listener import ListenerLimits, TcpListener
 
 _KEEPALIVE_S = 75.0
 _SHUTDOWN_S = 1.0
 _LONGEST_HEADER_BYTES = 8190
 _MOST_HEADERS = 100
+_LISTENER_LIMITS = ListenerLimits(most_waiting=2048, most_opening=128, wait_s=FIRST_REQUEST_S)
 
 
 class HttpDoor:
@@ -29,19 +33,21 @@ class HttpDoor:
         self._connections = Connections()
         app = web.Application(
             middlewares=[self._connections.middleware, errors_as_json],
-            # A body of exactly the largest size is fine; aiohttp's limit is exclusive.
-            client_max_size=desk.admission.max_request_bytes + 1,
         )
         app[DESK] = desk
+        self._off_loop = app[OFF_LOOP] = OffLoop()
         app[oip_http.REPOSITORY] = repository
         app.add_routes([*oip_http.routes(), *openai_http.routes()])
         if dashboard is not None:
             dashboard.add_to(app)
+        self._listener: TcpListener | None = None
         self._runner = web.AppRunner(
             app,
             # A client that goes away cancels its work.
             handler_cancellation=True,
             access_log=None,
+            # Bodies are inflated by `http_bodies`, within bounds and off the event loop.
+            auto_decompress=False,
             keepalive_timeout=_KEEPALIVE_S,
             shutdown_timeout=_SHUTDOWN_S,
             max_line_size=_LONGEST_HEADER_BYTES,
@@ -58,14 +64,19 @@ class HttpDoor:
         await self._runner.setup()
         assert self._runner.server is not None
         self._connections.start(self._runner.server)
-        site = web.TCPSite(self._runner, host, port, ssl_context=tls)
-        try:
-            await site.start()
-        except OSError as error:
-            raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
-        return int(self._runner.addresses[0][1])
+        server = self._runner.server
+
+        def connected(settled: Callable[[], None]) -> asyncio.BaseProtocol:
+            settled()  # who it is, its requests say
+            return server()
+
+        self._listener = TcpListener(connected, tls, limits=_LISTENER_LIMITS)
+        return await self._listener.start(host, port)
 
     async def stop(self) -> None:
         """Closes every connection."""
+        if self._listener is not None:
+            self._listener.close()
         await self._connections.stop()
         await self._runner.cleanup()
+        self._off_loop.close()

@@ -10,6 +10,7 @@ import grpc.aio
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from gateway import oip_proto
+from gateway.callers import charge, entered
 from gateway.doors import on_behalf_of
 from gateway.front_desk import FrontDesk
 from gateway.grpc_calls import answered, metadata_of
@@ -18,6 +19,7 @@ from gateway.ordered_stream import answer_in_order
 from gateway.repository import EXTENSIONS, Repository, server_version
 from services.error_details import public_message
 from services.error_tables import error_of_exception
+from services.grpc_intake import address_of
 from services.security.keys import SCOPE_ADMIN, Principal
 
 INFER = "inference.GRPCInferenceService/ModelInfer"
@@ -83,8 +85,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         """One inference."""
         metadata = metadata_of(context)
         arrival = self._desk.arrive(INFER, metadata.get("traceparent"), context.time_remaining())
-        principal = self._desk.identify(metadata.get("authorization"))
-        return await self._infer(request, arrival, principal)
+        return await self._infer(request, arrival, entered())
 
     @answered
     async def ModelStreamInfer(  # type: ignore[override]  # noqa: N802
@@ -93,15 +94,15 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         context: Context,
     ) -> None:
         """Many inferences on one stream; answers in the order of the requests."""
-        metadata = metadata_of(context)
-        self._identify(context)
+        metadata, address = metadata_of(context), address_of(context.peer())
 
         async def answer(request: oip.ModelInferRequest) -> oip.ModelStreamInferResponse:
             arrival = self._desk.arrive(
                 STREAM_INFER, metadata.get("traceparent"), context.time_remaining()
             )
             # Anew each time: a key that was revoked is refused on streams it opened before, too.
-            return await self._infer_in_stream(request, arrival, metadata.get("authorization"))
+            presented = metadata.get("authorization")
+            return await self._infer_in_stream(request, arrival, presented, address)
 
         await answer_in_order(request_iterator, answer, context.write, self._max_stream_requests)
 
@@ -148,14 +149,15 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
             return oip_proto.response_of(response, form, request.outputs)
 
     async def _infer_in_stream(
-        self, message: oip.ModelInferRequest, arrival: Arrival, presented: str | None
+        self, message: oip.ModelInferRequest, arrival: Arrival, presented: str | None, address: str
     ) -> oip.ModelStreamInferResponse:
         answer = oip.ModelStreamInferResponse()
         try:
-            principal = self._desk.identify(presented)
+            principal = self._desk.enter(presented, address)
             answer.infer_response.CopyFrom(await self._infer(message, arrival, principal))
         except Exception as exc:
             error = error_of_exception(exc)
+            charge(error)
             answer.error_message = f"[{error.reason}] {public_message(error)}"
             # Triton's clients find out by the id which of their requests it was.
             answer.infer_response.id = message.id

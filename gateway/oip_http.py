@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 from aiohttp import web
 
 from gateway import oip_json
+from gateway.http_bodies import OFF_LOOP, body_of
 from gateway.http_calls import (
     DESK,
     REQUEST_ID,
-    announced_size,
-    bearer,
-    body_of,
+    enter,
     json_response,
 )
+from gateway.json_documents import document_of
 from gateway.repository import EXTENSIONS, Repository, server_version
 from services.errors import InvalidInput
 
@@ -58,7 +56,7 @@ async def _ready(request: web.Request) -> web.Response:
 
 
 async def _server_metadata(request: web.Request) -> web.Response:
-    request.app[DESK].identify(bearer(request))
+    enter(request)
     return json_response(
         {"name": "catenary", "version": server_version(), "extensions": EXTENSIONS}
     )
@@ -66,7 +64,7 @@ async def _server_metadata(request: web.Request) -> web.Response:
 
 async def _model_metadata(request: web.Request) -> web.Response:
     desk = request.app[DESK]
-    desk.identify(bearer(request))
+    enter(request)
     name, version = _named(request)
     model = desk.catalog.find(name, version)
     return json_response(oip_json.metadata_of(model, desk.catalog.versions(name)))
@@ -74,20 +72,17 @@ async def _model_metadata(request: web.Request) -> web.Response:
 
 async def _model_ready(request: web.Request) -> web.Response:
     desk = request.app[DESK]
-    desk.identify(bearer(request))
+    enter(request)
     model = desk.catalog.find(*_named(request))
     document = {"name": model.key.name, "ready": model.ready}
     return json_response(document, status=200 if model.ready else 503)
 
 
 async def _repository_index(request: web.Request) -> web.Response:
-    request.app[DESK].identify(bearer(request))
+    enter(request)
     body = await body_of(request, _INDEX_BYTES)
-    try:
-        wanted = json.loads(body) if body else {}
-    except (ValueError, RecursionError):
-        raise InvalidInput("body", "is not JSON") from None
-    ready_only = isinstance(wanted, dict) and wanted.get("ready") is True
+    wanted = document_of(body) if body else {}
+    ready_only = wanted.get("ready") is True
     index = request.app[REPOSITORY].index(ready_only=ready_only)
     return json_response(
         [{"name": n, "version": v, "state": s, "reason": r} for n, v, s, r in index]
@@ -97,15 +92,20 @@ async def _repository_index(request: web.Request) -> web.Response:
 async def _infer(request: web.Request) -> web.Response:
     desk = request.app[DESK]
     arrival = desk.arrive(_INFER_ROUTE, request.headers.get("traceparent"))
-    principal = desk.identify(bearer(request))
-    name, version = _named(request)
     # Before the body is read: what cannot be taken is not even received.
-    size = announced_size(request, desk.admission.max_request_bytes)
-    with desk.visit(principal, name, version, size) as visit:
-        body = await body_of(request)
-        visit.lease.shrink(len(body))
+    principal = enter(request, counts=True)
+    name, version = _named(request)
+    largest = desk.admission.max_request_bytes
+    with desk.visit(principal, name, version, request.content_length or 0) as visit:
+        # What is announced may come; only what is there is held.
+        visit.lease.hold(0)
+        body = await body_of(request, largest, visit.lease)
         intake = desk.intake(request.headers.get(REQUEST_ID))
-        wanted, form = oip_json.request_of(body, _json_size(request, body), visit.model, intake)
+        json_size = _json_size(request, body)
+        wanted, form = await request.app[OFF_LOOP].run(
+            len(body) if json_size is None else json_size,
+            lambda: oip_json.request_of(body, json_size, visit.model, intake),
+        )
         response = await visit.infer(wanted, arrival)
         document, json_size = oip_json.response_of(response, form, wanted.outputs)
     headers = {REQUEST_ID: response.id} if response.id.isprintable() else {}

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from gateway import json_tensors, raw_tensors
 from gateway.catalog import Model
 from gateway.inference import InferenceRequest, InferenceResponse, Intake, OutputForm, Tensor
+from gateway.json_documents import Document, inference_of
 from gateway.parameters import terms_of
 from gateway.validation import Declared, check_id, check_inputs, check_outputs
 from services.errors import InvalidInput
 
-Document = dict[str, object]
 _BINARY_SIZE = "binary_data_size"
 
 
@@ -34,7 +34,7 @@ def request_of(
     Raises:
         InvalidInput: something in it is wrong; the field is named.
     """
-    document = _parse(body, json_size)
+    document = inference_of(body if json_size is None else memoryview(body)[:json_size])
     tensors = _objects(document, "inputs")
     declared = [_declared(tensor, f"inputs[{at}]") for at, tensor in enumerate(tensors)]
     rows = check_inputs(model, declared, intake.max_bytes)
@@ -100,17 +100,6 @@ def metadata_of(model: Model, versions: Sequence[str]) -> Document:
 
 def _tensor_metadata(name: str, datatype: str, shape: Sequence[int]) -> Document:
     return {"name": name, "datatype": datatype, "shape": list(shape)}
-
-
-def _parse(body: bytes, json_size: int | None) -> Document:
-    try:
-        document = json.loads(body if json_size is None else body[:json_size])
-    except (ValueError, RecursionError):
-        # ValueError covers bad JSON, bad UTF-8 and integers of absurd length.
-        raise InvalidInput("body", "is not JSON") from None
-    if not isinstance(document, dict):
-        raise InvalidInput("body", "must be a JSON object")
-    return document
 
 
 def _objects(document: Document, field: str) -> list[Document]:

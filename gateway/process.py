@@ -23,6 +23,7 @@ from gateway.bookkeeping import Bookkeeping
 from gateway.catalog import Catalog
 from gateway.dashboard.api import Dashboard
 from gateway.data_plane import DataPlane
+from gateway.door_gate import DoorGate, admin_longest, inference_intake
 from gateway.doors import admin_security, door_security
 from gateway.external_scaler import ExternalScaler
 from gateway.fairness.door import FairDoor
@@ -42,6 +43,7 @@ from gateway.scaling_gauges import ScalingGauges
 from gateway.scheduler_listener import Listener
 from gateway.settings import GatewaySettings
 from services.errors import Unavailable
+from services.grpc_intake import Intake
 from services.grpc_kit import HealthSwitch, bind, create_server, enable_health_and_reflection
 from services.log import get_logger
 from services.probes import Probes
@@ -100,7 +102,8 @@ class GatewayProcess:
         )
         self._codecs = TextCodecs(settings.model_repository)
         self._guard = Guard(
-            Quotas(), FairDoor(enabled=settings.fair_share), self._metrics,
+            Quotas(faults_per_s=settings.bad_requests_per_s),
+            FairDoor(enabled=settings.fair_share), self._metrics,
             int(settings.first_token_patience_s * 1e9),
         )  # fmt: skip
         self._desk = FrontDesk(
@@ -212,7 +215,10 @@ class GatewayProcess:
         settings = self.settings
         security = door_security(settings)
         limit = settings.max_request_bytes + _MESSAGE_SLACK_BYTES
-        server = create_server(security, max_message_bytes=limit)
+        intake = inference_intake(
+            self._desk, _MESSAGE_SLACK_BYTES, max(settings.max_in_flight_bytes, limit)
+        )
+        server = create_server(security, intake=intake, max_message_bytes=limit)
         service = InferenceService(self._desk, self._repository, settings.max_stream_requests)
         oip_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
         generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(self._desk), server)
@@ -228,7 +234,10 @@ class GatewayProcess:
     async def _open_admin(self) -> None:
         settings = self.settings
         security, guard = admin_security(settings, has_keys=self._keys.enabled)
-        server = create_server(security, guard=guard)
+        # Operators without keys are known by their certificates: the guard's table holds them.
+        gate = DoorGate(self._desk) if guard is None else None
+        intake = Intake(gate, admin_longest())
+        server = create_server(security, guard=guard, intake=intake)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, server)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self._scaler, server)
         described = (

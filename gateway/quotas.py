@@ -16,6 +16,13 @@ from services.security.keys import Principal
 from services.security.token_bucket import TokenBucket
 
 _MOST_NAMES = 20_000
+_FAULT_BURST_S = 10.0
+_FAULT_BYTES = 64 * 1024
+"""A refused request costs one, and one more for every so many bytes that were read of it."""
+
+
+FAULTS_PER_S = 100.0
+"""Requests that are the caller's fault, of one key or, where there is none, of one address."""
 
 
 class TokenReservation:
@@ -38,8 +45,12 @@ class TokenReservation:
 class Quotas:
     """The token buckets of every key, by its name: overlapping keys of one name share them."""
 
-    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, clock: Callable[[], int] | None = None, faults_per_s: float = FAULTS_PER_S
+    ) -> None:
         self._clock = clock or time.monotonic_ns
+        self._fault_rate = Rate(faults_per_s, max(1.0, faults_per_s * _FAULT_BURST_S))
+        self._faults: dict[str, TokenBucket] = {}
         self._gateways = 1
         self._requests: dict[str, TokenBucket] = {}
         self._tokens: dict[str, TokenBucket] = {}
@@ -66,6 +77,30 @@ class Quotas:
         wait_ns = bucket.take(1.0, self._clock())
         if wait_ns:
             raise _exceeded(principal, f"{rate.per_s:g} requests per second", wait_ns)
+
+    def require_good(self, subject: str) -> None:
+        """Returns if a key or address has not sent too much that had to be refused.
+
+        Raises:
+            QuotaExceeded: it has; says when to come back.
+        """
+        bucket = self._faults.get(subject)
+        wait_ns = bucket.wait_ns(1.0, self._clock()) if bucket is not None else 0
+        if wait_ns:
+            raise QuotaExceeded(
+                f"{subject} sent too many requests that had to be refused",
+                retry_after_ns=wait_ns,
+                details={"subject": subject},
+            )
+
+    def fault(self, subject: str, read_bytes: int) -> None:
+        """Charges a key or address for a request that was its own fault."""
+        bucket = self._faults.get(subject)
+        if bucket is None:
+            if len(self._faults) >= _MOST_NAMES:
+                self._faults.pop(next(iter(self._faults)))
+            bucket = self._faults[subject] = TokenBucket(self._fault_rate, self._clock())
+        bucket.charge(1.0 + read_bytes / _FAULT_BYTES, self._clock())
 
     def reserve(self, principal: Principal, tokens: int) -> TokenReservation:
         """Takes what a generation may need: its prompt, and the longest answer it asks for.

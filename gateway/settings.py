@@ -80,6 +80,12 @@ class GatewaySettings(ProcessSettings):
         description="Largest message that asks for text; a prompt of 100 000 tokens has about half "
         "a million bytes.",
     )
+    bad_requests_per_s: float = Field(
+        default=100.0,
+        gt=0.0,
+        description="Requests one key, or one address without a key, may have refused as its own "
+        "fault; a flood of them is answered with 429. One with a large body counts for many.",
+    )
     max_stream_requests: int = Field(
         default=32,
         gt=0,

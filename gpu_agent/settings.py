@@ -104,7 +104,7 @@ class AgentSettings(ProcessSettings):
         "0: 64 on a CPU, 512 on a GPU.",
     )  # fmt: skip
     push_timeout_s: float = Field(
-        2.0, gt=0, description="A peer that takes no frame for this long counts as lost."
+        2.0, gt=0, description="A peer that takes no byte of a frame for this long counts as lost."
     )
     heartbeat_s: float = Field(1.0, gt=0, description="Time between heartbeats to the scheduler.")
     silence_s: float = Field(

@@ -15,9 +15,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from services.errors import Unavailable
+from services.grpc_intake import FIRST_WINDOW_BYTES, CallIntake, Intake
+from services.grpc_receiving import Receiving
 from services.rules.interceptor import RulesInterceptor
 from services.security.identity import Role, server_name_of
-from services.security.roles import Guard, RoleInterceptor
+from services.security.roles import Guard, OpenGate, RoleGate
 from services.security.tls import ClientSecurity, ServerSecurity
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -27,6 +29,8 @@ MAX_METADATA_BYTES = 16 * 1024
 """Of one call."""
 MAX_CONNECTIONS = 8_192
 """To one port."""
+MAX_CALLS = 1_024
+"""At a time on one connection; a client has more wait."""
 
 _STATUS = health_pb2.HealthCheckResponse
 
@@ -51,7 +55,11 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Lets clients ping every 5 s; below that they are told "too_many_pings" and dropped.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.max_concurrent_streams", 4_096),
+    ("grpc.max_concurrent_streams", MAX_CALLS),
+    # Guessing the bandwidth would let strangers send ahead as much as the line carries: a call gets
+    # more than its first window only for a message that somebody has asked for.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", FIRST_WINDOW_BYTES),
     # Names, keys and trace contexts take a tenth of this.
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
@@ -93,6 +101,7 @@ def create_server(
     security: ServerSecurity,
     *,
     guard: Guard | None = None,
+    intake: Intake | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Server:
     """Returns a server without ports; give it one with `bind`.
@@ -102,12 +111,20 @@ def create_server(
     Args:
         security: What is shown to clients and demanded of them.
         guard: Holds callers to `services.security.roles`; None for a door, which checks API keys.
+        intake: What is taken of callers; None: of every method as much as of the longest.
         max_message_bytes: Limit of one message.
     """
     security.server_credentials()
+    taken = intake or Intake(usual_bytes=max_message_bytes)
+    gate = taken.gate or (RoleGate(guard) if guard is not None else OpenGate())
+    receiving = Receiving(taken.receiving_bytes)
     return grpc.aio.server(
         options=[*_SERVER_OPTIONS, *_limits(max_message_bytes)],
-        interceptors=[*([RoleInterceptor(guard)] if guard is not None else ()), RulesInterceptor()],
+        # The first is asked first: who may not call is refused before the message is read.
+        interceptors=[
+            CallIntake(gate, receiving, taken.most_bytes, taken.usual_bytes),
+            RulesInterceptor(),
+        ],
     )
 
 

@@ -10,7 +10,7 @@ from gateway.dashboard import files
 from gateway.dashboard.answers import Answer, Answers, Make
 from gateway.dashboard.sources import AsksScheduler, Sources, window_of
 from gateway.front_desk import FrontDesk
-from gateway.http_calls import bearer, json_response
+from gateway.http_calls import enter, json_response
 from services.errors import InvalidInput, PermissionDenied
 from services.security.keys import SCOPE_VIEW
 
@@ -122,7 +122,7 @@ class Dashboard:
             Unauthenticated: keys are configured, and the caller shows none of them.
             PermissionDenied: a key that may not look, or nothing tells who may.
         """
-        self._desk.identify(bearer(request)).require(SCOPE_VIEW)
+        enter(request).require(SCOPE_VIEW)
         if not (self._desk.keys.enabled or self._is_open):
             # As on the admin port: behind TLS nobody is let in whom nothing identifies.
             raise PermissionDenied(

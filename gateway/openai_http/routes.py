@@ -10,19 +10,19 @@ from gateway.catalog import Model
 from gateway.front_desk import FrontDesk
 from gateway.generation.answer import Generation
 from gateway.generation.request import GenerationTerms
+from gateway.http_bodies import OFF_LOOP, body_of, require_announced
 from gateway.http_calls import (
     DESK,
     REQUEST_ID,
-    announced_size,
-    bearer,
-    body_of,
+    enter,
     json_response,
     request_id_of,
 )
+from gateway.json_documents import document_of
 from gateway.openai_http.answers import Writer, model_document, prediction_headers, usage_of
 from gateway.openai_http.fields import Fields
 from gateway.openai_http.stream import stream_answer
-from gateway.openai_http.wanted import Wanted, chat_of, completion_of, document_of
+from gateway.openai_http.wanted import Wanted, chat_of, completion_of
 from gateway.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from gateway.repository import server_version
 from services.errors import InvalidInput, ModelNotFound
@@ -42,20 +42,20 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _version(request: web.Request) -> web.Response:
-    request.app[DESK].identify(bearer(request))
+    enter(request)
     return json_response({"version": server_version()})
 
 
 async def _models(request: web.Request) -> web.Response:
     desk = request.app[DESK]
-    desk.identify(bearer(request))
+    enter(request)
     listed = [model_document(model, name) for name, model in _generating(desk).items()]
     return json_response({"object": "list", "data": listed})
 
 
 async def _model(request: web.Request) -> web.Response:
     desk = request.app[DESK]
-    desk.identify(bearer(request))
+    enter(request)
     reference = request.match_info["model"]
     name, _, version = reference.partition(":")
     model = desk.catalog.find(name, version)
@@ -84,12 +84,13 @@ async def _complete(
 ) -> web.StreamResponse:
     desk = request.app[DESK]
     arrival = desk.arrive(request.path, request.headers.get("traceparent"))
-    principal = desk.identify(bearer(request))
     # Before the body is read: what cannot be taken is not even received.
-    with desk.admitted(announced_size(request, desk.max_prompt_bytes)) as lease:
-        body = await body_of(request, desk.max_prompt_bytes)
-        lease.shrink(len(body))
-        wanted = read(document_of(body))
+    principal = enter(request, counts=True)
+    require_announced(request, desk.max_prompt_bytes)
+    with desk.admitted(0) as lease:
+        body = await body_of(request, desk.max_prompt_bytes, lease)
+        off_loop = request.app[OFF_LOOP]
+        wanted = await off_loop.run(len(body), lambda: read(document_of(body)))
         terms = _terms(request, wanted)
         own_id = request_id_of(request) or desk.new_id()
         with desk.generating_visit(principal, wanted.model) as visit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,21 +33,6 @@ class Wanted:
     continuous_usage: bool
     """Usage in every chunk of a stream."""
     priority: int
-
-
-def document_of(body: bytes) -> Fields:
-    """Returns the body as a JSON object.
-
-    Raises:
-        InvalidInput: it is none.
-    """
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        raise InvalidInput("body", "is not JSON") from None
-    if not isinstance(document, dict):
-        raise InvalidInput("body", "is not a JSON object")
-    return document
 
 
 def chat_of(fields: Fields) -> Wanted:

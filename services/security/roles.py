@@ -1,4 +1,4 @@
-"""Who may call what: one table, and the interceptor that holds every server inside to it.
+"""Who may call what: one table, and the gate that holds every server inside to it.
 
 A method that is missing from the table is refused. Without TLS nobody can be told from anybody, so
 only what needs an operator's key is checked.
@@ -6,17 +6,13 @@ only what needs an operator's key is checked.
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-import grpc
 import grpc.aio
 
-from services.error_tables import abort
 from services.errors import CatenaryError, PermissionDenied, Unauthenticated
 from services.log import get_logger
 from services.security.identity import (
@@ -30,7 +26,6 @@ from services.security.keys import SCOPE_ADMIN, ApiKeys
 
 _log = get_logger("services.security")
 Context = grpc.aio.ServicerContext[Any, Any]
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,65 +163,37 @@ class Guard:
             ) from error
 
 
-class RoleInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls that the table does not allow, before the service hears of them."""
+class RoleGate:
+    """Lets in the calls that the table allows, before the service hears of them."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """Returns the method's handler behind the check."""
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None  # gRPC says that there is no such method
-        return self._guarded(str(handler_call_details.method), handler)
+    def enter(self, method: str, context: Context) -> str:
+        """Returns who calls, for limits: their address stands for them.
 
-    def _guarded(self, method: str, handler: Handler) -> Handler:
-        kinds = {
-            (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-            (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
-            (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
-            (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
-        }
-        name, make = kinds[bool(handler.request_streaming), bool(handler.response_streaming)]
-        behaviour = getattr(handler, name)
-        guarded: Callable[..., Any]
-        if inspect.isasyncgenfunction(behaviour):
-            guarded = self._generating(method, behaviour)
-        elif inspect.iscoroutinefunction(behaviour):
-            guarded = self._answering(method, behaviour)
-        else:
-            raise TypeError(f"{method} is neither a coroutine nor an asynchronous generator")
-        return make(guarded, handler.request_deserializer, handler.response_serializer)
-
-    def _answering(
-        self, method: str, behaviour: Callable[[Any, Context], Awaitable[Any]]
-    ) -> Callable[[Any, Context], Awaitable[Any]]:
-        async def answer(request: Any, context: Context) -> Any:
-            await self._check(method, context)
-            return await behaviour(request, context)
-
-        return answer
-
-    def _generating(
-        self, method: str, behaviour: Callable[[Any, Context], AsyncIterator[Any]]
-    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
-        async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
-            await self._check(method, context)
-            responses: Any = behaviour(request, context)
-            async with contextlib.aclosing(responses):
-                async for response in responses:
-                    yield response
-
-        return generate
-
-    async def _check(self, method: str, context: Context) -> None:
+        Raises:
+            PermissionDenied: they may not.
+            Unauthenticated: they show no certificate of ours.
+        """
         try:
             self._guard.check(method, context)
         except CatenaryError as error:
-            _log.warning("call_refused", method=method, reason=error.message, peer=context.peer())
-            await abort(context, error)
+            self.refused(method, context, error)
+            raise
+        return ""
+
+    def refused(self, method: str, context: Context, error: CatenaryError) -> None:
+        """Notes a call that was not let in."""
+        _log.warning("call_refused", method=method, reason=error.message, peer=context.peer())
+
+
+class OpenGate:
+    """Lets everybody in: a server without a guard."""
+
+    def enter(self, method: str, context: Context) -> str:
+        """Returns who calls, for limits: their address stands for them."""
+        return ""
+
+    def refused(self, method: str, context: Context, error: CatenaryError) -> None:
+        """Leaves it to the caller, who is told."""

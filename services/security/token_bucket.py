@@ -53,6 +53,10 @@ class TokenBucket:
             return 0
         return math.ceil(missing / self._per_s * _SECOND_NS)
 
+    def charge(self, amount: float, now_ns: int) -> None:
+        """Takes `amount` whether it is there or not; what is missing is a debt."""
+        self._level = self.level(now_ns) - amount
+
     def give_back(self, amount: float, now_ns: int) -> None:
         """Puts back what was taken and not used."""
         self._level = min(self._burst, self.level(now_ns) + amount)

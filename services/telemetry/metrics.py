@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence, Set
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -13,6 +16,8 @@ from services.errors import Unavailable
 from services.telemetry import names
 from services.telemetry.names import MetricName
 
+_MOST_SCRAPES = 32
+_SCRAPE_SILENCE_S = 5.0
 LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0,
     10.0,
@@ -248,10 +253,35 @@ class Metrics:
         return Histogram(name, metric.help, metric.labels, buckets=buckets, registry=self.registry)
 
 
+class _MetricsServer(ThreadingHTTPServer):
+    """Answers a bounded number of connections at a time; the others are closed."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._places = threading.BoundedSemaphore(_MOST_SCRAPES)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Gives the connection a thread if there is a place."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers, and gives the place back."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+
 def start_metrics_server(
     host: str, port: int, registry: CollectorRegistry
 ) -> tuple[int, Callable[[], None]]:
-    """Serves `registry` at `http://host:port/metrics` on a thread of its own.
+    """Serves `registry` at `http://host:port/metrics` on threads of its own.
 
     Returns:
         The port (a free one is chosen for 0), and a function that stops the server.
@@ -259,10 +289,16 @@ def start_metrics_server(
     Raises:
         Unavailable: the address is taken or not ours.
     """
+    handler = type(
+        "_Scrape", (prometheus_client.MetricsHandler,),
+        {"registry": registry, "timeout": _SCRAPE_SILENCE_S},
+    )  # fmt: skip
     try:
-        server, thread = prometheus_client.start_http_server(port, addr=host, registry=registry)
+        server = _MetricsServer((host, port), handler)
     except OSError as error:
         raise Unavailable(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
 
     def stop() -> None:
         server.shutdown()

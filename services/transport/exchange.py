@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -34,6 +36,7 @@ from services.transport.interface import (
 )
 from services.transport.memory import Block, Share
 
+T = TypeVar("T")
 EMPTY = memoryview(b"")
 HANDSHAKE_S = 5.0
 """How long a new connection may take to say who it is."""
@@ -214,9 +217,27 @@ def lost(transport: str, why: str) -> PartitionLost:
     return PartitionLost(f"{transport} link lost: {why}")
 
 
+async def unless_stalled(
+    done: asyncio.Future[T], timeout_s: float, progress: Callable[[], int]
+) -> T:
+    """Returns the result of `done`, however long it takes while `progress` changes.
+
+    Raises:
+        TimeoutError: it did not change for `timeout_s`; `done` goes on.
+    """
+    while True:
+        before = progress()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(done)
+        except TimeoutError:
+            if progress() == before:
+                raise
+
+
 def push_timed_out(transport: str, timeout_s: float) -> DeadlineExceeded:
     """Returns the error of a push the peer did not accept in time."""
     return DeadlineExceeded(
-        f"the peer took no frame over {transport} for {timeout_s:g} s",
+        f"the peer took no byte over {transport} for {timeout_s:g} s",
         details={"stage": "transfer"},
     )

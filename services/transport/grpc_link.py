@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 
 import grpc
@@ -12,7 +13,7 @@ import grpc.aio
 from services.errors import InvalidInput, PartitionLost, PayloadTooLarge
 from services.security.identity import peer_name_of
 from services.security.tls import ClientSecurity
-from services.transport.exchange import MemorySlot, lost, push_timed_out, pushable
+from services.transport.exchange import MemorySlot, lost, push_timed_out, pushable, unless_stalled
 from services.transport.frames import PREFIX_BYTES, Kind, Prefix, decode_prefix, encode_prefix
 from services.transport.interface import Capabilities, Slot
 from services.transport.memory import MemoryPool, Share
@@ -25,6 +26,8 @@ CAPABILITIES = Capabilities(transport="grpc", same_host=False, zero_copy=False)
 
 _WINDOW_BYTES = 8 << 20
 _INLINE_BYTES = 8192
+_SMALLEST_CHUNK_BYTES = 64 << 10
+_SLOW_CHUNK_S = 0.2
 _OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK_BYTES),
     ("grpc.max_send_message_length", 4 * CHUNK_BYTES),
@@ -55,6 +58,9 @@ class GrpcLink:
         self._turn = asyncio.Lock()
         self._sent = 0
         self._credited = 0
+        self._moved = 0
+        """Changes whenever something of what is sent has moved on."""
+        self._chunk = CHUNK_BYTES
         self._credit = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
@@ -95,6 +101,7 @@ class GrpcLink:
                 prefix = decode_prefix(message, 0)
                 if prefix.kind is Kind.CREDIT and prefix.argument <= self._sent:
                     self._credited = prefix.argument
+                    self._moved += 1
                     self._credit.set()
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             why = _why(error)
@@ -125,8 +132,7 @@ class GrpcLink:
         self._sending.add(task)
         task.add_done_callback(lambda done: self._sent_or_not(done, owned))
         try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.shield(task)
+            await unless_stalled(task, timeout_s, lambda: self._moved)
         except TimeoutError:
             self._lose(lost("grpc", "the peer takes no frames"))
             raise push_timed_out("grpc", timeout_s) from None
@@ -143,9 +149,12 @@ class GrpcLink:
                 view = slot.view
                 prefix = encode_prefix(Prefix(Kind.FRAME, len(header), len(view)))
                 # Header and first part together stay below the receiver's message limit.
-                await self._write(b"".join((prefix, header, view[:CHUNK_BYTES])))
-                for begin in range(CHUNK_BYTES, len(view), CHUNK_BYTES):
-                    await self._write(bytes(view[begin : begin + CHUNK_BYTES]))
+                at = self._chunk
+                await self._write(b"".join((prefix, header, view[:at])))
+                while at < len(view):
+                    chunk = view[at : at + self._chunk]
+                    at += len(chunk)
+                    await self._write(bytes(chunk))
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             self._lose(lost("grpc", _why(error)))
             assert self._error is not None
@@ -163,7 +172,17 @@ class GrpcLink:
             self._credit.clear()
             await self._credit.wait()
         self._sent += len(message)
+        began_s = time.monotonic()
         await self._call.write(message)
+        self._moved += 1
+        self._fit_chunk(time.monotonic() - began_s)
+
+    def _fit_chunk(self, took_s: float) -> None:
+        """Sends smaller chunks over slow networks, so that it shows whether anything moves."""
+        if took_s > _SLOW_CHUNK_S:
+            self._chunk = max(self._chunk // 2, _SMALLEST_CHUNK_BYTES)
+        elif took_s < _SLOW_CHUNK_S / 4:
+            self._chunk = min(self._chunk * 2, CHUNK_BYTES)
 
     def _lose(self, error: PartitionLost) -> None:
         if self._error is not None:

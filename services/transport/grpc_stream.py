@@ -23,8 +23,10 @@ from services.errors import (
     PermissionDenied,
     Unauthenticated,
 )
+from services.grpc_intake import CallIntake
+from services.grpc_receiving import Receiving
 from services.security.identity import peer_identity
-from services.security.roles import Guard, RoleInterceptor
+from services.security.roles import Guard, RoleGate
 from services.transport.exchange import (
     EMPTY,
     HANDSHAKE_S,
@@ -43,12 +45,20 @@ from services.transport.settings import TransportSettings, host_id
 
 Stream = grpc.aio.ServicerContext[bytes, bytes]
 
-_CREDIT_EVERY_BYTES = 2 << 20
+_CREDIT_EVERY_BYTES = 1 << 20
 _MAX_CONNECTIONS = 1024
+STALLED_S = 30.0
+"""A frame of which nothing arrives for so long is given up with its connection."""
 _SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", 4 * CHUNK_BYTES),
     ("grpc.max_send_message_length", CHUNK_BYTES),
     ("grpc.so_reuseport", 0),
+    # Nobody may send ahead more than a chunk before they are known, or than is asked for later.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", CHUNK_BYTES),
+    ("grpc.max_concurrent_streams", 4),
+    ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
@@ -79,7 +89,9 @@ class GrpcEndpoint:
         self._handler = handler
         security = self._settings.security.server
         guard = Guard(security.cluster, insecure=security.insecure)
-        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[RoleInterceptor(guard)])
+        receiving = Receiving(self._settings.receive_bytes)
+        intake = CallIntake(RoleGate(guard), receiving, {}, 4 * CHUNK_BYTES)
+        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[intake])
         frames: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             self._serve
         )
@@ -233,7 +245,8 @@ class GrpcReceiver:
         filled = len(first)
         payload[:filled] = first
         while filled < len(payload):
-            message = await self._read()
+            async with asyncio.timeout(STALLED_S):
+                message = await self._read()
             if message is None:
                 return False
             if not 0 < len(message) <= len(payload) - filled:

@@ -135,7 +135,8 @@ class Link(Protocol):
         Frames of one link arrive in the order of their pushes.
 
         Raises:
-            DeadlineExceeded: not accepted by the peer within `timeout_s`; the link is closed.
+            DeadlineExceeded: the peer took no byte for `timeout_s`; the link is closed. A slow
+                transfer that moves goes on, however long it takes.
             PartitionLost: the peer is gone.
         """
         ...

@@ -29,6 +29,8 @@ _BACKLOG = 128
 _PEER_CREDENTIALS = struct.Struct("3i")
 """Process, user, group."""
 _MAX_CONNECTIONS = 1024
+_MOST_UNKNOWN = 128
+"""Connections that have not said who they are; one more, and the oldest goes."""
 CAPABILITIES = Capabilities(transport="shm", same_host=True, zero_copy=True)
 
 
@@ -81,6 +83,9 @@ class ShmEndpoint:
             sock.close()
             return
         sock.setblocking(False)
+        unknown = [each for each in self._receivers if not each.is_known]
+        if len(unknown) >= _MOST_UNKNOWN:
+            min(unknown, key=lambda each: each.since_s).close(lost("shm", "too many are unknown"))
         receiver = ShmReceiver(
             sock, self._peer_id, self._settings, self._handler, self._receivers.discard
         )

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from services.errors import PartitionLost, PayloadTooLarge
-from services.transport.exchange import MemorySlot, lost, push_timed_out, pushable
+from services.transport.exchange import MemorySlot, lost, push_timed_out, pushable, unless_stalled
 from services.transport.frames import Kind, Prefix, encode_prefix
 from services.transport.interface import Capabilities, Slot
 from services.transport.memory import MemoryPool, Segment, Share
@@ -94,8 +94,7 @@ class ShmLink:
         if left is not None:
             # The message stays in line if the caller is cancelled: a frame is sent whole or never.
             try:
-                async with asyncio.timeout(timeout_s):
-                    await asyncio.shield(left)
+                await unless_stalled(left, timeout_s, lambda: self._stream.taken_bytes)
             except TimeoutError:
                 self._lose(lost("shm", "the peer takes no frames"))
                 raise push_timed_out("shm", timeout_s) from None

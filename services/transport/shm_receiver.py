@@ -49,6 +49,7 @@ class ShmReceiver:
         self._held: set[int] = set()
         self._unreleased = 0
         self._greeted = False
+        self.since_s = asyncio.get_running_loop().time()
         self._sender = NOBODY
         self._stream = UnixStream(sock, self._on_message, self.close, settings.max_frame_bytes)
         self._handshake = asyncio.get_running_loop().call_later(
@@ -59,6 +60,7 @@ class ShmReceiver:
         if prefix.kind is Kind.HELLO and not self._greeted:
             self._sender = Sender(peer_id_of(body))
             self._greeted = True
+            self._stream.trust()
             self._handshake.cancel()
             name = self._peer_id.encode()
             self._stream.write(encode_prefix(Prefix(Kind.WELCOME, len(name))) + name)
@@ -74,6 +76,11 @@ class ShmReceiver:
             self._segments.pop(prefix.argument, None)
         else:
             raise InvalidInput("prefix.kind", f"unexpected {prefix.kind.name}")
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has said who it is."""
+        return self._greeted
 
     def _on_inline(self, prefix: Prefix, body: memoryview) -> None:
         payload = EMPTY

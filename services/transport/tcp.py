@@ -12,7 +12,6 @@ from functools import partial
 
 from services.errors import CatenaryError, InvalidInput, PartitionLost, PayloadTooLarge
 from services.transport.exchange import (
-    HANDSHAKE_S,
     MemorySlot,
     Received,
     check_receiver,
@@ -28,6 +27,7 @@ from services.transport.frames import Kind, Prefix, encode_prefix
 from services.transport.interface import Address, Capabilities, FrameHandler, Link, Sender, Slot
 from services.transport.memory import MemoryPool, Share, private_segment
 from services.transport.settings import TransportSettings, host_id
+from services.transport.tcp_listener import TcpListener
 from services.transport.tcp_stream import TcpStream
 
 _CAPABILITIES = Capabilities(transport="tcp", same_host=False, zero_copy=False)
@@ -44,7 +44,7 @@ class TcpEndpoint:
         self._settings = settings
         self._send_pool = MemoryPool(settings.send_bytes, private_segment)
         self._receive_pool = MemoryPool(settings.receive_bytes, private_segment)
-        self._server: asyncio.Server | None = None
+        self._listener: TcpListener | None = None
         self._port = 0
         self._server_context = settings.security.server.ssl_context()
         settings.security.client.ssl_context()  # files that are not good are reported now
@@ -59,20 +59,22 @@ class TcpEndpoint:
     async def start(self, handler: FrameHandler) -> None:
         """Begins to receive."""
 
-        def accepted() -> TcpStream:
+        def accepted(settled: Callable[[], None]) -> TcpStream:
             share = partial(Share, self._receive_pool)
-            receiver = TcpReceiver(self._peer_id, self._settings, handler, share)
-            if len(self._receivers) >= _MAX_CONNECTIONS:
-                receiver.close(lost("tcp", "too many connections"))
-            else:
-                self._receivers.add(receiver)
-                receiver.on_closed = self._receivers.discard
+            receiver = TcpReceiver(self._peer_id, self._settings, handler, share, settled)
+            receiver.on_known = self._known
             return receiver.stream
 
-        self._server = await asyncio.get_running_loop().create_server(
-            accepted, self._settings.host, self._settings.tcp_port, ssl=self._server_context
-        )
-        self._port = self._server.sockets[0].getsockname()[1]
+        self._listener = TcpListener(accepted, self._server_context, first_byte=b"C")
+        self._port = await self._listener.start(self._settings.host, self._settings.tcp_port)
+
+    def _known(self, receiver: TcpReceiver) -> None:
+        """Takes a connection from the listener, which sees to those that nobody is known of."""
+        if len(self._receivers) >= _MAX_CONNECTIONS:
+            receiver.close(lost("tcp", "too many connections"))
+        else:
+            self._receivers.add(receiver)
+            receiver.on_closed = self._receivers.discard
 
     async def connect(self, address: Address, timeout_s: float, peer_id: str | None = None) -> Link:
         """Opens a link to the endpoint at `address`.
@@ -106,15 +108,13 @@ class TcpEndpoint:
 
     async def close(self) -> None:
         """Stops receiving, closes every link, frees every slot."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
         for receiver in tuple(self._receivers):
             receiver.close(PartitionLost("this process is closing"))
         for link in tuple(self._links):
             await link.close()
-        if server is not None:
-            await server.wait_closed()
 
 
 class TcpReceiver:
@@ -126,7 +126,9 @@ class TcpReceiver:
         settings: TransportSettings,
         handler: FrameHandler,
         make_share: Callable[[], Share],
+        settled: Callable[[], None],
     ) -> None:
+        self._settled = settled
         self._peer_id = peer_id
         self._limit = settings.max_unreleased_frames
         self._handler = handler
@@ -134,6 +136,7 @@ class TcpReceiver:
         self._unreleased = 0
         self._sender: Sender | None = None
         """Who is at the other end, once they have said so."""
+        self.on_known: Callable[[TcpReceiver], None] = lambda _: None
         self.on_closed: Callable[[TcpReceiver], None] = lambda _: None
         self.stream = TcpStream(
             settings.max_frame_bytes,
@@ -141,9 +144,6 @@ class TcpReceiver:
             self._on_lost,
             secure=not settings.security.server.insecure,
             make_share=make_share,
-        )
-        self._handshake = asyncio.get_running_loop().call_later(
-            HANDSHAKE_S, self.close, lost("tcp", "the peer did not say who it is")
         )
 
     def _on_frame(
@@ -170,7 +170,6 @@ class TcpReceiver:
             self.close(lost("tcp", error.message))
 
     def _greet(self, header: bytes) -> None:
-        self._handshake.cancel()
         try:
             self._sender = sender_of(
                 header, self._security, lambda: identity_of_socket(self.stream.ssl_object)
@@ -178,6 +177,11 @@ class TcpReceiver:
         except CatenaryError as error:
             refused("tcp", error)
             self.close(lost("tcp", error.message))
+            return
+        self.stream.trust()
+        self._settled()
+        self.on_known(self)
+        if self.stream.closed:
             return
         name = self._peer_id.encode()
         self.stream.write(encode_prefix(Prefix(Kind.WELCOME, len(name))) + name)
@@ -189,7 +193,7 @@ class TcpReceiver:
             self.stream.go_on()
 
     def _on_lost(self, _: PartitionLost) -> None:
-        self._handshake.cancel()
+        self._settled()
         self.on_closed(self)
 
     def close(self, error: PartitionLost) -> None:

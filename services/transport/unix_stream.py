@@ -8,8 +8,11 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import fcntl
 import os
 import socket
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable
 
@@ -26,6 +29,8 @@ from services.transport.frames import (
 INLINE_BYTES = 8192
 """Payloads up to this travel in the message itself; a slot would cost more than the copy."""
 _BUFFER_BYTES = 128 << 10
+_FIRST_BUFFER_BYTES = 4 << 10
+"""Until it is known who sends: holds the message that says so, and nothing larger."""
 _READS_PER_TURN = 8
 _MAX_DESCRIPTORS = 16
 _TRUNCATED = int(socket.MSG_CTRUNC)
@@ -59,12 +64,14 @@ class UnixStream:
         self._on_message = on_message
         self._on_lost = on_lost
         self._max_payload_bytes = max_payload_bytes
-        self._buffer = bytearray(_BUFFER_BYTES)
+        self._buffer = bytearray(_FIRST_BUFFER_BYTES)
         self._start = 0
         self._end = 0
         self._outbox: deque[_Outgoing] = deque()
         self._descriptors: deque[int] = deque()
         self._paused = False
+        self._is_trusted = False
+        self._sent_bytes = 0
         self.closed = False
         self._loop.add_reader(sock.fileno(), self._readable)
 
@@ -87,6 +94,15 @@ class UnixStream:
         self._outbox.append(outgoing)
         return outgoing.left
 
+    @property
+    def taken_bytes(self) -> int:
+        """How much of what was sent the other side has read."""
+        if self.closed:
+            return self._sent_bytes
+        unread = bytearray(4)
+        fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, unread)
+        return self._sent_bytes - int.from_bytes(unread, sys.byteorder)
+
     def _send(self, outgoing: _Outgoing) -> bool:
         try:
             if outgoing.fd >= 0:
@@ -101,6 +117,7 @@ class UnixStream:
         except OSError as error:
             self._lose(f"{error.strerror or error}")
             return False
+        self._sent_bytes += sent
         outgoing.data = outgoing.data[sent:]
         return not outgoing.data
 
@@ -121,6 +138,10 @@ class UnixStream:
         self._loop.remove_writer(self._sock.fileno())
 
     # ---- reading ----
+
+    def trust(self) -> None:
+        """It is known who sends: long messages are taken from now on."""
+        self._is_trusted = True
 
     def pause(self) -> None:
         """Stops handing over messages until `resume`; the kernel then holds up the sender."""
@@ -196,6 +217,8 @@ class UnixStream:
             remaining = self._end - self._start
             self._buffer[:remaining] = self._buffer[self._start : self._end]
             self._start, self._end = 0, remaining
+        if self._is_trusted:
+            needed = max(needed, _BUFFER_BYTES)
         if needed > len(self._buffer):
             self._buffer.extend(bytes(needed - len(self._buffer)))
 
@@ -211,6 +234,8 @@ class UnixStream:
                 if prefix.payload_bytes > INLINE_BYTES:
                     raise InvalidInput("prefix.payload_bytes", "too large to lie in a message")
                 body += prefix.payload_bytes
+            if not self._is_trusted and PREFIX_BYTES + body > _FIRST_BUFFER_BYTES:
+                raise InvalidInput("prefix.header_bytes", "too large before HELLO")
             if body > MAX_HEADER_BYTES + INLINE_BYTES:
                 raise InvalidInput("prefix.header_bytes", "too large")
             if available < PREFIX_BYTES + body:

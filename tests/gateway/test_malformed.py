@@ -198,7 +198,7 @@ HTTP_TABLE: list[tuple[str, str, object, int, str]] = [
     ("text numbers", "text", inputs(tensor(datatype="BYTES", shape=[1, 2], data=[1, 2])), 400,
      "inputs[0].data"),
     ("surrogate", "text", b'{"inputs":[{"name":"in_0","datatype":"BYTES","shape":[1,2],'
-     b'"data":["\\ud800","a"]}]}', 400, "inputs[0].data"),
+     b'"data":["\\ud800","a"]}]}', 400, "body"),
     ("output", "toy", inputs(outputs=[{"name": "x"}]), 400, "outputs[0].name"),
     ("outputs text", "toy", inputs(outputs="out_0"), 400, "outputs"),
     ("slo", "toy", inputs(parameters={"slo_ms": -1}), 400, 'parameters["slo_ms"]'),

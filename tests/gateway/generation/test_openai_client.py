@@ -417,8 +417,9 @@ async def test_a_client_that_reads_nothing_is_cut_off(
     async with text_stage(tmp_path, models=models) as stage:
         stage.agent.script = babbling
         body = json.dumps(ASKED | {"stream": True}).encode()
-        (site,) = stage.gateway._http._runner.sites
-        for listening in site._server.sockets:  # what the kernel holds must not be the answer
+        for (
+            listening
+        ) in stage.gateway._http._listener._sockets:  # what the kernel holds must not be the answer
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         with socket.socket() as silent:
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.generation.request import ChatPrompt, TextPrompt, TokenPrompt
-from gateway.openai_http.wanted import Wanted, chat_of, completion_of, document_of
+from gateway.json_documents import document_of
+from gateway.openai_http.wanted import Wanted, chat_of, completion_of
 from services.errors import InvalidInput
 
 FIELDS = (

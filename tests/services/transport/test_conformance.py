@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from services.errors import (
     PayloadTooLarge,
 )
 from services.transport.interface import Link
+from slow_network import slow_network
 from tests.services.transport.peers import MIB, Inbox, Kit, Spawn
 
 SIZES = [0, 1, 4095, 8192, 8193, MIB, 33 * MIB]
@@ -396,3 +398,66 @@ async def test_nothing_is_left_open(kit: Kit) -> None:
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks)
     if kit.settings.runtime_dir.exists():
         assert os.listdir(kit.settings.runtime_dir) == []
+
+
+MEGABIT = 125_000
+STALL_S = 0.6
+"""Within which something must move; a frame of `CHUNK` takes five times as long at 20 Mbit/s."""
+CHUNK = 8 * MIB
+
+
+@pytest.mark.parametrize("megabits", [20, 50])
+async def test_a_frame_over_a_slow_link_lives_as_long_as_it_moves(kit: Kit, megabits: int) -> None:
+    if kit.transport == "shm":
+        pytest.skip("there is no network between two processes of one machine")
+    inbox = Inbox()
+    receiver = await kit.endpoint("b", inbox)
+    sender = await kit.endpoint("a")
+    async with slow_network(receiver.address.address, megabits * MEGABIT) as network:
+        slow = replace(receiver.address, address=network.address)
+        link = await sender.connect(slow, 20, "b")
+        data = pattern(CHUNK)
+        slot = await link.export(len(data), 5)
+        slot.view[:] = data
+        await link.push(slot, b"chunk", STALL_S)
+        frame = await asyncio.wait_for(inbox.frames.get(), 60)
+        assert frame.payload == data
+        frame.release()
+        assert not link.closed
+        await link.close()
+
+
+async def test_a_frame_over_a_link_that_stalls_ends_it(kit: Kit) -> None:
+    if kit.transport == "shm":
+        pytest.skip("there is no network between two processes of one machine")
+    sender, receiver = await kit.endpoint("a"), await kit.endpoint("b")
+    async with slow_network(receiver.address.address, 20 * MEGABIT) as network:
+        slow = replace(receiver.address, address=network.address)
+        link = await sender.connect(slow, 20, "b")
+        network.stall()
+        slot = await link.export(3 * CHUNK, 5)
+        began = time.monotonic()
+        with pytest.raises((DeadlineExceeded, PartitionLost)):
+            await link.push(slot, b"", STALL_S)
+        assert time.monotonic() - began < 15
+        assert link.closed
+
+
+async def test_a_receiver_that_takes_frames_slowly_is_not_taken_for_lost(kit: Kit) -> None:
+    inbox = Inbox()
+    receiver = await kit.endpoint("b", inbox, max_unreleased_frames=2)
+    link = await (await kit.endpoint("a")).connect(receiver.address, 5)
+    count = 120
+
+    async def take() -> None:
+        for _ in range(count):
+            frame = await inbox.next()
+            await asyncio.sleep(0.02)
+            frame.release()
+
+    taking = asyncio.create_task(take())
+    for _ in range(count):
+        slot = await link.export(8000, 5)
+        await link.push(slot, b"", STALL_S)
+    await taking
+    assert not link.closed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import Overloaded, PartitionLost
+from services.transport import tcp_stream
 from services.transport.frames import Kind, Prefix, encode_prefix
 from services.transport.interface import Endpoint
 from services.transport.memory import MemoryPool, Share, private_segment
@@ -20,6 +22,7 @@ from services.transport.settings import TransportSettings, socket_path
 from services.transport.shm import ShmEndpoint
 from services.transport.tcp import TcpEndpoint
 from tests.services.transport.peers import MIB, Inbox
+from tests.support.certificates import Certificates
 
 HELLO = encode_prefix(Prefix(Kind.HELLO, 1)) + b"x"
 WELCOME_BYTES = 33
@@ -207,3 +210,78 @@ def test_socket_paths_fit_and_differ(tmp_path: Path) -> None:
     paths = {socket_path(folder, peer) for folder in (tmp_path, deep) for peer in ("a/b", "a_b")}
     assert len(paths) == 4
     assert all(len(bytes(path)) <= 107 for path in paths)
+
+
+async def test_silent_connections_keep_nobody_out(endpoint: Endpoint) -> None:
+    await endpoint.start(Inbox())
+    silent = [await dial(endpoint) for _ in range(700)]
+    for _ in range(20):
+        link = await endpoint.connect(endpoint.address, 5)
+        assert not link.closed
+        await link.close()
+    for sock in silent:
+        sock.close()
+
+
+async def test_who_says_something_and_goes_silent_makes_room(tmp_path: Path) -> None:
+    endpoint = TcpEndpoint("b", TransportSettings(runtime_dir=tmp_path))
+    await endpoint.start(Inbox())
+    half = [await dial(endpoint) for _ in range(200)]
+    for sock in half:
+        await asyncio.get_running_loop().sock_sendall(sock, HELLO[:5])
+    link = None
+    async with asyncio.timeout(20):
+        while link is None:  # of one address and on a busy machine it may be taken for one of them
+            with contextlib.suppress(PartitionLost):
+                link = await endpoint.connect(endpoint.address, 5)
+    assert not link.closed
+    await asyncio.wait_for(asyncio.gather(*map(end_of, half)), 20)
+    for sock in half:
+        sock.close()
+    assert len(endpoint._receivers) == 1
+    await endpoint.close()
+
+
+async def test_failed_handshakes_leave_nothing_behind(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certs")
+    settings = TransportSettings(
+        runtime_dir=tmp_path, security=certificates.transport("agent", "b")
+    )
+    endpoint = TcpEndpoint("b", settings)
+    await endpoint.start(Inbox())
+    for begun in (b"\x16", b"\x16\x03\x01\x00\x05nonsense"):
+        for _ in range(20):
+            with await dial(endpoint) as sock:
+                await asyncio.get_running_loop().sock_sendall(sock, begun)
+    link = await endpoint.connect(endpoint.address, 10, "b")
+    assert len(endpoint._receivers) == 1
+    assert not link.closed
+    await endpoint.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [encode_prefix(Prefix(Kind.FRAME, 0, 1 << 20)), encode_prefix(Prefix(Kind.HELLO, 900_000))],
+    ids=["frame", "long name"],
+)
+async def test_no_memory_is_given_to_who_has_not_said_who_they_are(
+    endpoint: Endpoint, message: bytes
+) -> None:
+    await endpoint.start(Inbox())
+    with await dial(endpoint) as sock:
+        await asyncio.get_running_loop().sock_sendall(sock, message)
+        await end_of(sock)
+
+
+async def test_a_frame_that_stops_in_the_middle_ends_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_stream, "STALLED_S", 0.2)
+    endpoint = TcpEndpoint("b", TransportSettings(runtime_dir=tmp_path))
+    await endpoint.start(Inbox())
+    with await dial(endpoint) as sock:
+        begun = HELLO + encode_prefix(Prefix(Kind.FRAME, 0, MIB)) + bytes(100_000)
+        await asyncio.get_running_loop().sock_sendall(sock, begun)
+        await end_of(sock)
+    assert endpoint._receive_pool.reserved == 0
+    await endpoint.close()

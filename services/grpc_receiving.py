@@ -1,0 +1,229 @@
+"""How much of messages that are still arriving a process holds, and whose they are.
+
+gRPC's core buffers a message until all of it is there, and tells nobody how far it is. The kernel
+does: every connection counts the bytes it received. A message that arrives at once costs nothing
+here; those that take longer are looked at fifty times a second, and where they are too many or too
+slow, whoever holds most is cut off first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from services.errors import CatenaryError, DeadlineExceeded, Overloaded, PayloadTooLarge
+from services.log import get_logger
+from services.memory import give_back_soon
+
+LOOK_S = 0.02
+"""A message that arrives within this time is not looked at."""
+SILENCE_S = 10.0
+"""A connection that sends no byte of a message for so long is given up."""
+LONGEST_S = 60.0
+"""A message may take so long in all."""
+_SLACK_BYTES = 256 * 1024
+"""Headers and frames beside the messages, and what the peer may send ahead of being asked."""
+_RETRY_NS = 1_000_000_000
+_RECEIVED = struct.Struct("<Q")
+_RECEIVED_AT = 128
+"""Where `struct tcp_info` has `tcpi_bytes_received`."""
+
+_log = get_logger("services.grpc")
+
+
+@dataclass(eq=False, slots=True)
+class Arriving:
+    """A message somebody waits for."""
+
+    peer: str
+    """Its connection, as gRPC names it."""
+    source: str
+    """Who is charged: a key's name, or an address."""
+    most_bytes: int
+    is_timed: bool
+    """False for streams, whose next message may come whenever it likes."""
+    task: asyncio.Task[object]
+    since_s: float = field(default_factory=time.monotonic)
+    cut: CatenaryError | None = None
+    """Why it is waited for no longer."""
+
+
+class _Connection:
+    """What the kernel says about a connection, since somebody waited for it."""
+
+    def __init__(self, peer: str) -> None:
+        self._socket = _socket_of(peer)
+        self._first = self._received() if self._socket is not None else 0
+        self.taken = 0
+        """Bytes of messages that were handed over meanwhile."""
+        self.held = 0
+        self.moved_s = time.monotonic()
+
+    def look(self, now_s: float, announced: int) -> None:
+        """Notes what it holds now; `announced`: the most it may hold, where nobody can know."""
+        if self._socket is None:
+            self.held = announced
+            return
+        held = max(0, self._received() - self._first - self.taken)
+        if held != self.held:
+            self.held, self.moved_s = held, now_s
+
+    def close(self) -> None:
+        """Forgets the connection; it stays open."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def _received(self) -> int:
+        assert self._socket is not None
+        try:
+            facts = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+            return int(_RECEIVED.unpack_from(facts, _RECEIVED_AT)[0])
+        except (OSError, struct.error):
+            return 0
+
+
+class Receiving:
+    """Watches over the messages that are arriving at one server."""
+
+    def __init__(self, most_bytes: int, silence_s: float = SILENCE_S) -> None:
+        """Lets messages hold `most_bytes` together before they are complete; one source half."""
+        self._most_bytes = most_bytes
+        self._silence_s = silence_s
+        self._arriving: set[Arriving] = set()
+        self._connections: dict[str, _Connection] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes of messages that have been arriving for a while."""
+        return sum(connection.held for connection in self._connections.values())
+
+    @contextmanager
+    def awaiting(
+        self, peer: str, source: str, most_bytes: int, *, is_timed: bool
+    ) -> Iterator[Arriving]:
+        """Watches while a message is waited for.
+
+        Raises:
+            Overloaded: too much is held, and most of it by this source.
+            DeadlineExceeded: it came too slowly.
+            PayloadTooLarge: more is sent than this message may have.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        arriving = Arriving(peer, source, most_bytes, is_timed, task)
+        self._arriving.add(arriving)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        try:
+            yield arriving
+        except asyncio.CancelledError:
+            if arriving.cut is None or task.uncancel():
+                raise
+            raise arriving.cut from None
+        finally:
+            self._arriving.discard(arriving)
+
+    def took(self, peer: str, size: Callable[[], int]) -> None:
+        """Notes that a message of a connection is complete; `size` is asked if that matters."""
+        connection = self._connections.get(peer)
+        if connection is not None:
+            connection.taken += size()
+
+    def _look(self) -> None:
+        self._timer = None
+        now_s = time.monotonic()
+        slow: dict[str, list[Arriving]] = {}
+        for arriving in self._arriving:
+            if now_s - arriving.since_s >= LOOK_S / 2 and arriving.cut is None:
+                slow.setdefault(arriving.peer, []).append(arriving)
+        for peer in self._connections.keys() - slow.keys():
+            self._connections.pop(peer).close()
+        for peer, waiting in slow.items():
+            connection = self._connections.get(peer)
+            if connection is None:
+                connection = self._connections[peer] = _Connection(peer)
+            connection.look(now_s, sum(each.most_bytes for each in waiting))
+            self._hold_to_limits(connection, waiting, now_s)
+        self._relieve(slow)
+        if self._arriving:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        else:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+
+    def _hold_to_limits(
+        self, connection: _Connection, waiting: list[Arriving], now_s: float
+    ) -> None:
+        if connection.held > sum(each.most_bytes for each in waiting) + _SLACK_BYTES:
+            for each in waiting:
+                _cut(each, PayloadTooLarge(f"a message has more than {each.most_bytes} bytes"))
+            return
+        for each in waiting:
+            silent = now_s - max(connection.moved_s, each.since_s) > self._silence_s
+            if each.is_timed and (silent or now_s - each.since_s > LONGEST_S):
+                why = "the message did not arrive in time"
+                _cut(each, DeadlineExceeded(why, details={"stage": "arrival"}))
+
+    def _relieve(self, slow: dict[str, list[Arriving]]) -> None:
+        """Cuts off who holds most until the rest may stay."""
+        held: dict[str, int] = {}
+        of: dict[str, list[Arriving]] = {}
+        for peer, waiting in slow.items():
+            source = waiting[0].source
+            held[source] = held.get(source, 0) + self._connections[peer].held
+            of.setdefault(source, []).extend(waiting)
+        total = sum(held.values())
+        while held:
+            most = max(held, key=lambda source: held[source])
+            one_message = max(each.most_bytes for each in of[most]) + _SLACK_BYTES
+            if total <= self._most_bytes and held[most] <= max(self._most_bytes // 2, one_message):
+                return
+            why = "too much of unfinished messages is held"
+            for each in of[most]:
+                _cut(each, Overloaded(why, retry_after_ns=_RETRY_NS))
+            _log.warning("messages_cut_off", source=most, bytes=held[most], count=len(of[most]))
+            total -= held.pop(most)
+            give_back_soon()
+
+
+def _cut(arriving: Arriving, error: CatenaryError) -> None:
+    if arriving.cut is None:
+        arriving.cut = error
+        arriving.task.cancel()
+
+
+def _socket_of(peer: str) -> socket.socket | None:
+    """Returns a duplicate of this process's socket to "ipv4:host:port"; None: it has none."""
+    kind, _, rest = peer.partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdigit():
+        return None
+    wanted = (host.strip("[]").replace("%5B", "").replace("%5D", ""), int(port))
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError, ValueError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found = socket.socket(fileno=os.dup(int(name)))
+                address = _peer_of(found)
+                if address == wanted:
+                    return found
+                found.close()
+    return None
+
+
+def _peer_of(found: socket.socket) -> tuple[str, int] | None:
+    try:
+        address = found.getpeername()
+    except OSError:
+        return None
+    if not isinstance(address, tuple) or len(address) < 2:
+        return None
+    return str(address[0]).removeprefix("::ffff:"), int(address[1])

@@ -1,0 +1,149 @@
+"""Servers look at calls by their headers, and bound what is held of messages that are arriving."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf import empty_pb2, wrappers_pb2
+
+from attacks import HalfSent
+from services.errors import CatenaryError, Unauthenticated
+from services.grpc_intake import CallIntake
+from services.grpc_receiving import Receiving
+
+MIB = 1 << 20
+METHOD = "/t.T/Say"
+Bytes = wrappers_pb2.BytesValue
+
+
+class Gate:
+    """Lets in who says so, and remembers who was refused later."""
+
+    def __init__(self) -> None:
+        self.refusals: list[CatenaryError] = []
+
+    def enter(self, method: str, context: Any) -> str:
+        if dict(context.invocation_metadata()).get("authorization") != "yes":
+            raise Unauthenticated("no API key")
+        return "somebody"
+
+    def refused(self, method: str, context: Any, error: CatenaryError) -> None:
+        self.refusals.append(error)
+
+
+async def say(request: Bytes, context: Any) -> Bytes:
+    return request
+
+
+async def fail(request: empty_pb2.Empty, context: Any) -> empty_pb2.Empty:
+    return request
+
+
+@asynccontextmanager
+async def served(receiving: Receiving, most: int = 4 * MIB) -> AsyncIterator[tuple[str, Gate]]:
+    gate = Gate()
+    intake = CallIntake(gate, receiving, {METHOD: most})
+    server = grpc.aio.server(
+        interceptors=[intake],
+        options=[("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", 64 * MIB)],
+    )
+    handlers = {
+        "Say": grpc.unary_unary_rpc_method_handler(say, Bytes.FromString, Bytes.SerializeToString),
+        "Nothing": grpc.unary_unary_rpc_method_handler(
+            fail, empty_pb2.Empty.FromString, empty_pb2.Empty.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}", gate
+    finally:
+        await server.stop(0)
+
+
+YES = ("authorization", "yes")
+
+
+def half_sent(
+    target: str, nbytes: int, calls: int, *headers: tuple[str, str], path: str = METHOD,
+    until: Callable[[HalfSent], bool],
+) -> HalfSent:  # fmt: skip
+    line = HalfSent(target)
+    for number in range(calls):
+        line.call(2 * number + 1, path, nbytes, *headers)
+    noise, end_s = os.urandom(16_384), time.monotonic() + 20
+    while not until(line) and not line.is_closed:
+        assert time.monotonic() < end_s, (line.answers, line.sent)
+        line.turn(noise)
+    return line
+
+
+async def test_a_call_that_is_not_let_in_is_not_read() -> None:
+    async with served(Receiving(MIB)) as (target, _):
+        line = await asyncio.to_thread(
+            half_sent, target, 3 * MIB, 20, until=lambda line: line.answers.total() == 20
+        )
+        assert line.answers == Counter(UNAUTHENTICATED=20)
+        assert line.sent < 20 * 65_535
+
+
+async def test_a_message_without_fields_is_not_read() -> None:
+    async with served(Receiving(MIB)) as (target, _):
+        line = await asyncio.to_thread(
+            half_sent, target, 3 * MIB, 5, YES, path="/t.T/Nothing",
+            until=lambda line: line.answers.total() == 5,
+        )  # fmt: skip
+        assert line.answers == Counter(OK=5)
+
+
+async def test_whoever_holds_most_is_cut_off_and_told_to_come_back() -> None:
+    async with served(Receiving(8 * MIB)) as (target, gate):
+        line = await asyncio.to_thread(
+            half_sent, target, 4 * MIB, 20, YES, until=lambda line: line.answers.total() == 20
+        )
+        assert line.answers == Counter(OVERLOADED=20)
+        assert all(error.retry_after_ns for error in gate.refusals)
+
+
+async def test_a_message_that_stops_arriving_is_given_up() -> None:
+    async with served(Receiving(64 * MIB, silence_s=0.3)) as (target, _):
+        line = await asyncio.to_thread(
+            half_sent, target, MIB, 1, YES, until=lambda line: line.answers.total() == 1
+        )
+        assert line.answers == Counter(DEADLINE_EXCEEDED=1)
+
+
+async def test_a_message_larger_than_its_method_takes_is_refused() -> None:
+    async with (
+        served(Receiving(64 * MIB), most=MIB) as (target, _),
+        grpc.aio.insecure_channel(target) as channel,
+    ):
+        call = channel.unary_unary(
+            METHOD,
+            request_serializer=Bytes.SerializeToString,
+            response_deserializer=Bytes.FromString,
+        )
+        assert (await call(Bytes(value=b"x" * 1000), metadata=(YES,))).value == b"x" * 1000
+        with pytest.raises(grpc.aio.AioRpcError, match="at most"):
+            await call(Bytes(value=bytes(MIB + 1)), metadata=(YES,))
+
+
+async def test_slow_messages_within_the_limits_arrive() -> None:
+    async with (
+        served(Receiving(64 * MIB)) as (target, _),
+        grpc.aio.insecure_channel(target) as channel,
+    ):
+        call = channel.unary_unary(METHOD)
+        message = Bytes(value=os.urandom(3 * MIB)).SerializeToString()
+        answers = await asyncio.gather(*(call(message, metadata=(YES,)) for _ in range(8)))
+        assert answers == [message] * 8

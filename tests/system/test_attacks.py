@@ -1,0 +1,282 @@
+"""Attacks on a real cluster: each gets the answer it should, takes little memory, and harms nobody.
+
+One table; a row is an attack of `attacks.ATTACKS`, the answers it may get, and those it must get.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import attacks
+import catenary
+import figures
+from attacks import Target, Usage
+from catenaryd.models import ensure_model
+from cluster_harness import MODEL, ROOT, RunningCluster, environment, running_cluster, wait_until
+from services.errors import PartitionLost
+from services.security.authority import AUTHORITY_FILE
+from services.security.keys import add_key
+from services.security.tls import ClientSecurity
+from services.transport.interface import Address
+from services.transport.settings import TransportSecurity, TransportSettings, host_id
+from services.transport.tcp import TcpEndpoint
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+MOST_GROWTH_MB = 64.0
+MOST_DELAY_S = 0.050
+ROUNDS = 3
+"""The machine may be busy with something else: one quiet round of so many is enough."""
+MEBIBYTE = 1 << 20
+CONFIG = {
+    "gateway": {
+        "transports": ["shm", "tcp"],
+        "max_request_bytes": 16 * MEBIBYTE,
+        "max_in_flight_bytes": 48 * MEBIBYTE,
+    },
+    "agent": {"transports": ["shm", "tcp"]},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """An attack and what must come of it."""
+
+    name: str
+    may: frozenset[str]
+    """Answers it can get; those of closed connections among them."""
+    must: frozenset[str] = frozenset()
+    """Answers it gets at least once."""
+    peers_connect: bool = False
+    """Whether honest peers are tried beside it."""
+
+
+def row(name: str, must: str, more: str = "", *, peers: bool = False) -> Row:
+    wanted = frozenset(must.split())
+    return Row(name, wanted | frozenset(more.split()), wanted, peers)
+
+
+_IMAGE = np.zeros((1, 3, 224, 224), np.float32)
+COUNTS = {"sent_mb", "tried", "refused"}
+"""What attacks count beside their answers."""
+FLOODED = "QUOTA_EXCEEDED"
+TABLE = [
+    row("half sent without a key", "UNAUTHENTICATED", FLOODED),
+    row("half sent with a wrong key", "UNAUTHENTICATED", FLOODED),
+    row("half sent over many connections", "UNAUTHENTICATED", FLOODED),
+    row("half sent to a method without a key", "OK"),
+    row("half sent to the health service", "", "PAYLOAD_TOO_LARGE OVERLOADED"),
+    row("half sent to operators' port", "UNAUTHENTICATED", FLOODED),
+    row("half sent by a client", "OVERLOADED", "DEADLINE_EXCEEDED"),
+    row("silence at the scheduler", ""),
+    row("bombs", "413", "429 503"),
+    row("bombs without a key", "401", "429"),
+    row("bombs over the quota", "429", "413"),
+    row("zeros that inflate a thousand times", "413", "429 503"),
+    row("deep", "413", "429 503"),
+    row("a number of a million digits", "400", "429 503"),
+    row("objects without number", "", "400 413 429 503"),
+    row("a chat of lists", "400", "413 429 503"),
+    row("a flood of nonsense", "400 429"),
+    row("a flood to no route", "404 429"),
+    row("dripped headers", "", "open closed"),
+    row("dripped bodies", "", "503 429 408 504 open closed"),
+    row("silent peers", "", peers=True),
+    row("half a handshake", "", peers=True),
+    row("another protocol", "", peers=True),
+    row("the first byte of a handshake", "", peers=True),
+    row("no certificate", "closed", peers=True),
+    row("silence on this machine", ""),
+]
+
+
+@dataclass
+class Stand:
+    """The cluster under attack, and who uses it meanwhile."""
+
+    cluster: RunningCluster
+    target: Target
+    usual_key: str
+    security: TransportSecurity
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name: int(pid) for name, pid in self.cluster.facts["pids"].items()}
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    folder = tmp_path_factory.mktemp("attacks")
+    ensure_model(folder / "models", MODEL)
+    keys = folder / "keys.json"
+    usual, attacker = (add_key(keys, name, ["infer", "view"]) for name in ("usual", "attacker"))
+    spent = add_key(keys, "spent", ["infer"], {"requests_per_s": 0.1, "burst": 1})
+    config = {**CONFIG, "gateway": {**CONFIG["gateway"], "api_keys_file": str(keys)}}
+    with running_cluster(folder, config=config, agents=2, tls=True) as cluster:
+        pids = {name: int(pid) for name, pid in cluster.facts["pids"].items()}
+        agents = sorted(name for name in pids if name.startswith("agent"))
+        (frames,) = attacks.listening_of(pids[agents[0]])
+        unix = psutil.Process(pids[agents[0]]).net_connections("unix")
+        shm = next(each.laddr for each in unix if str(each.laddr).endswith(".shm.sock"))
+        scheduler = attacks.listening_of(pids["scheduler"])[0]
+        target = Target(
+            cluster.grpc, cluster.http.removeprefix("http://"), cluster.admin, scheduler, frames,
+            str(shm), MODEL, attacker, spent,
+        )  # fmt: skip
+        certs = folder / "certs"
+        client = ClientSecurity(
+            ca_file=certs / AUTHORITY_FILE, cert_file=certs / f"agent-{agents[1]}.pem",
+            key_file=certs / f"agent-{agents[1]}-key.pem",
+        )  # fmt: skip
+        yield Stand(cluster, target, usual, TransportSecurity(client=client))
+
+
+@dataclass
+class SteadyUse:
+    """Another client: asks for metadata fifty times a second, and for a photograph now and then."""
+
+    stand: Stand
+    metadata_s: list[float] = field(default_factory=list)
+    infer_s: list[float] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> SteadyUse:
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=arguments)
+            for arguments in ((self._metadata, 0.02, self.metadata_s), (self._infer, 1.0, self.infer_s))
+        ]  # fmt: skip
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _run(
+        self, use: Callable[[catenary.Client], None], pause_s: float, took: list[float]
+    ) -> None:
+        with catenary.Client(
+            self.stand.target.grpc, api_key=self.stand.usual_key, timeout_s=30
+        ) as client:
+            while not self._stop.wait(pause_s):
+                begin_s = time.monotonic()
+                try:
+                    use(client)
+                    took.append(time.monotonic() - begin_s)
+                except catenary.CatenaryError as error:
+                    self.problems.append(str(error))
+
+    def _metadata(self, client: catenary.Client) -> None:
+        client.model_metadata(MODEL)
+
+    def _infer(self, client: catenary.Client) -> None:
+        client.infer(MODEL, {self._tensor(client): _IMAGE}, slo_ms=20_000)
+
+    def _tensor(self, client: catenary.Client) -> str:
+        return client.model_metadata(MODEL).inputs[0].name
+
+
+def p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[-1] if len(values) > 1 else 0.0
+
+
+def launched(stand: Stand, name: str) -> subprocess.Popen[str]:
+    env = environment()
+    env["PYTHONPATH"] += os.pathsep + str(ROOT / "tests" / "support")
+    process = subprocess.Popen(
+        [sys.executable, attacks.__file__, name], env=env, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(attacks.as_json(stand.target))
+    process.stdin.close()
+    return process
+
+
+def answers_of(process: subprocess.Popen[str]) -> dict[str, int]:
+    assert process.stdout is not None
+    text = process.stdout.read()
+    assert process.wait(60) == 0
+    return {str(name): int(count) for name, count in json.loads(text).items()}
+
+
+async def honest_peers(stand: Stand, folder: Path) -> tuple[int, int]:
+    """Returns how many of how many peers with a certificate got in."""
+    settings = TransportSettings(runtime_dir=folder, security=stand.security)
+    endpoint = TcpEndpoint("agent-1", settings)
+    address, let_in, tried = Address("tcp", stand.target.frames, host_id()), 0, 30
+    for _ in range(tried):
+        try:
+            link = await endpoint.connect(address, 5.0)
+            let_in += not link.closed
+            await link.close()
+        except PartitionLost:
+            pass
+        await asyncio.sleep(0.1)
+    return let_in, tried
+
+
+def quiet_p99(stand: Stand) -> float:
+    with SteadyUse(stand) as use:
+        time.sleep(4)
+    return p99(use.metadata_s)
+
+
+@pytest.mark.parametrize("attack", TABLE, ids=[each.name for each in TABLE])
+def test_an_attack_is_refused_and_harms_nobody(attack: Row, stand: Stand, tmp_path: Path) -> None:
+    delays: list[float] = []
+    for _ in range(ROUNDS):
+        before = {name: attacks.usage_of(pid) for name, pid in stand.pids.items()}
+        for pid in stand.pids.values():
+            attacks.forget_peak(pid)
+        usual_s = quiet_p99(stand)
+        with SteadyUse(stand) as use:
+            process = launched(stand, attack.name)
+            if attack.peers_connect:
+                let_in, tried = asyncio.run(honest_peers(stand, tmp_path))
+                assert let_in == tried, f"{tried - let_in} of {tried} peers were kept out"
+            answers = answers_of(process)
+        got = answers.keys() - COUNTS
+        assert got <= attack.may, f"unexpected answers: {answers}"
+        assert attack.must <= got, f"missing answers: {answers}"
+        assert not use.problems, use.problems[:3]
+        require_memory(stand, attack, before)
+        delays.append(p99(use.metadata_s) - usual_s)
+        figures.report(attack.name, "answers", json.dumps(answers))
+        figures.report(attack.name, "p99 of others", delays[-1] * 1e3, "ms more", "<= 50 ms")
+        if delays[-1] <= MOST_DELAY_S:
+            return
+    pytest.fail(f"others waited longer: {[round(each * 1e3) for each in delays]} ms at p99")
+
+
+def require_memory(stand: Stand, attack: Row, before: dict[str, Usage]) -> None:
+    """Fails if a process grew too much at its peak, or has not given it back soon."""
+    for name, pid in stand.pids.items():
+        peak = attacks.usage_of(pid).peak - before[name].resident
+        figures.report(attack.name, f"{name} at its peak", peak, "MB more", "<= 64 MB")
+        assert peak <= MOST_GROWTH_MB, f"{name} grew by {peak:.0f} MB"
+
+    def is_back() -> bool:
+        return all(
+            attacks.usage_of(pid).resident - before[name].resident <= MOST_GROWTH_MB
+            for name, pid in stand.pids.items()
+        )
+
+    wait_until(is_back, 20, "memory given back")
