@@ -41,8 +41,7 @@ class Fault:
         hold_s: It lasts for a time between these two.
         needs: Without one of these on the machine it is skipped.
         ends: Its victim may end by itself; who ends otherwise is a finding.
-        excuses: Logged exceptions whose last line contains one of these are part of it.
-        lies: What the victim answers while it lasts is not held against the others.
+        excuses: Logged exceptions that contain one of these, in event or last line, are part of it.
     """
 
     name: ClassVar[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 from faults.agent_faults import OfAnAgent
@@ -131,7 +132,6 @@ class DamagedFiles(OfAnAgent):
 
     promise = Promise(25.0, served_s=3.0)
     hold_s = (8.0, 12.0)
-    keeps_serving = True
 
     async def apply(self, world: World) -> None:
         await world.kill(self.agent)
@@ -181,6 +181,7 @@ class TornPart(DamagedFiles):
 class TornModel(DamagedFiles):
     name = "torn-model"
     about = "the weights of an agent's own copy are cut short"
+    excuses = ("partition_failed",)
 
     def damage(self, repository: Path) -> None:
         for file in _weights(repository):
@@ -190,17 +191,30 @@ class TornModel(DamagedFiles):
 @fault
 class AlteredModel(DamagedFiles):
     name = "altered-model"
-    about = "weights of an agent's own copy are altered"
+    about = "weights of an agent's own copy are others, in files that are whole"
+    excuses = ("partition_failed",)
 
     def damage(self, repository: Path) -> None:
         for file in _weights(repository):
-            if file.suffix == ".safetensors" or file.suffix == ".data":
-                content = bytearray(file.read_bytes())
-                half = len(content) // 2
-                content[half:] = b"\0" * (len(content) - half)  # the second half is zeros
-                file.write_bytes(content)
+            if file.suffix == ".onnx":
+                _zero_weights(file)
             else:
-                self._alter(file, 4096)
+                content = bytearray(file.read_bytes())
+                half = len(content) // 2  # the header of safetensors comes first
+                content[half:] = b"\0" * (len(content) - half)
+                file.write_bytes(content)
+
+
+def _zero_weights(file: Path) -> None:
+    """Sets half of the weights in an ONNX file to zero; its graph stays good."""
+    import onnx
+
+    model = onnx.load(file, load_external_data=False)
+    weights = [each for each in model.graph.initializer if len(each.raw_data) > _KILOBYTE]
+    for each in weights[::2]:
+        each.raw_data = b"\0" * len(each.raw_data)
+    if weights:
+        onnx.save(model, file)
 
 
 @fault
@@ -224,8 +238,6 @@ class NoRoomForParts(DamagedFiles):
 
 def _weights(repository: Path) -> list[Path]:
     """Returns the files with weights; parts made of them are removed, so that they are read."""
-    import shutil
-
     for cache in repository.glob(f"*/*/{CACHE_FOLDER}"):
         shutil.rmtree(cache)
     endings = (".onnx", ".data", ".safetensors")

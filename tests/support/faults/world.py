@@ -20,7 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import redis.asyncio
 
 import catenary
@@ -54,6 +53,7 @@ EVERYBODY = (*SCHEDULERS, *GATEWAYS, *AGENTS)
 CLUSTER = "main"
 _RESTART_S = 0.5
 _WAY_S = 0.006
+_LISTENING = "0A"
 _START_S = 120.0
 
 
@@ -266,12 +266,7 @@ class World:
     def frame_port(self, agent: str) -> int:
         """Returns the port an agent takes frames at over TCP."""
         member = self[agent]
-        listening = {
-            each.laddr.port
-            for each in psutil.Process(member.pid).net_connections("tcp")
-            if each.status == psutil.CONN_LISTEN
-        }
-        return min(listening - {int(member.settings["metrics_port"])})
+        return min(_listening(member.pid) - {int(member.settings["metrics_port"])})
 
     @property
     def keys(self) -> Keys:
@@ -383,6 +378,21 @@ def unmount(folder: Path) -> None:
     """Takes away every small file system over a folder."""
     while folder.is_mount():
         subprocess.run(["umount", "-l", folder], check=True, capture_output=True)
+
+
+def _listening(pid: int) -> set[int]:
+    """Returns the ports a process listens at; psutil knows only those of its own namespace."""
+    sockets = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            sockets.add(str(file.readlink()))
+    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    rows = (line.split() for line in lines)
+    return {
+        int(row[1].partition(":")[2], 16)
+        for row in rows
+        if row[3] == _LISTENING and f"socket:[{row[9]}]" in sockets
+    }
 
 
 def _missing(network: bool) -> dict[str, str]:
