@@ -19,7 +19,10 @@ def test_exceptions_are_counted_by_event_and_last_line(tmp_path: Path) -> None:
     events = [{"event": "handler_failed", "exception": trace}, {"event": "started"}] * 2
     bare = ["Traceback (most recent call last):", '  File "x.py", line 1', "ValueError: no"]
     log.write_text("\n".join([*map(json.dumps, events), *bare, "what follows"]) + "\n")
-    assert tracebacks(member(log)) == {"handler_failed: KeyError: 'a'": 2, "stderr: ValueError: no": 1}
+    assert tracebacks(member(log)) == {
+        "handler_failed: KeyError: 'a'": 2,
+        "stderr: ValueError: no": 1,
+    }
 
 
 def test_a_process_without_a_log_has_no_exceptions(tmp_path: Path) -> None:

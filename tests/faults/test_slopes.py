@@ -9,7 +9,9 @@ from faults.slopes import LIMITS, MEBIBYTE, slope
 MINUTE_S = 60.0
 
 
-def line(minutes: float, value: float, per_minute: float, noise: float = 0.0) -> list[tuple[float, float]]:
+def line(
+    minutes: float, value: float, per_minute: float, noise: float = 0.0
+) -> list[tuple[float, float]]:
     draw = random.Random(1)
     return [
         (at, value + per_minute * at / MINUTE_S + draw.uniform(-noise, noise))

@@ -54,24 +54,39 @@ async def _run(options: argparse.Namespace, folder: Path, names: tuple[str, ...]
     seconds = 60 * options.minutes
     campaign = Campaign(folder, options.seed, network=not options.no_network)
     mode = "soak" if options.soak else f"chaos, seed {options.seed}"
-    print(f"{mode}, {options.minutes:g} minutes, files in {folder}, {time.strftime('%H:%M:%S')}", flush=True)
+    print(
+        f"{mode}, {options.minutes:g} minutes, files in {folder}, {time.strftime('%H:%M:%S')}",
+        flush=True,
+    )
     if options.soak:
         return await campaign.soak(seconds)
     return await campaign.chaos(seconds, names, options.steps)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1, help="of the schedule and of everything drawn")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the schedule and of everything drawn"
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="for which faults come")
-    parser.add_argument("--steps", type=int, default=0, help="at most so many steps of the schedule")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="at most so many steps of the schedule"
+    )
     parser.add_argument("--only", default="", help="names of faults, with commas, to draw from")
-    parser.add_argument("--soak", action="store_true", help="no faults: slopes of memory, descriptors and threads")
-    parser.add_argument("--no-network", action="store_true", help="all on the loopback interface, shared memory too")
+    parser.add_argument(
+        "--soak", action="store_true", help="no faults: slopes of memory, descriptors and threads"
+    )
+    parser.add_argument(
+        "--no-network", action="store_true", help="all on the loopback interface, shared memory too"
+    )
     parser.add_argument("--json", type=Path, help="file for everything that happened")
     parser.add_argument("--folder", type=Path, help="for logs and data; kept")
     parser.add_argument("--list", action="store_true", help="show the faults there are")
-    parser.add_argument("--schedule", type=int, metavar="STEPS", help="show the first steps of a seed")
+    parser.add_argument(
+        "--schedule", type=int, metavar="STEPS", help="show the first steps of a seed"
+    )
     return parser
 
 

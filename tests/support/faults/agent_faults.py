@@ -8,7 +8,7 @@ import random
 import resource
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -49,7 +49,7 @@ class ComputesBadly(OfAnAgent):
     """Told so by the file of faults that the agent looks at."""
 
     needs = frozenset({FAULTS_FILE})
-    document: dict[str, Any] = {}
+    document: ClassVar[dict[str, Any]]
 
     async def apply(self, world: World) -> None:
         file = world.faults_file(self.agent)
@@ -68,7 +68,7 @@ class Hang(ComputesBadly):
     promise = Promise(20.0)
     hold_s = (6.0, 10.0)
     ends = True
-    document = {"hang": True}
+    document: ClassVar[dict[str, Any]] = {"hang": True}
 
 
 @fault
@@ -78,7 +78,7 @@ class HangsForGood(ComputesBadly):
     promise = Promise(25.0)
     hold_s = (8.0, 12.0)
     ends = True
-    document = {"hang": True, "once": True}
+    document: ClassVar[dict[str, Any]] = {"hang": True, "once": True}
 
 
 @fault
@@ -87,7 +87,7 @@ class FailingSteps(ComputesBadly):
     about = "every step of an agent fails"
     promise = Promise(15.0, served_s=3.0)
     ends = True
-    document = {"fail": "chaos: the executor failed"}
+    document: ClassVar[dict[str, Any]] = {"fail": "chaos: the executor failed"}
     excuses = ("chaos: the executor failed",)
 
 
@@ -96,7 +96,7 @@ class AFewFailingSteps(ComputesBadly):
     name = "failing-steps"
     about = "five steps of an agent fail"
     promise = Promise(15.0, served_s=3.0)
-    document = {"fail": "chaos: the executor failed", "count": 5}
+    document: ClassVar[dict[str, Any]] = {"fail": "chaos: the executor failed", "count": 5}
     excuses = ("chaos: the executor failed",)
 
 
@@ -106,7 +106,10 @@ class StickyDeviceError(ComputesBadly):
     about = "an agent's device is lost to its process"
     promise = Promise(20.0, served_s=3.0)
     ends = True
-    document = {"fail": "CUDA error: an illegal memory access was encountered", "once": True}
+    document: ClassVar[dict[str, Any]] = {
+        "fail": "CUDA error: an illegal memory access was encountered",
+        "once": True,
+    }
     excuses = ("CUDA error",)
 
 
@@ -116,7 +119,10 @@ class OutOfDeviceMemory(ComputesBadly):
     about = "steps of an agent find no memory on the device"
     promise = Promise(15.0, served_s=3.0)
     ends = True
-    document = {"fail": "CUDA out of memory. Tried to allocate 2 GiB", "count": 5}
+    document: ClassVar[dict[str, Any]] = {
+        "fail": "CUDA out of memory. Tried to allocate 2 GiB",
+        "count": 5,
+    }
     excuses = ("CUDA out of memory",)
 
 
@@ -125,7 +131,7 @@ class SlowSteps(ComputesBadly):
     name = "slow-steps"
     about = "every step of an agent takes three times as long"
     promise = Promise(15.0, served_s=3.0)
-    document = {"slow": 3.0}
+    document: ClassVar[dict[str, Any]] = {"slow": 3.0}
 
 
 class ShortOf(Fault):
@@ -191,7 +197,13 @@ class NoMemory(ShortOf):
     name = "agent-no-memory"
     about = "an agent gets no more memory from the kernel"
     promise = Promise(25.0)
-    excuses = ("MemoryError", "bad_alloc", "Failed to allocate", "can't allocate", "Cannot allocate")
+    excuses = (
+        "MemoryError",
+        "bad_alloc",
+        "Failed to allocate",
+        "can't allocate",
+        "Cannot allocate",
+    )
 
     def choose(self, draw: random.Random) -> tuple[str, ...]:
         return (draw.choice(AGENTS),)

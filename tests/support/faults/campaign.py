@@ -126,7 +126,9 @@ class Campaign:
     def _steps(self, world: World, names: tuple[str, ...]) -> Iterator[Step]:
         possible = []
         for name in names or sorted(REGISTRY):
-            lacking = [world.missing[need] for need in REGISTRY[name].needs if need in world.missing]
+            lacking = [
+                world.missing[need] for need in REGISTRY[name].needs if need in world.missing
+            ]
             if lacking:
                 self.result.skipped[name] = lacking[0]
                 print(f"skipped {name}: {lacking[0]}", flush=True)
@@ -134,7 +136,11 @@ class Campaign:
                 possible.append(name)
         # Drawn from all of them, so that a seed means the same everywhere.
         drawn = schedule(self.result.seed, names)
-        return (step for step in drawn if all(each.name in possible for each in step.faults)) if possible else iter(())
+        return (
+            (step for step in drawn if all(each.name in possible for each in step.faults))
+            if possible
+            else iter(())
+        )
 
     # ---- one step ----
 
@@ -181,7 +187,9 @@ class Campaign:
             async with asyncio.timeout(_APPLY_S):
                 await getattr(fault, what)(world)
         except Exception as error:
-            spell.findings.append(f"harness: {what} of {fault.name}: {type(error).__name__}: {error}")
+            spell.findings.append(
+                f"harness: {what} of {fault.name}: {type(error).__name__}: {error}"
+            )
             return False
         return True
 
@@ -196,7 +204,9 @@ class Campaign:
         await whole
         if spell.whole_s is None or spell.recovered_s is None:
             missing = await world.what_is_missing()
-            spell.findings.append(f"not as before within {_LONGEST_RECOVERY_S:g} s: {missing or 'slow'}")
+            spell.findings.append(
+                f"not as before within {_LONGEST_RECOVERY_S:g} s: {missing or 'slow'}"
+            )
             self.note("reset", why=missing)
             try:
                 await world.reset()
@@ -222,7 +232,9 @@ class Campaign:
     async def _baseline(self, load: MixedLoad) -> None:
         await asyncio.sleep(BASELINE_S)
         for kind in KINDS:
-            took = [o.took_s for o in load.outcomes if o.kind == kind and o.verdict is Verdict.RIGHT]
+            took = [
+                o.took_s for o in load.outcomes if o.kind == kind and o.verdict is Verdict.RIGHT
+            ]
             if not took:
                 self.result.findings.append(f"no {kind} was answered before any fault")
             usual_s = float(np.percentile(took, 90)) if took else _NORMAL_S
@@ -245,8 +257,15 @@ class Campaign:
                 how = "had to be killed" if code is None else f"ended with {code}"
                 result.findings.append(f"{name} {how} after SIGTERM at the end")
         result.findings += leftovers.orphans(world)
-        result.findings += [f"left: {each}" for each in sorted(leftovers.files_outside(world) - outside)]
-        excuses = {text for spell in result.spells for name in spell.faults for text in REGISTRY[name].excuses}
+        result.findings += [
+            f"left: {each}" for each in sorted(leftovers.files_outside(world) - outside)
+        ]
+        excuses = {
+            text
+            for spell in result.spells
+            for name in spell.faults
+            for text in REGISTRY[name].excuses
+        }
         for member in world.members.values():
             for text, count in leftovers.tracebacks(member).items():
                 if not any(excuse in text for excuse in excuses):
@@ -256,7 +275,9 @@ class Campaign:
         """Keeps an event for the file, and shows it."""
         at_s = time.monotonic() - self._began_s
         self.result.events.append({"at_s": round(at_s, 3), "what": what, "who": who, **facts})
-        shown = " ".join(f"{name}={value}" for name, value in facts.items() if value not in (None, []))
+        shown = " ".join(
+            f"{name}={value}" for name, value in facts.items() if value not in (None, [])
+        )
         print(f"{at_s:7.1f} s  {what:12} {who} {shown}".rstrip(), flush=True)
 
 
@@ -291,7 +312,11 @@ class _Started:
 def _slopes(samples: list[tuple[float, dict[str, Usage]]]) -> Iterator[Slope]:
     for process in sorted(samples[0][1]) if samples else ():
         for figure in LIMITS:
-            line = [(at, float(getattr(each[process], figure))) for at, each in samples if process in each]
+            line = [
+                (at, float(getattr(each[process], figure)))
+                for at, each in samples
+                if process in each
+            ]
             yield slope(process, figure, line)
 
 

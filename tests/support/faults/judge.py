@@ -32,7 +32,12 @@ STATED = {
 }  # fmt: skip
 """Reasons that a request without a fault of its own may be refused for, while something fails."""
 RETRYABLE = {"UNAVAILABLE", "PARTITION_LOST", "OVERLOADED", "CACHE_FULL"}
-_BARE = ("Stream removed", "Internal error from Core", "Exception calling application", "Unexpected <")
+_BARE = (
+    "Stream removed",
+    "Internal error from Core",
+    "Exception calling application",
+    "Unexpected <",
+)
 
 
 @dataclass(slots=True)

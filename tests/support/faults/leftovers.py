@@ -20,7 +20,12 @@ from faults.world import World
 _EMPTY = {
     "gateway": ("requests_in_flight", "in_flight_bytes", "sessions_running", "sessions_waiting"),
     "agent": ("generation_sessions", "block_slots_used", "queued_batches"),
-    "scheduler": ("live_reservations", "batches_in_flight", "redis_pending_changes", "queued_requests"),
+    "scheduler": (
+        "live_reservations",
+        "batches_in_flight",
+        "redis_pending_changes",
+        "queued_requests",
+    ),
 }
 """Metrics that are 0 at every process that has nothing to do."""
 _MORE_FDS, _MORE_THREADS = 12, 6
@@ -49,7 +54,9 @@ def usage(world: World) -> dict[str, Usage]:
         try:
             process = psutil.Process(pid)
             with process.oneshot():
-                found[name] = Usage(process.memory_info().rss, process.num_fds(), process.num_threads())
+                found[name] = Usage(
+                    process.memory_info().rss, process.num_fds(), process.num_threads()
+                )
         except psutil.NoSuchProcess:
             continue
     return found
@@ -61,7 +68,11 @@ def files_outside(world: World) -> set[str]:
     found: set[str] = set()
     for place in places:
         if place.is_dir():
-            found |= {str(each) for each in place.iterdir() if each.name.startswith(("cat", "psm_", "sem."))}
+            found |= {
+                str(each)
+                for each in place.iterdir()
+                if each.name.startswith(("cat", "psm_", "sem."))
+            }
     return found | {str(each) for each in (world.folder / "run").rglob("*") if each.is_socket()}
 
 

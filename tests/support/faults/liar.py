@@ -64,16 +64,26 @@ class Liar:
 
     def _lie(self) -> scheduler_pb2.AgentMessage:
         message = scheduler_pb2.AgentMessage()
-        kinds = [each for each in message.DESCRIPTOR.oneofs_by_name["kind"].fields if each.name != "hello"]
+        kinds = [
+            each
+            for each in message.DESCRIPTOR.oneofs_by_name["kind"].fields
+            if each.name != "hello"
+        ]
         self._fill(message, self._draw.choice(kinds), 0)
         return message
 
     def _fill(self, message: Message, field: Any, depth: int) -> None:
-        repeated = field.is_repeated if hasattr(field, "is_repeated") else field.label == Field.LABEL_REPEATED
+        repeated = (
+            field.is_repeated
+            if hasattr(field, "is_repeated")
+            else field.label == Field.LABEL_REPEATED
+        )
         if field.type == Field.TYPE_MESSAGE:
             self._fill_message(message, field, repeated, depth)
         elif repeated:
-            getattr(message, field.name).extend(self._value(field) for _ in range(self._draw.randrange(4)))
+            getattr(message, field.name).extend(
+                self._value(field) for _ in range(self._draw.randrange(4))
+            )
         else:
             setattr(message, field.name, self._value(field))
 
@@ -93,7 +103,9 @@ class Liar:
         if kind == Field.CPPTYPE_STRING:
             if field.type == Field.TYPE_BYTES:
                 return draw.randbytes(draw.randrange(64))
-            return draw.choice(["", "agent-0", "tiny", "1", "\x00", "é" * 500, "../../etc", "efficientnet-lite0"])
+            return draw.choice(
+                ["", "agent-0", "tiny", "1", "\x00", "é" * 500, "../../etc", "efficientnet-lite0"]
+            )
         if kind == Field.CPPTYPE_BOOL:
             return draw.random() < 0.5
         if kind in (Field.CPPTYPE_DOUBLE, Field.CPPTYPE_FLOAT):

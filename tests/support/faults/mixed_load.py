@@ -130,7 +130,9 @@ class MixedLoad:
     async def _one(self, outcome: Outcome, number: int, cancel_s: float) -> None:
         image = outcome.kind == IMAGE
         limit_s = self._shape.image_timeout_s if image else self._shape.text_timeout_s
-        asking = asyncio.create_task(self._image(outcome, number) if image else self._text(outcome, number))
+        asking = asyncio.create_task(
+            self._image(outcome, number) if image else self._text(outcome, number)
+        )
         done, _ = await asyncio.wait([asking], timeout=cancel_s or limit_s + SLACK_S)
         if not done:
             outcome.cancelled, outcome.hung = bool(cancel_s), not cancel_s
@@ -166,7 +168,9 @@ class MixedLoad:
                     last_s = self.now_s
         finally:
             ids, wanted = stream.so_far.token_ids, self._tokens[at]
-            whole = not (outcome.reason or outcome.foreign) and not asyncio.current_task().cancelling()
+            whole = (
+                not (outcome.reason or outcome.foreign) and not asyncio.current_task().cancelling()
+            )
             outcome.right = ids == wanted if whole else ids == wanted[: len(ids)]
 
     async def _scores_of(self, client: catenary.AsyncClient, image: np.ndarray) -> np.ndarray:

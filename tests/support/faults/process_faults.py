@@ -103,12 +103,14 @@ class Stop(OfAProcess):
 
 
 def _register() -> None:
+    who = {"gateway": "a gateway", "leader": "the leader", "standby": "the standby",
+           "agent": "an agent", "redis": "Redis"}  # fmt: skip
     ways = {"kill": (Kill, "killed"), "freeze": (Freeze, "frozen"), "stop": (Stop, "told to stop")}
     for way, (base, participle) in ways.items():
         for kind in _KINDS:
             promise = Promise(_AFTER[kind], _SERVED[way][kind])
             attributes = {
-                "name": f"{way}-{kind}", "about": f"the {kind} is {participle}", "kind": kind,
+                "name": f"{way}-{kind}", "about": f"{who[kind]} is {participle}", "kind": kind,
                 "promise": promise, "hold_s": (4.0, 8.0) if way == "freeze" else (2.0, 6.0),
             }  # fmt: skip
             fault(type(f"{base.__name__}{kind.title()}", (base,), attributes))

@@ -53,12 +53,21 @@ def _trouble(result: Result, spells: list[Spell]) -> str:
     refused = sum(len(spell.refused_against_promise(result.outcomes)) for spell in spells)
     bad = sum(any(spell.overlaps(each) for spell in spells) for each in result.bad)
     found = sum(len(spell.findings) for spell in spells)
-    parts = [(late, "late"), (refused, "refused against the promise"), (bad, "bad answers"), (found, "findings")]
+    parts = [
+        (late, "late"),
+        (refused, "refused against the promise"),
+        (bad, "bad answers"),
+        (found, "findings"),
+    ]
     return ", ".join(f"{count} {what}" for count, what in parts if count)
 
 
 def _requests(result: Result) -> Iterator[str]:
-    shown = [each for each in result.outcomes if each.verdict not in (Verdict.RIGHT, Verdict.CANCELLED, Verdict.REFUSED)]
+    shown = [
+        each
+        for each in result.outcomes
+        if each.verdict not in (Verdict.RIGHT, Verdict.CANCELLED, Verdict.REFUSED)
+    ]
     for each in shown[:_MOST]:
         during = [spell.what for spell in result.spells if spell.overlaps(each)]
         yield (f"{each.verdict.upper()}  {each.kind} sent at {each.sent_s:.1f} s to {each.gateway}, after "

@@ -20,7 +20,11 @@ class Limit:
     noise: float
 
 
-LIMITS = {"rss": Limit(0.25 * MEBIBYTE, 6 * MEBIBYTE), "fds": Limit(0.1, 4), "threads": Limit(0.05, 2)}
+LIMITS = {
+    "rss": Limit(0.25 * MEBIBYTE, 6 * MEBIBYTE),
+    "fds": Limit(0.1, 4),
+    "threads": Limit(0.05, 2),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,9 @@ class RedisDiskFull(Fault):
         (world.redis.folder / "ballast").unlink(missing_ok=True)
 
 
-def _write(folder: Path, files: dict[str, bytes], folders: dict[str, list[tuple[str, bytes]]]) -> None:
+def _write(
+    folder: Path, files: dict[str, bytes], folders: dict[str, list[tuple[str, bytes]]]
+) -> None:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     for name, inside in folders.items():

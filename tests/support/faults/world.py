@@ -33,10 +33,19 @@ from fault_cluster import (
     FaultCluster,
     Member,
     ready,
-    shared_models,
     status_or_none,
 )
-from faults.base import AGENTS, CLOCKS, FAULTS_FILE, GATEWAYS, LEADER, MOUNTS, NETWORK, REDIS, STANDBY
+from faults.base import (
+    AGENTS,
+    CLOCKS,
+    FAULTS_FILE,
+    GATEWAYS,
+    LEADER,
+    MOUNTS,
+    NETWORK,
+    REDIS,
+    STANDBY,
+)
 from gpu_agent.settings import AgentSettings
 from namespaces import VirtualNetwork, why_impossible
 from redis_servers import STATE, RedisServer
