@@ -69,7 +69,15 @@ class Result:
 
     @property
     def bad(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if outcome.verdict in BAD]
+        return [
+            outcome
+            for outcome in self.outcomes
+            if outcome.verdict in BAD
+            and (
+                outcome.verdict is Verdict.WRONG
+                or not any(spell.was_ended_by_us(outcome) for spell in self.spells)
+            )
+        ]
 
     @property
     def lost_in_calm(self) -> list[Outcome]:
@@ -208,6 +216,7 @@ class Campaign:
                 f"not as before within {_LONGEST_RECOVERY_S:g} s: {missing or 'slow'}"
             )
             self.note("reset", why=missing)
+            spell.reset_s = load.now_s
             try:
                 await world.reset()
                 await asyncio.sleep(3.0)

@@ -32,6 +32,8 @@ STATED = {
 }  # fmt: skip
 """Reasons that a request without a fault of its own may be refused for, while something fails."""
 RETRYABLE = {"UNAVAILABLE", "PARTITION_LOST", "OVERLOADED", "CACHE_FULL"}
+_BROKEN = "Connection reset"
+"""What gRPC says of a connection whose other end was killed: there is nobody to say more."""
 _BARE = (
     "Stream removed",
     "Internal error from Core",
@@ -78,7 +80,7 @@ class Outcome:
             return Verdict.WRONG
         if self.foreign or self.reason not in STATED:
             return Verdict.UNTYPED
-        if any(text in self.message for text in _BARE):
+        if _BROKEN not in self.message and any(text in self.message for text in _BARE):
             return Verdict.UNTYPED
         if self.reason in RETRYABLE and not self.retryable:
             return Verdict.NOT_RETRYABLE
@@ -97,6 +99,7 @@ class Spell:
         promised_s: What the first may be at most.
         served_s: See `Promise`; None for pairs.
         findings: What went wrong beside requests.
+        reset_s: When we started everything anew, as it did not recover; None: it did.
     """
 
     number: int
@@ -109,6 +112,7 @@ class Spell:
     recovered_s: float | None = None
     whole_s: float | None = None
     findings: list[str] = field(default_factory=list)
+    reset_s: float | None = None
 
     @property
     def ended_s(self) -> float:
@@ -124,6 +128,14 @@ class Spell:
 
     def overlaps(self, outcome: Outcome) -> bool:
         return outcome.sent_s <= self.ended_s and outcome.ended_s >= self.began_s
+
+    def was_ended_by_us(self, outcome: Outcome) -> bool:
+        """Whether a request was under way when we started everything anew."""
+        return (
+            self.reset_s is not None
+            and outcome.ended_s >= self.reset_s
+            and self.overlaps(outcome)
+        )  # fmt: skip
 
     def refused_against_promise(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
         """Returns the requests that should have been answered although the fault was in force."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 
 from faults.base import REGISTRY
@@ -23,15 +24,16 @@ def lines(result: Result) -> Iterator[str]:
     for finding in result.findings:
         yield f"FINDING  {finding}"
     for spell in result.spells:
-        for finding in spell.findings:
-            yield f"FINDING  step {spell.what}: {finding}"
+        for finding, count in Counter(spell.findings).items():
+            times = f"{count} times " if count > 1 else ""
+            yield f"FINDING  step {spell.what}: {times}{finding}"
     for name, why in result.skipped.items():
         yield f"skipped  {name}: {why}"
     yield f"seed {result.seed}: {'good' if result.is_good else 'NOT GOOD'}"
 
 
 def _table(result: Result) -> Iterator[str]:
-    head = f"{'fault':22} {'alone':>5} {'paired':>6} {'recovery p50':>12} {'max':>7} {'promise':>8}  verdict"
+    head = f"{'fault':22} {'alone':>5} {'paired':>6} {'refused':>7} {'recovery p50':>12} {'max':>7} {'promise':>8}  verdict"
     yield head
     yield "-" * len(head)
     for name in sorted(REGISTRY):
@@ -43,8 +45,12 @@ def _table(result: Result) -> Iterator[str]:
         middle = f"{statistics.median(times):.1f} s" if times else "-"
         most = f"{max(times):.1f} s" if times else "-"
         promise = f"{REGISTRY[name].promise.recovered_s:.0f} s"
+        refused = sum(
+            each.verdict is Verdict.REFUSED and any(spell.overlaps(each) for spell in spells)
+            for each in result.outcomes
+        )
         trouble = _trouble(result, spells)
-        yield (f"{name:22} {len(alone):5} {len(spells) - len(alone):6} {middle:>12} {most:>7} "
+        yield (f"{name:22} {len(alone):5} {len(spells) - len(alone):6} {refused:7} {middle:>12} {most:>7} "
                f"{promise:>8}  {trouble or 'kept'}")  # fmt: skip
 
 
@@ -63,11 +69,7 @@ def _trouble(result: Result, spells: list[Spell]) -> str:
 
 
 def _requests(result: Result) -> Iterator[str]:
-    shown = [
-        each
-        for each in result.outcomes
-        if each.verdict not in (Verdict.RIGHT, Verdict.CANCELLED, Verdict.REFUSED)
-    ]
+    shown = result.bad
     for each in shown[:_MOST]:
         during = [spell.what for spell in result.spells if spell.overlaps(each)]
         yield (f"{each.verdict.upper()}  {each.kind} sent at {each.sent_s:.1f} s to {each.gateway}, after "
