@@ -14,8 +14,10 @@ import psutil
 
 from fault_cluster import slowed
 from faults.base import AGENTS, FAULTS_FILE, GATEWAYS, Fault, Promise, fault
+from faults.crowd_faults import connected
 from faults.world import World
 
+_CALLERS = 10
 _SHIM = Path(__file__).with_name("other_version")
 
 
@@ -161,9 +163,26 @@ class ShortOf(Fault):
 
 
 class NoMoreFiles(ShortOf):
-    """It can open nothing more, neither file nor connection."""
+    """It can open nothing more, neither file nor connection, while connections come."""
 
     excuses = ("Too many open files", "[Errno 24]")
+
+    async def apply(self, world: World) -> None:
+        await super().apply(world)
+        name = self.victims[0]
+        ports = [int(v) for k, v in world[name].settings.items() if k in ("grpc_port", "http_port")]
+        host = world.cluster.place(name).host
+        self._open = [
+            await connected(host, port)
+            for port in (*ports, world.frame_port(name))
+            for _ in range(_CALLERS)
+        ]
+
+    async def undo(self, world: World) -> None:
+        await super().undo(world)
+        for writer in self._open:
+            if writer is not None:
+                writer.close()
 
     def which(self) -> int:
         return resource.RLIMIT_NOFILE

@@ -105,7 +105,7 @@ class Campaign:
     async def chaos(self, seconds: float, names: tuple[str, ...] = (), steps: int = 0) -> Result:
         """Lets faults come for so long, or so many `steps`; then everything has to be as before."""
         async with self._world() as (world, load):
-            before, outside = leftovers.usage(world), leftovers.files_outside(world)
+            before = leftovers.usage(world)
             async with load.running():
                 await self._baseline(load)
                 until_s = load.now_s + seconds
@@ -113,13 +113,13 @@ class Campaign:
                     if load.now_s >= until_s or (steps and step.number > steps):
                         break
                     await self._step(world, load, step)
-            await self._reckon(world, load, before, outside)
+            await self._reckon(world, load, before)
         return self.result
 
     async def soak(self, seconds: float) -> Result:
         """Asks for so long without any fault; what processes use has to stay where it is."""
         async with self._world() as (world, load):
-            before, outside = leftovers.usage(world), leftovers.files_outside(world)
+            before = leftovers.usage(world)
             samples: list[tuple[float, dict[str, Usage]]] = []
             async with load.running():
                 await self._baseline(load)
@@ -128,7 +128,7 @@ class Campaign:
                     samples.append((load.now_s, leftovers.usage(world)))
                     await asyncio.sleep(_SAMPLE_S)
             self.result.slopes = list(_slopes(samples))
-            await self._reckon(world, load, before, outside)
+            await self._reckon(world, load, before)
         return self.result
 
     def _steps(self, world: World, names: tuple[str, ...]) -> Iterator[Step]:
@@ -251,9 +251,7 @@ class Campaign:
             load.normal_s[kind] = max(_NORMAL_FACTOR * usual_s, _NORMAL_S)
         self.note("baseline", usual_s=dict(self.result.usual_s))
 
-    async def _reckon(
-        self, world: World, load: MixedLoad, before: dict[str, Usage], outside: set[str]
-    ) -> None:
+    async def _reckon(self, world: World, load: MixedLoad, before: dict[str, Usage]) -> None:
         """Everything is asked for and nothing is asked any more: what is left?"""
         result = self.result
         result.outcomes = load.outcomes
@@ -266,9 +264,7 @@ class Campaign:
                 how = "had to be killed" if code is None else f"ended with {code}"
                 result.findings.append(f"{name} {how} after SIGTERM at the end")
         result.findings += leftovers.orphans(world)
-        result.findings += [
-            f"left: {each}" for each in sorted(leftovers.files_outside(world) - outside)
-        ]
+        result.findings += [f"left: {each}" for each in sorted(leftovers.files_left(world))]
         excuses = {
             text
             for spell in result.spells

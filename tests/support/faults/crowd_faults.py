@@ -20,7 +20,7 @@ class Flood(Fault):
         self._open: list[asyncio.StreamWriter] = []
         host, port = self.port(world)
         for _ in range(_CONNECTIONS // _PACK):
-            opening = (_connected(host, port) for _ in range(_PACK))
+            opening = (connected(host, port) for _ in range(_PACK))
             self._open += [made for made in await asyncio.gather(*opening) if made is not None]
         world.note("connections", self.victims[0], open=len(self._open))
 
@@ -32,7 +32,8 @@ class Flood(Fault):
         raise NotImplementedError
 
 
-async def _connected(host: str, port: int) -> asyncio.StreamWriter | None:
+async def connected(host: str, port: int) -> asyncio.StreamWriter | None:
+    """Returns a connection to a port, or None if nobody takes it within a second."""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(1.0):
             _, writer = await asyncio.open_connection(host, port)

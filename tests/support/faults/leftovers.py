@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import tempfile
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 import catenary
 from fault_cluster import Member, status_or_none
 from faults.world import World
+from gpu_agent.partitioning.parts import CACHE_FOLDER
 
 _EMPTY = {
     "gateway": ("requests_in_flight", "in_flight_bytes", "sessions_running", "sessions_waiting"),
@@ -62,18 +61,12 @@ def usage(world: World) -> dict[str, Usage]:
     return found
 
 
-def files_outside(world: World) -> set[str]:
-    """Returns shared memory, sockets and temporary files that processes of ours may make."""
-    places = [Path("/dev/shm"), Path(tempfile.gettempdir()), world.folder / "run"]
-    found: set[str] = set()
-    for place in places:
-        if place.is_dir():
-            found |= {
-                str(each)
-                for each in place.iterdir()
-                if each.name.startswith(("cat", "psm_", "sem."))
-            }
-    return found | {str(each) for each in (world.folder / "run").rglob("*") if each.is_socket()}
+def files_left(world: World) -> set[str]:
+    """Returns temporary files, unfinished parts and sockets of processes that have ended."""
+    found = set(world.temporary.iterdir()) if world.temporary.is_dir() else set()
+    found |= {each for each in (world.folder / "run").rglob("*") if each.is_socket()}
+    found |= set((world.folder / "models").glob(f"*/*/*/{CACHE_FOLDER}/.*"))
+    return {str(each.relative_to(world.folder)) for each in found}
 
 
 async def what_is_held(world: World) -> list[str]:

@@ -207,8 +207,9 @@ class World:
         })  # fmt: skip
 
     def _environ(self, name: str) -> None:
-        if name in self.clocks:
-            self.cluster.environ(name, **self.clocks[name].environment)
+        self.temporary.mkdir(parents=True, exist_ok=True)
+        clock = self.clocks[name].environment if name in self.clocks else {}
+        self.cluster.environ(name, TMPDIR=str(self.temporary), **clock)
 
     def _transports(self) -> dict[str, Any]:
         # Shared memory would get through any cut.
@@ -248,6 +249,11 @@ class World:
         other = next(name for name in SCHEDULERS if name != self._last_leader)
         return self._last_leader if role == LEADER else other
 
+    @property
+    def temporary(self) -> Path:
+        """Returns the folder for temporary files of all processes."""
+        return self.folder / "tmp"
+
     def repository(self, agent: str) -> Path:
         """Returns an agent's own copy of the models."""
         return self.folder / "models" / agent
@@ -272,10 +278,11 @@ class World:
         """Returns where processes of the cluster find their modules."""
         return environment()["PYTHONPATH"]
 
-    def frame_port(self, agent: str) -> int:
-        """Returns the port an agent takes frames at over TCP."""
-        member = self[agent]
-        return min(_listening(member.pid) - {int(member.settings["metrics_port"])})
+    def frame_port(self, name: str) -> int:
+        """Returns the port an agent or a gateway takes frames at over TCP."""
+        member = self[name]
+        others = {int(value) for key, value in member.settings.items() if key.endswith("_port")}
+        return min(_listening(member.pid) - others)
 
     @property
     def keys(self) -> Keys:
