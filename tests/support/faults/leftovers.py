@@ -29,6 +29,8 @@ _EMPTY = {
 """Metrics that are 0 at every process that has nothing to do."""
 _MORE_FDS, _MORE_THREADS = 12, 6
 """Pools that grow with use; a leak of one a fault is more."""
+_FOREIGN = {".ses"}
+"""ONNX Runtime keeps the number of its telemetry session there."""
 _TRACEBACK = "Traceback (most recent call last)"
 _IDLE_S = 30.0
 _AUDITS = 2
@@ -66,7 +68,7 @@ def files_left(world: World) -> set[str]:
     found = set(world.temporary.iterdir()) if world.temporary.is_dir() else set()
     found |= {each for each in (world.folder / "run").rglob("*") if each.is_socket()}
     found |= set((world.folder / "models").glob(f"*/*/*/{CACHE_FOLDER}/.*"))
-    return {str(each.relative_to(world.folder)) for each in found}
+    return {str(each.relative_to(world.folder)) for each in found if each.name not in _FOREIGN}
 
 
 async def what_is_held(world: World) -> list[str]:

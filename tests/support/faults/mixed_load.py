@@ -32,14 +32,18 @@ SLACK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How much is asked for; of each kind a share is cancelled in the middle."""
+    """How much is asked for; of each kind a share is cancelled in the middle.
+
+    They come in groups: a lone one would always go to the same of two idle agents, or chains.
+    """
 
     images_per_s: float = 3.0
-    texts_per_s: float = 1.0
+    texts_per_s: float = 1.5
+    at_once: int = 3
     cancelled: float = 0.08
     image_timeout_s: float = 12.0
     text_timeout_s: float = 30.0
-    tokens: int = 100
+    tokens: int = 64
 
 
 class MixedLoad:
@@ -110,13 +114,16 @@ class MixedLoad:
 
     async def _ask(self) -> None:
         shape = self._shape
-        every_s = {IMAGE: 1 / shape.images_per_s, TEXT: 1 / shape.texts_per_s}
+        every_s = {
+            IMAGE: shape.at_once / shape.images_per_s, TEXT: shape.at_once / shape.texts_per_s,
+        }  # fmt: skip
         due = dict.fromkeys(every_s, self.now_s)
         while True:
             kind = min(due, key=lambda each: due[each])
             await asyncio.sleep(max(0.0, due[kind] - self.now_s))
             due[kind] = max(due[kind] + every_s[kind], self.now_s - 2 * every_s[kind])
-            self._begin(kind, cancel=self._draw.random() < shape.cancelled)
+            for _ in range(shape.at_once):
+                self._begin(kind, cancel=self._draw.random() < shape.cancelled)
 
     def _begin(self, kind: str, *, cancel: bool) -> None:
         name = GATEWAYS[len(self.outcomes) % len(GATEWAYS)]

@@ -36,11 +36,10 @@ class RedisDiskFull(Fault):
         mount(world.redis.folder, f"{needed // _KILOBYTE + 2048}k")
         _write(world.redis.folder, kept, logs)
         await world.redis.start()
-        with (world.redis.folder / "ballast").open("wb") as ballast:
+        with (world.redis.folder / "ballast").open("wb", buffering=0) as ballast:
             try:
-                while True:
-                    ballast.write(b"\0" * 4096)
-                    ballast.flush()
+                while ballast.write(b"\0" * 4096):
+                    pass
             except OSError:
                 world.note("the disk is full", REDIS)
 

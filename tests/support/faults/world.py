@@ -2,7 +2,7 @@
 
 Two schedulers, two gateways, four agents and a Redis. Photographs go through two parts, each on
 two agents, texts over either of two chains of two agents, so that the loss of any one agent leaves
-a way for both. Frames between agents take a few milliseconds more than they must, which makes
+a way for both. Chains take two sessions each, so that both are used. Frames between agents take a few milliseconds more than they must, which makes
 tokens as slow as those of a model of some size. Every agent has a copy of the models of its own to be damaged, and
 every process a wall clock of its own to be stepped.
 """
@@ -376,7 +376,7 @@ def placement(repository: Path) -> dict[str, Any]:
         {"blocks": [blocks // 2, blocks], "agents": both},
     ]}]}  # fmt: skip
     texts = {"name": TEXTS, "chains": [
-        {"capacity": 8, "hops": [{"agent": first, "blocks": [0, layers // 2]},
+        {"capacity": 2, "hops": [{"agent": first, "blocks": [0, layers // 2]},
                                  {"agent": second, "blocks": [layers // 2, layers]}]}
         for first, second in (AGENTS[2:], AGENTS[1::-1])
     ]}  # fmt: skip
