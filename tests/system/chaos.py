@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import itertools
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -38,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(step)
         return 0
     folder = options.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
+    # A run that is told to stop ends its processes and namespaces, as one that is interrupted.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     result = asyncio.run(_run(options, folder, names))
     print(*lines(result), sep="\n")
     if options.json:
