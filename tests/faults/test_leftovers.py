@@ -17,10 +17,12 @@ def test_exceptions_are_counted_by_event_and_last_line(tmp_path: Path) -> None:
     log = tmp_path / "agent-0.log"
     trace = "Traceback (most recent call last):\n  File x\nKeyError: 'a'"
     events = [{"event": "handler_failed", "exception": trace}, {"event": "started"}] * 2
+    events.append({"event": "compute_failed", "error": trace.replace("KeyError", "IndexError")})
     bare = ["Traceback (most recent call last):", '  File "x.py", line 1', "ValueError: no"]
     log.write_text("\n".join([*map(json.dumps, events), *bare, "what follows"]) + "\n")
     assert tracebacks(member(log)) == {
         "handler_failed: KeyError: 'a'": 2,
+        "compute_failed: IndexError: 'a'": 1,
         "stderr: ValueError: no": 1,
     }
 

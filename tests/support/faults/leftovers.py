@@ -174,5 +174,6 @@ def _of_event(line: str) -> str:
         event = json.loads(line)
     except ValueError:
         return line[:200]
-    text = str(event.get("exception", "")).strip().splitlines()
-    return f"{event.get('event')}: {(text or ['?'])[-1][:200]}"
+    told = next(str(each) for each in event.values() if _TRACEBACK in str(each))
+    text = told.strip().splitlines()
+    return f"{event.get('event')}: {text[-1][:200]}"
