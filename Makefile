@@ -10,7 +10,7 @@ TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
 DOCS := .venv-docs/.installed
 
-.PHONY: help setup native proto proto-check lint type unit test test-system test-browser bench deploy-check deploy-schema sim docs up demo clean
+.PHONY: help setup native proto proto-check lint type unit test test-system test-browser chaos bench deploy-check deploy-schema sim docs up demo clean
 .PHONY: compose-up compose-test compose-down
 
 help: ## shows this list
@@ -80,6 +80,13 @@ deploy-schema: $(STAMP) ## writes the schema of the chart's values anew, after a
 
 deploy-check: $(NATIVE) $(DEPLOY_TOOLS) ## lints and renders the chart, validates every manifest for real
 	$(BIN)/pytest tests/deploy -m 'system or not system'
+
+# ONLY=fault,fault repeats some of them; python tests/system/chaos.py --help says what else there is.
+SEED ?= 1
+MINUTES ?= 8
+chaos: $(NATIVE) ## faults from a seed over a load with known answers (SEED=, MINUTES=, ONLY=; SOAK=1: none, slopes)
+	PYTHONPATH=.:client:protos:tests/support $(BIN)/python tests/system/chaos.py --seed $(SEED) --minutes $(MINUTES) \
+	  --json build/chaos/$(if $(SOAK),soak,seed-$(SEED)).json $(if $(SOAK),--soak) $(if $(ONLY),--only $(ONLY))
 
 bench: $(NATIVE) ## prints every measured figure beside its limit (QUICK=1 for the short form)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)

@@ -156,6 +156,18 @@ def _show(term: Term, metrics: Metrics) -> None:
         metrics.agent_slowdown.labels(agent).set(ratio)
 
 
+def show_nothing(metrics: Metrics) -> None:
+    """Takes back what only a leader knows, so that sums over all schedulers are right."""
+    for gauge in (
+        metrics.redis_pending, metrics.batches_in_flight, metrics.live_reservations,
+        metrics.gateways, metrics.sessions_moving, metrics.sessions_stray,
+    ):  # fmt: skip
+        gauge.set(0)
+    for labelled in (metrics.agents, metrics.queued_requests):
+        labelled.clear()
+    metrics.keep_chains(set())
+
+
 def _show_chains(term: Term, metrics: Metrics) -> None:
     active, sessions = term.cluster.active, term.live.by_chain()
     shown = set()

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from scheduler.campaign import Campaign
 from scheduler.deference import Deference, FrozenLease
+from scheduler.housekeeping import show_nothing
 from scheduler.state.keys import Keys
 from scheduler.state.lease import Lease
 from scheduler.state.script import pass_cancellation
@@ -282,5 +283,6 @@ class Shard:
     def _leaves_office(self, term: Term) -> None:
         self._term = None
         self._around.metrics.leader.set(0)
+        show_nothing(self._around.metrics)
         self._changed()
         term.close(Unavailable(f"{self._name} does not lead any more"))

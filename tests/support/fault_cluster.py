@@ -18,9 +18,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ BLOCK_DECODE_NS = 4_000_000
 LEASE_S = 2.0
 _READY_S = 120.0
 _STOP_S = 30.0
+_TURN_S, _SHARE_RUNNING = 0.06, 0.2
+"""A slow process runs for a fifth of the time, in turns too short to be noticed as silence."""
 _KEPT_S = 6 * 3600.0
 _CACHED = ROOT / ".catenary"
 
@@ -113,6 +116,29 @@ class Member:
     def tail(self, lines: int = 30) -> str:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return f"== {self.name}\n" + "\n".join(text.splitlines()[-lines:])
+
+
+@contextmanager
+def slowed(member: Member) -> Iterator[None]:
+    """Lets a process run for a fifth of the time only."""
+    over = threading.Event()
+
+    def alternate() -> None:
+        with suppress(ProcessLookupError):
+            while not over.wait(_TURN_S * _SHARE_RUNNING):
+                member.signal(signal.SIGSTOP)
+                over.wait(_TURN_S * (1 - _SHARE_RUNNING))
+                member.signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=alternate, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(5)
+        if member.is_running:
+            member.signal(signal.SIGCONT)
 
 
 class FaultCluster:

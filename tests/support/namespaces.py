@@ -42,7 +42,8 @@ class VirtualNetwork:
             name: Place(self._addresses[name], ("ip", "netns", "exec", space))
             for name, space in self._spaces.items()
         }
-        self._rules: dict[tuple[str, str], tuple[float, float]] = {}
+        self._usual: dict[tuple[str, str], tuple[float, float, float]] = {}
+        self._rules: dict[tuple[str, str], tuple[float, float, float]] = {}
         self._switch: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -76,13 +77,22 @@ class VirtualNetwork:
 
     def impair(
         self, these: Iterable[str], those: Iterable[str], *, loss: float = 0.0,
-        delay_s: float = 0.0, one_way: bool = False,
+        delay_s: float = 0.0, bytes_per_s: float = 0.0, one_way: bool = False,
     ) -> None:  # fmt: skip
-        """Packets between these and those get lost with a probability, the others are late."""
+        """Packets between these and those get lost with a probability, the others are late.
+
+        With `bytes_per_s`, no more than that gets through; 0: as much as comes.
+        """
         for source, target in itertools.product(list(these), list(those)):
-            self._rules[source, target] = (loss, delay_s)
+            self._rules[source, target] = (loss, delay_s, bytes_per_s)
             if not one_way:
-                self._rules[target, source] = (loss, delay_s)
+                self._rules[target, source] = (loss, delay_s, bytes_per_s)
+        self._tell()
+
+    def lengthen(self, names: Sequence[str], delay_s: float) -> None:
+        """Every way between two of these takes so long when nothing is wrong with it."""
+        for pair in itertools.permutations(names, 2):
+            self._usual[pair] = (0.0, delay_s, 0.0)
         self._tell()
 
     def heal(self) -> None:
@@ -90,11 +100,18 @@ class VirtualNetwork:
         self._rules.clear()
         self._tell()
 
+    def heal_between(self, these: Iterable[str], those: Iterable[str]) -> None:
+        """Everything between these and those gets through at once, whatever else is broken."""
+        for source, target in itertools.product(list(these), list(those)):
+            self._rules.pop((source, target), None)
+            self._rules.pop((target, source), None)
+        self._tell()
+
     def _tell(self) -> None:
         assert self._switch is not None
         assert self._switch.stdin is not None
         at = self._addresses
-        rules = {f"{at[a]}>{at[b]}": rule for (a, b), rule in self._rules.items()}
+        rules = {f"{at[a]}>{at[b]}": rule for (a, b), rule in (self._usual | self._rules).items()}
         self._switch.stdin.write(json.dumps(rules) + "\n")
         self._switch.stdin.flush()
         self._answer("done")
@@ -119,19 +136,26 @@ def virtual_network(names: Sequence[str]) -> Iterator[VirtualNetwork]:
 
 
 def _skip_unless_possible() -> None:
+    if reason := why_impossible():
+        pytest.skip(reason)
+
+
+def why_impossible() -> str:
+    """Returns why this machine, or this user, cannot have such a network; empty if it can."""
     if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
+        return "network namespaces need root"
     if shutil.which("ip") is None:
-        pytest.skip("network namespaces need iproute2 (the command ip)")
+        return "network namespaces need iproute2 (the command ip)"
     if not Path("/dev/net/tun").exists():
-        pytest.skip("the virtual network needs /dev/net/tun")
+        return "the virtual network needs /dev/net/tun"
     probe = f"catprobe{os.getpid()}"
     made = subprocess.run(
         ["ip", "netns", "add", probe], capture_output=True, text=True, check=False
     )
     subprocess.run(["ip", "netns", "del", probe], capture_output=True, check=False)
     if made.returncode:
-        pytest.skip(f"no network namespace can be made here: {made.stderr.strip()}")
+        return f"no network namespace can be made here: {made.stderr.strip()}"
+    return ""
 
 
 def _ip(*arguments: str) -> None:

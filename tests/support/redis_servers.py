@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from catenaryd.local_cluster import free_port
+from fault_cluster import Place
 from services.embedded_redis import find_server
 from services.redis_client import connect
 
@@ -24,20 +25,27 @@ _START_S = 10.0
 
 
 class RedisServer:
-    """One server over one folder; `lines` are its configuration beyond the usual."""
+    """One server over one folder; `lines` are its configuration beyond the usual.
+
+    `place` is where it runs, `variables` its environment beyond the usual.
+    """
 
     def __init__(
-        self, folder: Path, lines: Sequence[str] = (), *, port: int = 0, binary: Path | None = None
-    ) -> None:
+        self, folder: Path, lines: Sequence[str] = (), *, port: int = 0,
+        binary: Path | None = None, place: Place | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.port = port or free_port()
         self.binary = binary or find_server()
         self.lines = list(lines)
+        self.place = place or Place()
+        self._variables = dict(variables or {})
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self.place.host}:{self.port}/0"
 
     async def start(self, *, mode: Sequence[str] = (), answering: bool = True) -> None:
         """Starts it and, with `answering`, waits until it answers a client without a password."""
@@ -46,15 +54,16 @@ class RedisServer:
         if not file.exists():  # a Sentinel rewrites its own
             file.write_text("\n".join([*self._usual(), *self.lines]) + "\n")
         self.process = subprocess.Popen(
-            [self.binary, file, *mode], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True,
+            [*self.place.prefix, self.binary, file, *mode], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, **self._variables},
         )  # fmt: skip
         if answering:
             await answers(self.url, self.process)
 
     def _usual(self) -> list[str]:
         return [
-            "bind 127.0.0.1", f"port {self.port}", f'dir "{self.folder.resolve()}"',
+            f"bind {self.place.host}", f"port {self.port}", f'dir "{self.folder.resolve()}"',
             "logfile redis.log", "daemonize no",
         ]  # fmt: skip
 

@@ -3,8 +3,8 @@
 It holds a TUN device in every namespace and carries packets from one to the other; what is lost,
 and how late the rest is, can be changed at any moment. A kernel's netem does the same, where it is
 built in; firewalls cannot delay. PLAN is JSON: {"namespace or empty for this one": ["device",
-"address"]}. Every line on stdin is JSON too, the rules from then on: {"from>to": [loss, delay_s]},
-by address; each is answered by a line on stdout.
+"address"]}. Every line on stdin is JSON too, the rules from then on: {"from>to": [loss, delay_s,
+bytes_per_s]}, by address, 0 bytes per second being no limit; each is answered by a line on stdout.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _NEW_NET = 0x40000000
 _LARGEST = 65_535
 _MOST_WAITING = 20_000
 """Packets that are delayed; more are lost, as in any switch."""
+_LONGEST_QUEUE_S = 0.5
+"""What would wait longer for its turn on a slow way is lost."""
 
 
 def main() -> None:
@@ -41,7 +43,8 @@ class Switch:
 
     def __init__(self, devices: dict[str, int]) -> None:
         self._files = {socket.inet_aton(address): file for address, file in devices.items()}
-        self._rules: dict[bytes, tuple[float, float]] = {}
+        self._rules: dict[bytes, tuple[float, float, float]] = {}
+        self._free_s: dict[bytes, float] = {}
         self._waiting: list[tuple[float, int, bytes]] = []
         self._count = 0
         self._random = random.Random(1)
@@ -65,9 +68,10 @@ class Switch:
 
     def _obey(self, line: str) -> None:
         self._rules.clear()
-        for pair, (loss, delay_s) in json.loads(line).items():
+        for pair, (loss, delay_s, bytes_per_s) in json.loads(line).items():
             source, _, target = pair.partition(">")
-            self._rules[socket.inet_aton(source) + socket.inet_aton(target)] = (loss, delay_s)
+            way = socket.inet_aton(source) + socket.inet_aton(target)
+            self._rules[way] = (loss, delay_s, bytes_per_s)
         print("done", flush=True)
 
     def _read(self, file: int) -> None:
@@ -78,9 +82,17 @@ class Switch:
                     self._carry(packet)
 
     def _carry(self, packet: bytes) -> None:
-        loss, delay_s = self._rules.get(packet[12:20], (0.0, 0.0))
+        way = packet[12:20]
+        loss, delay_s, bytes_per_s = self._rules.get(way, (0.0, 0.0, 0.0))
         if loss and self._random.random() < loss:
             return
+        if bytes_per_s:
+            now_s = time.monotonic()
+            turn_s = max(now_s, self._free_s.get(way, 0.0))
+            if turn_s > now_s + _LONGEST_QUEUE_S:
+                return
+            self._free_s[way] = turn_s + len(packet) / bytes_per_s
+            delay_s += self._free_s[way] - now_s
         if not delay_s:
             self._write(packet)
         elif len(self._waiting) < _MOST_WAITING:

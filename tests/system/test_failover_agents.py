@@ -6,11 +6,8 @@ import asyncio
 import re
 import shutil
 import signal
-import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,11 +17,11 @@ import figures
 from fault_cluster import (
     IMAGES,
     FaultCluster,
-    Member,
     fault_cluster,
     nothing_is_booked,
     ready,
     shared_models,
+    slowed,
     until,
     until_status,
 )
@@ -35,31 +32,8 @@ from services.model_repository import ModelRepository
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 BEFORE_S, AFTER_S = 2.0, 5.0
-PERIOD_S, SHARE_RUNNING = 0.06, 0.2
-"""A slow agent runs for a fifth of the time, in turns too short to be noticed as silence."""
 NOTICED_LIMIT_S = 5.0
 GOOD_MS = 1000.0
-
-
-@contextmanager
-def slowed(member: Member) -> Iterator[None]:
-    """Lets a process run for a fifth of the time only."""
-    over = threading.Event()
-
-    def alternate() -> None:
-        while not over.wait(PERIOD_S * SHARE_RUNNING):
-            member.signal(signal.SIGSTOP)
-            over.wait(PERIOD_S * (1 - SHARE_RUNNING))
-            member.signal(signal.SIGCONT)
-
-    thread = threading.Thread(target=alternate, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(5)
-        member.signal(signal.SIGCONT)
 
 
 def whole_on_both(repository: Path) -> dict[str, object]:
