@@ -259,6 +259,8 @@ class Campaign:
         result.findings += leftovers.what_grew(before, leftovers.usage(world))
         status = await world.admin.status()
         self.note("audits", audits=status.audits, leaks_mended=status.leaks_mended)
+        if status.leaks_mended and not result.spells:
+            result.findings.append(f"audits mended {status.leaks_mended} leaks without any fault")
         for name, code in (await world.end()).items():
             if code != 0:
                 how = "had to be killed" if code is None else f"ended with {code}"

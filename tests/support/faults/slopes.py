@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-WARM_UP = 0.25
-"""Share of the run that does not count: caches and pools fill at first."""
+WARM_UP = 0.5
+"""Share of the run that does not count: caches, pools and the last 4096 timings fill at first."""
 MEBIBYTE = 1024 * 1024
 
 
