@@ -5,7 +5,10 @@ Every rule here serves one promise: a request that was admitted is answered exac
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from scheduler.book import Book
+from scheduler.book.book import agents_of
 from scheduler.dispatch.availability import Availability
 from scheduler.dispatch.booked_times import BookedTimes
 from scheduler.dispatch.breaker import Breakers
@@ -14,7 +17,7 @@ from scheduler.dispatch.events import CancelBatch, Command, Reject
 from scheduler.dispatch.queue import ModelQueue
 from scheduler.dispatch.routes import RouteTable
 from scheduler.dispatch.tracking import Batch, Request, Rows, Tracker
-from services.domain.ids import AgentId, ModelKey, Nanoseconds
+from services.domain.ids import AgentId, BatchId, ModelKey, Nanoseconds
 from services.domain.plan import Agent, Plan
 from services.errors import NoActivePlan, PartitionLost
 
@@ -142,22 +145,30 @@ class Ledger:
         """Ends a batch nobody waits for."""
         if batch.rows:
             return
-        self.cancel_on_agents(batch, None)
+        self.cancel_on_agents(batch)
         self.tracker.remove_batch(batch)
         self.book.release(batch.batch_id)
 
-    def cancel_on_agents(self, batch: Batch, without: AgentId | None) -> None:
-        """Tells the agents a batch has not passed that it is off."""
+    def cancel_on_agents(self, batch: Batch) -> None:
+        """Tells the agents a batch has not passed that it is off.
+
+        Also the one that is to blame for a failure: who says so may be a gateway, or the agent
+        before, and the rows of others may be there, or come yet.
+        """
         if batch.final:
             return
-        hops = dict.fromkeys(batch.agents[max(batch.reported, 0) :])
-        agents = tuple(agent for agent in hops if agent != without and agent in self.agents)
+        hops = batch.agents[max(batch.reported, 0) :] or self._booked_on(batch.batch_id)
+        agents = tuple(agent for agent in dict.fromkeys(hops) if agent in self.agents)
         if agents:
             self.commands.append(CancelBatch(batch.batch_id, agents))
 
+    def _booked_on(self, batch: BatchId) -> Iterable[AgentId]:
+        """Returns who may have a batch of another scheduler: everyone, if the book does not say."""
+        return agents_of(self.book.ahead(batch)) or self.agents
+
     def retry(self, batch: Batch, failed: AgentId | None, *, late: bool = False) -> None:
         """Ends a batch that failed, or is only `late`, and puts its rows back."""
-        self.cancel_on_agents(batch, failed)
+        self.cancel_on_agents(batch)
         slow = batch.holder() if late else failed
         rows = self.tracker.remove_batch(batch)
         self.book.release(batch.batch_id)

@@ -150,7 +150,7 @@ class Lifecycle(Ledger):
                 self._device_failed(batch, event.agent, event)
             self.retry(batch, event.agent)
             return
-        self.cancel_on_agents(batch, event.agent)
+        self.cancel_on_agents(batch)
         requests = batch.requests()
         self.tracker.remove_batch(batch)
         self.book.release(batch.batch_id)
