@@ -319,6 +319,11 @@ class Term:
                 self.live.adopted(view.session, view.request, view.hops)
         self.write_behind.touch()
 
+    def requests_in(self, batch: BatchId) -> list[RequestId]:
+        """Returns the requests with rows in a batch of this term; none if it is forgotten."""
+        entry = self.timelines.entry(batch)
+        return [piece.request for piece in entry.command.slices] if entry is not None else []
+
     def greet_gateway(self, session: GatewaySession) -> None:
         """Sends welcome, directory and model table."""
         message = scheduler_pb2.SchedulerToGatewayMessage

@@ -166,18 +166,20 @@ class Ledger:
         """Returns who may have a batch of another scheduler: everyone, if the book does not say."""
         return agents_of(self.book.ahead(batch)) or self.agents
 
-    def retry(self, batch: Batch, failed: AgentId | None, *, late: bool = False) -> None:
-        """Ends a batch that failed, or is only `late`, and puts its rows back."""
+    def retry(self, batch: Batch, avoid: AgentId | None, *, lost: bool = True) -> None:
+        """Ends a batch that was `lost`, is only late or not sent, and puts its rows back.
+
+        They go elsewhere than to `avoid`, if they can.
+        """
         self.cancel_on_agents(batch)
-        slow = batch.holder() if late else failed
         rows = self.tracker.remove_batch(batch)
         self.book.release(batch.batch_id)
-        if slow is not None:
+        if avoid is not None:
             for part in rows:
-                part.avoid |= {slow}
-        self.again(rows, late=late)
+                part.avoid |= {avoid}
+        self.again(rows, lost=lost)
 
-    def again(self, rows: list[Rows], *, late: bool = False) -> None:
+    def again(self, rows: list[Rows], *, lost: bool = True) -> None:
         """Puts rows back into the queue; those that were lost, as often as is allowed.
 
         Being late does not count as being lost: an agent that went silent is known to be lost
@@ -186,7 +188,7 @@ class Ledger:
         for part in rows:
             request = part.request
             part.attempt += 1
-            part.lost += not late
+            part.lost += lost
             if self.tracker.requests.get(request.request_id) is not request:
                 continue  # answered a moment ago, for other rows
             if part.lost >= self.config.max_attempts:

@@ -343,8 +343,13 @@ def test_a_batch_that_one_gateway_cannot_send_is_off_at_the_agent_with_the_rows_
     assert {piece.request for piece in batch.slices} == {request(1), elsewhere}
     bench.tell(1, RequestCancelled(elsewhere))
     failed = BatchFailed(batch.batch, AgentId("a"), "CANCELLED", "gone", retryable=True)
-    off, *_ = bench.tell(1, failed)
+    off, again = bench.tell(1, failed)
     assert off == CancelBatch(batch.batch, (AgentId("a"),))
+    for _ in range(5):  # for how many others go, nothing of this one was lost
+        batch = only([again])
+        assert rows_of(batch) == [(1, 0, 2, 0)]
+        failed = BatchFailed(batch.batch, AgentId("a"), "CANCELLED", "gone", retryable=True)
+        _, again = bench.tell(1, failed)
 
 
 def test_a_cancelled_batch_of_an_earlier_scheduler_is_off_wherever_it_may_be() -> None:
