@@ -74,10 +74,12 @@ from services.domain.groups import EPOCH_FIELD, first_id
 from services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
+    BatchId,
     Epoch,
     ModelKey,
     Nanoseconds,
     PartitionKey,
+    RequestId,
 )
 from services.domain.plan import Agent, Plan
 from services.errors import CatenaryError, InvalidInput, StaleEpoch, Unavailable
