@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 _TURN_S = 0.05
+_SAY_AGAIN_S = 60.0
 _RECONCILE_S = 0.25
 _RETRY_DEPLOYMENTS_S = 5.0
 _PLACEMENTS = {
@@ -46,15 +48,16 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
     settings = term.settings
     heartbeat_s = reconcile_s = deployments_s = 0.0
     told: dict[str, int] = {}
+    duties = _Duties(term)
     while True:
         now_s = time.monotonic()
         for duty in _EVERY_TURN:
-            _do(duty, term)
+            duties.do(duty)
         if now_s >= heartbeat_s:
             heartbeat_s = now_s + settings.heartbeat_s
             for duty in _EVERY_HEARTBEAT:
-                _do(duty, term)
-            _do(lambda each: _show(each, metrics), term)
+                duties.do(duty)
+            duties.do(lambda each: _show(each, metrics))
             told = _count(term.dispatcher.statistics(), told, metrics)
         if now_s >= deployments_s and term.deployments.problems:
             deployments_s = now_s + _RETRY_DEPLOYMENTS_S
@@ -62,16 +65,28 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
         if now_s >= reconcile_s:
             reconcile_s = now_s + _RECONCILE_S
             for duty in _EVERY_QUARTER_SECOND:
-                _do(duty, term)
+                duties.do(duty)
         await asyncio.sleep(_TURN_S)
 
 
-def _do(duty: Callable[[Term], None], term: Term) -> None:
-    """Does one thing. If it cannot be done, for whatever reason, all others still are."""
-    try:
-        duty(term)
-    except Exception:
-        _log.error("housekeeping_failed", exc_info=True)
+class _Duties:
+    """Does things one by one: if one cannot be done, for whatever reason, all others still are."""
+
+    def __init__(self, term: Term) -> None:
+        self._term = term
+        self._said_s: dict[str, float] = {}
+        """When each kind of failure was logged last."""
+
+    def do(self, duty: Callable[[Term], None]) -> None:
+        """Does one of them; a failure that goes on is logged once a minute."""
+        try:
+            duty(self._term)
+        except Exception as error:
+            kind, now_s = f"{duty.__name__}: {error!r}"[:200], time.monotonic()
+            if now_s - self._said_s.get(kind, -math.inf) >= _SAY_AGAIN_S:
+                self._said_s = {k: s for k, s in self._said_s.items() if now_s - s < _SAY_AGAIN_S}
+                self._said_s[kind] = now_s
+                _log.error("housekeeping_failed", duty=duty.__name__, exc_info=True)
 
 
 def _beat(term: Term) -> None:

@@ -68,8 +68,15 @@ _MANIFEST_KEYS = {
 class ModelRepository:
     """Reads and writes the models below one folder."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, records: bool = True) -> None:
+        """Looks at the models below `root`.
+
+        Args:
+            root: The folder.
+            records: False where models are in the making: nothing is recorded of their files.
+        """
         self.root = root
+        self._makes_records = records
         self._records = ContentRecords(digests())
 
     def list(self) -> list[ModelKey]:
@@ -148,7 +155,7 @@ class ModelRepository:
             Unavailable: If the files are being written.
         """
         known = self._records.known(self.folder(key), str(key))
-        if known is not None:
+        if known is not None or not self._makes_records:
             return known
         try:
             manifest = self.manifest(key)

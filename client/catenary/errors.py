@@ -11,7 +11,7 @@
     │                     ContentMismatchError, CanaryFailedError, StaleEpochError
     ├── PeerError         another attempt may succeed: UnavailableError, PartitionLostError,
     │                     DeviceFailedError, DeviceLostError, DeviceOutOfMemoryError,
-    │                     ProtocolError
+    │                     InvalidMessageError, ProtocolError
     ├── ComputeFailedError  the request makes agents fail
     └── InternalError     a bug on the server
 
@@ -208,6 +208,12 @@ class UnavailableError(PeerError):
 
     reason = "UNAVAILABLE"
     helps_to_repeat = True
+
+
+class InvalidMessageError(PeerError):
+    """A process of the cluster sent another what cannot be; `details["field"]` names it."""
+
+    reason = "INVALID_MESSAGE"
 
 
 class PartitionLostError(PeerError):

@@ -142,7 +142,9 @@ def _bring_in(
 def make_in_jail(job: bytes, room: Room) -> bytes:
     """Makes the model of an encoded `_Order` in a repository of its own; answers `_Imported`."""
     order = msgspec.json.decode(job, type=_Order)
-    repository, key, source = ModelRepository(room.output), order.key, room.inputs[0]
+    # What the files are is recorded by whoever takes them over.
+    repository = ModelRepository(room.output, records=False)
+    key, source = order.key, room.inputs[0]
     folder = repository.folder(key)
     folder.mkdir(parents=True)
     if order.gguf:

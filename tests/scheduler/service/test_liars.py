@@ -79,11 +79,11 @@ async def test_what_an_agent_says_of_the_epoch_ends_nothing(
 ) -> None:
     async with scheduler(configured()) as process:
         gateway = await serving(process, crowd)
-        for epoch in (2**64 - 1, 2**53 + 1, 1 << 24):
+        for epoch in (2**64 - 1, 2**53 + 1):
             liar = await crowd.agent(process.port, f"liar-{epoch}", AgentScript(epoch=epoch))
             error = await ended(liar)
             assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert "AgentHello.epoch" in (error.details() or "")
+            assert "hello.epoch" in (error.details() or "")
         await gateway.submit(1)
         await gateway.dispatched(1)
 
