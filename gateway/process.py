@@ -203,6 +203,7 @@ class GatewayProcess:
         for health in self._health:
             await health.shutdown()
         await asyncio.gather(*(server.stop(_STOP_GRACE_S) for server in self._servers))
+        self._servers.clear()  # what is left of them must go while this event loop runs
         await self._http.stop()
         await self._schedulers.stop()
         await self._hub.close()

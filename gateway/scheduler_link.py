@@ -150,7 +150,13 @@ class SchedulerLink:
                 _log.warning("scheduler_unbelievable", address=address, why=_reason(group))
                 started = time.monotonic()
                 await asyncio.sleep(_LONGEST_BACKOFF_S)
-            except* (CatenaryError, grpc.aio.AioRpcError, TimeoutError, OSError) as group:
+            except* (
+                CatenaryError,
+                grpc.aio.AioRpcError,
+                asyncio.InvalidStateError,  # what gRPC raises if one writes to what has ended
+                TimeoutError,
+                OSError,
+            ) as group:
                 self.problems[address] = _reason(group)
                 _log.info("scheduler_stream_ended", address=address, why=self.problems[address])
             except* Exception as group:

@@ -67,7 +67,8 @@ def files_left(world: World) -> set[str]:
     """Returns temporary files, unfinished parts and sockets of processes that have ended."""
     found = set(world.temporary.iterdir()) if world.temporary.is_dir() else set()
     found |= {each for each in (world.folder / "run").rglob("*") if each.is_socket()}
-    found |= set((world.folder / "models").glob(f"*/*/*/{CACHE_FOLDER}/.*"))
+    hidden = (world.folder / "models").glob(f"*/*/*/{CACHE_FOLDER}/.*")
+    found |= {each for each in hidden if each.suffix != ".lock"}  # they stay, one for each part
     return {str(each.relative_to(world.folder)) for each in found if each.name not in _FOREIGN}
 
 
