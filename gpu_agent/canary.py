@@ -9,6 +9,7 @@ more than a mistake would show.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -107,7 +108,7 @@ class Canary:
 
         await on_thread(run)
         if answer:
-            self.compare(key, kind, answer)
+            await asyncio.to_thread(self.compare, key, kind, answer)  # waits for the disk
 
     def compare(self, key: PartitionKey, kind: Kind, answer: Answer) -> None:
         """Compares an answer, or writes it down.

@@ -7,11 +7,11 @@ what it can within a second, and is gone; its supervisor starts it anew.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import TimeoutError as NotInTime
 
 from services.log import get_logger
 
@@ -53,21 +53,26 @@ class Ending:
             if self._begun.is_set():
                 return
             self._begun.set()
-        threading.Thread(
-            target=self._end, args=(code, reason, why), name="ending", daemon=True
-        ).start()
+        try:
+            threading.Thread(
+                target=self._end, args=(code, reason, why), name="ending", daemon=True
+            ).start()
+        except RuntimeError:  # no thread is to be had: there is nothing left to be orderly with
+            self._exit_now(code)
 
     def _end(self, code: int, reason: str, why: str) -> None:
-        try:
+        # Whatever goes wrong with saying so, the end comes: the loop hangs as well, or has ended;
+        # nobody reads what is logged any more.
+        with contextlib.suppress(Exception):
             if self._loop is not None and not self._loop.is_closed():
                 said = asyncio.run_coroutine_threadsafe(self._say(reason, why), self._loop)
                 said.result(_FAREWELL_S)
-        except (NotInTime, RuntimeError):
-            pass  # the loop hangs, too, or has ended
+        try:
+            with contextlib.suppress(Exception):
+                _log.error("process_ends", reason=reason, why=why, exit_code=code)
+                sys.stdout.flush()
+                sys.stderr.flush()
         finally:
-            _log.error("process_ends", reason=reason, why=why, exit_code=code)
-            sys.stdout.flush()
-            sys.stderr.flush()
             self._exit_now(code)
 
     async def _say(self, reason: str, why: str) -> None:

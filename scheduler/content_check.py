@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 
 from scheduler.deployments import Deployment
 from scheduler.roster import Roster
+from services.content.record import SHOWN_DIGITS
 from services.domain.ids import AgentId, ModelKey, PartitionKey
 from services.log import get_logger
 
 _log = get_logger(__name__)
-_SHOWN_DIGITS = 12
 
 Note = Callable[[str, dict[str, str]], None]
 """Enters an event, by kind and facts."""
@@ -69,7 +69,7 @@ class ContentCheck:
                 if loaded.content != expected:
                     text = (
                         f"agent {agent} has other weights of {key.model}: sha256"
-                        f" {loaded.content[:_SHOWN_DIGITS]} instead of {expected[:_SHOWN_DIGITS]}"
+                        f" {loaded.content[:SHOWN_DIGITS]} instead of {expected[:SHOWN_DIGITS]}"
                     )
                     found.append((agent, key, text))
         return found

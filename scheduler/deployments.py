@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from scheduler.planning import DeployedModel
 from scheduler.state.codec import encode_document
@@ -20,6 +21,8 @@ from services.log import get_logger
 from services.model_repository import ModelRepository
 
 _log = get_logger(__name__)
+_CONTENT_S = 1.0
+"""Nobody waits longer for the digest of a model."""
 DECODER = "decoder"
 SESSIONS_PER_CHAIN = 16
 """Most at a time, of a model that does not say."""
@@ -129,6 +132,8 @@ class Deployments:
         self.profile_problems: dict[ModelKey, str] = {}
         """Why profiles that are there cannot be used."""
         self._wanted: dict[str, Wish] = {}
+        self._recording: dict[ModelKey, asyncio.Future[str]] = {}
+        """Digests that take their time."""
 
     def resolve(self, name: str, version: str) -> ModelKey | None:
         """Returns a deployed model; without a version its highest one."""
@@ -168,7 +173,7 @@ class Deployments:
         key, manifest, table, decoder = await asyncio.to_thread(self._read, reference)
         profile = await asyncio.to_thread(self._read_profile, key)
         size = await asyncio.to_thread(self._size_of, key)
-        content = await asyncio.to_thread(self._content_of, key)
+        content = await self._content_in_time(key)
         if wish == Wish() and key in self.ready:
             wish = self.ready[key].wish
         if wish.packing is not None and decoder is None:
@@ -218,6 +223,34 @@ class Deployments:
             return self._repository.model_file(key).stat().st_size
         except OSError:
             return 0
+
+    async def _content_in_time(self, key: ModelKey) -> str:
+        """Returns the digest of a model's content; empty if that takes long: it is entered later.
+
+        At the first look every byte is read. No change of leader waits for that; meanwhile the
+        content is what most agents have.
+        """
+        recording = self._recording.pop(key, None)
+        if recording is None:
+            recording = asyncio.ensure_future(asyncio.to_thread(self._content_of, key))
+        done, _ = await asyncio.wait({recording}, timeout=_CONTENT_S)
+        if done:
+            return recording.result()
+        _log.info("content_is_read", model=str(key))
+        self._recording[key] = recording
+        recording.add_done_callback(partial(self._enter_content, key))
+        return ""
+
+    def _enter_content(self, key: ModelKey, recording: asyncio.Future[str]) -> None:
+        if self._recording.get(key) is not recording:
+            return  # whoever deployed it once more has it
+        del self._recording[key]
+        if recording.cancelled() or key not in self.ready:
+            return
+        if (error := recording.exception()) is not None:
+            _log.warning("content_unknown", model=str(key), error=str(error))
+            return
+        self.ready[key] = replace(self.ready[key], content=recording.result())
 
     def _content_of(self, key: ModelKey) -> str:
         try:

@@ -49,24 +49,38 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
     heartbeat_s = reconcile_s = deployments_s = 0.0
     told: dict[str, int] = {}
     duties = _Duties(term)
-    while True:
-        now_s = time.monotonic()
-        for duty in _EVERY_TURN:
-            duties.do(duty)
-        if now_s >= heartbeat_s:
-            heartbeat_s = now_s + settings.heartbeat_s
-            for duty in _EVERY_HEARTBEAT:
+    retrying: asyncio.Task[None] | None = None
+    try:
+        while True:
+            now_s = time.monotonic()
+            for duty in _EVERY_TURN:
                 duties.do(duty)
-            duties.do(lambda each: _show(each, metrics))
-            told = _count(term.dispatcher.statistics(), told, metrics)
-        if now_s >= deployments_s and term.deployments.problems:
-            deployments_s = now_s + _RETRY_DEPLOYMENTS_S
-            await term.deployments.retry()
-        if now_s >= reconcile_s:
-            reconcile_s = now_s + _RECONCILE_S
-            for duty in _EVERY_QUARTER_SECOND:
-                duties.do(duty)
-        await asyncio.sleep(_TURN_S)
+            if now_s >= heartbeat_s:
+                heartbeat_s = now_s + settings.heartbeat_s
+                for duty in _EVERY_HEARTBEAT:
+                    duties.do(duty)
+                duties.do(lambda each: _show(each, metrics))
+                told = _count(term.dispatcher.statistics(), told, metrics)
+            is_retried = retrying is not None and not retrying.done()
+            if now_s >= deployments_s and term.deployments.problems and not is_retried:
+                deployments_s = now_s + _RETRY_DEPLOYMENTS_S
+                # Beside the rest: of a large model every byte is read, and heartbeats go on.
+                retrying = asyncio.create_task(_retry_deployments(term), name="retry-deployments")
+            if now_s >= reconcile_s:
+                reconcile_s = now_s + _RECONCILE_S
+                for duty in _EVERY_QUARTER_SECOND:
+                    duties.do(duty)
+            await asyncio.sleep(_TURN_S)
+    finally:
+        if retrying is not None:
+            retrying.cancel()
+
+
+async def _retry_deployments(term: Term) -> None:
+    try:
+        await term.deployments.retry()
+    except Exception:
+        _log.error("deployments_not_retried", exc_info=True)
 
 
 class _Duties:
@@ -175,12 +189,18 @@ def show_nothing(metrics: Metrics) -> None:
     """Takes back what only a leader knows, so that sums over all schedulers are right."""
     for gauge in (
         metrics.redis_pending, metrics.batches_in_flight, metrics.live_reservations,
-        metrics.gateways, metrics.sessions_moving, metrics.sessions_stray,
+        metrics.gateways, metrics.sessions_moving, metrics.sessions_stray, metrics.stragglers,
+        metrics.fragile_models, metrics.packed_chains, metrics.packed_chains_in_use,
+        metrics.agents_wanted, metrics.agents_now,
     ):  # fmt: skip
         gauge.set(0)
-    for labelled in (metrics.agents, metrics.queued_requests):
+    for labelled in (
+        metrics.agents, metrics.impaired_agents, metrics.agent_slowdown, metrics.queued_requests,
+        metrics.link_rate, metrics.link_utilisation,
+    ):  # fmt: skip
         labelled.clear()
     metrics.keep_chains(set())
+    metrics.keep_scaled(set())
 
 
 def _show_chains(term: Term, metrics: Metrics) -> None:

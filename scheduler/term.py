@@ -82,15 +82,20 @@ from services.domain.ids import (
     RequestId,
 )
 from services.domain.plan import Agent, Plan
-from services.errors import CatenaryError, InvalidInput, StaleEpoch, Unavailable
+from services.errors import (
+    CatenaryError,
+    InvalidInput,
+    InvalidMessage,
+    StaleEpoch,
+    Unavailable,
+)
 from services.log import get_logger
 from services.model_repository import ModelRepository
+from services.security.identity import Role
 from services.telemetry.metrics import Metrics
 from services.telemetry.tracing import Tracer
 
 _log = get_logger(__name__)
-_LIE_NS = 60 * NANOSECONDS_PER_SECOND
-"""An agent that said what cannot be true is avoided for so long where there are others."""
 _STUCK_NS = 60 * NANOSECONDS_PER_SECOND
 """An agent that was told to end counts as broken for so long, unless a new process comes sooner."""
 
@@ -391,18 +396,13 @@ class Term:
         A claim that is to be followed makes our own epoch go beyond it soon. Who claims what cannot
         be true is put in quarantine for a while.
         """
-        now = now_ns()
-        verdict = self._claims.judge(claim, self.epoch, self._lease.token, now)
+        verdict = self._claims.judge(claim, self.epoch, self._lease.token, now_ns())
         if verdict is Verdict.OBEYS:
             return None
         if verdict is Verdict.LIE:
-            why = f"it says that it obeys epoch {claim.epoch}; ours is {self.epoch}"
-            _log.warning("agent_quarantined", agent=claim.agent, why=why)
-            self._around.metrics.quarantined_agents.labels("epoch").inc()
-            until = now + _LIE_NS
-            if self.availability.impairment_of(claim.agent) is not Impairment.QUARANTINED:
-                self.note("agent_quarantined", {"agent": claim.agent, "why": why})
-            self.availability.impair(claim.agent, Impairment.QUARANTINED, until=until, why=why)
+            why = f"it says that it obeys {claim.epoch}; ours is {self.epoch}"
+            lie = InvalidMessage("AgentHello", "epoch", why)
+            self.offenders.accuse(Role.AGENT, claim.agent, lie, at_once=True)
             return InvalidInput(EPOCH_FIELD, f"{claim.epoch} cannot be true here; forget it")
         if verdict is Verdict.FOLLOW:
             self.write_behind.go_beyond(claim.epoch, shared=bool(claim.leader))

@@ -24,12 +24,16 @@ from services.memory import give_back_soon
 
 LOOK_S = 0.02
 """A message that arrives within this time is not looked at."""
+_IDLE_LOOK_S = 0.1
+"""The same where all that is awaited are the next messages of streams, and nothing comes."""
 SILENCE_S = 10.0
 """A connection that sends no byte of a message for so long is given up."""
 LONGEST_S = 60.0
 """A message may take so long in all."""
 _SLACK_BYTES = 256 * 1024
 """Headers and frames beside the messages, and what the peer may send ahead of being asked."""
+_FRAMING_BYTES = 128
+"""Of the calls and frames around a message; what it is less is no credit for anything else."""
 _RETRY_NS = 1_000_000_000
 _RECEIVED = struct.Struct("<Q")
 _RECEIVED_AT = 128
@@ -60,18 +64,28 @@ class _Connection:
 
     def __init__(self, peer: str) -> None:
         self._socket = _socket_of(peer)
-        self._first = self._received() if self._socket is not None else 0
-        self.taken = 0
-        """Bytes of messages that were handed over meanwhile."""
+        self._complete = self._received()
+        """Bytes that belong to messages which were handed over, as far as that is known."""
+        self._awaited = 1
         self.held = 0
         self.moved_s = time.monotonic()
 
-    def look(self, now_s: float, announced: int) -> None:
-        """Notes what it holds now; `announced`: the most it may hold, where nobody can know."""
-        if self._socket is None:
-            self.held = announced
+    def took(self, nbytes: int) -> None:
+        """Notes that a message is complete."""
+        if self._awaited <= 1:
+            self._complete = self._received()  # more than a window was not asked for yet
+        else:
+            self._complete += nbytes + _FRAMING_BYTES
+
+    def look(self, now_s: float, awaited: list[Arriving]) -> None:
+        """Notes what it holds now of the messages that are awaited."""
+        self._awaited = len(awaited)
+        if self._socket is None:  # nobody can know: as much as they may have
+            self.held = sum(each.most_bytes for each in awaited)
             return
-        held = max(0, self._received() - self._first - self.taken)
+        received = self._received()
+        self._complete = min(self._complete, received)
+        held = received - self._complete
         if held != self.held:
             self.held, self.moved_s = held, now_s
 
@@ -81,7 +95,8 @@ class _Connection:
             self._socket.close()
 
     def _received(self) -> int:
-        assert self._socket is not None
+        if self._socket is None:
+            return 0
         try:
             facts = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
             return int(_RECEIVED.unpack_from(facts, _RECEIVED_AT)[0])
@@ -99,6 +114,8 @@ class Receiving:
         self._arriving: set[Arriving] = set()
         self._connections: dict[str, _Connection] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._is_idle = False
+        """The next look is far off, as nothing arrives."""
 
     @property
     def held(self) -> int:
@@ -120,8 +137,8 @@ class Receiving:
         assert task is not None
         arriving = Arriving(peer, source, most_bytes, is_timed, task)
         self._arriving.add(arriving)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        if self._timer is None or (is_timed and self._is_idle):
+            self._look_in(LOOK_S)
         try:
             yield arriving
         except asyncio.CancelledError:
@@ -135,30 +152,39 @@ class Receiving:
         """Notes that a message of a connection is complete; `size` is asked if that matters."""
         connection = self._connections.get(peer)
         if connection is not None:
-            connection.taken += size()
+            connection.took(size())
+
+    def _look_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._is_idle = seconds > LOOK_S
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
         self._timer = None
         now_s = time.monotonic()
-        slow: dict[str, list[Arriving]] = {}
+        awaited: dict[str, list[Arriving]] = {}
         for arriving in self._arriving:
-            if now_s - arriving.since_s >= LOOK_S / 2 and arriving.cut is None:
-                slow.setdefault(arriving.peer, []).append(arriving)
-        for peer in self._connections.keys() - slow.keys():
+            if arriving.cut is None:
+                awaited.setdefault(arriving.peer, []).append(arriving)
+        for peer in self._connections.keys() - awaited.keys():
             self._connections.pop(peer).close()
-        for peer, waiting in slow.items():
+        slow: dict[str, list[Arriving]] = {}
+        before = self.held
+        for peer, all_of_peer in awaited.items():
+            late = [each for each in all_of_peer if now_s - each.since_s >= LOOK_S / 2]
             connection = self._connections.get(peer)
-            if connection is None:
+            if connection is None and late:
                 connection = self._connections[peer] = _Connection(peer)
-            connection.look(now_s, sum(each.most_bytes for each in waiting))
-            self._hold_to_limits(connection, waiting, now_s)
+            if connection is not None:
+                connection.look(now_s, all_of_peer)
+            if connection is not None and late:
+                slow[peer] = late
+                self._hold_to_limits(connection, all_of_peer, now_s)
         self._relieve(slow)
         if self._arriving:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
-        else:
-            for connection in self._connections.values():
-                connection.close()
-            self._connections.clear()
+            is_idle = self.held <= before and not any(each.is_timed for each in self._arriving)
+            self._look_in(_IDLE_LOOK_S if is_idle else LOOK_S)
 
     def _hold_to_limits(
         self, connection: _Connection, waiting: list[Arriving], now_s: float

@@ -144,7 +144,9 @@ class Availability:
         self, agent: AgentId, impairment: Impairment, *, partition: PartitionKey | None = None
     ) -> None:
         """It does not any more."""
-        if self._of(agent).marks.pop((partition, impairment), None) is not None:
+        known = self._agents.get(agent)
+        if known is not None and known.marks.pop((partition, impairment), None) is not None:
+            self._forget_if_nothing_is_known(agent, known)
             self.version += 1
 
     def cannot_load(
@@ -158,7 +160,8 @@ class Availability:
 
     def may_load(self, agent: AgentId, partition: PartitionKey) -> None:
         """Nothing says any more that an agent cannot load a partition."""
-        if self._of(agent).unable.pop(partition, None) is not None:
+        known = self._agents.get(agent)
+        if known is not None and known.unable.pop(partition, None) is not None:
             self.version += 1
 
     def expire(self, now: Nanoseconds) -> None:
@@ -166,7 +169,7 @@ class Availability:
         if self._next_expiry is None or self._next_expiry > now:
             return
         self._next_expiry = None
-        for known in self._agents.values():
+        for agent, known in list(self._agents.items()):
             for key, mark in list(known.marks.items()):
                 if mark.until is None:
                     continue
@@ -175,6 +178,7 @@ class Availability:
                     self.version += 1
                 else:
                     self._expires(mark.until)
+            self._forget_if_nothing_is_known(agent, known)
 
     # ---- what is asked ----
 
@@ -290,7 +294,13 @@ class Availability:
         known = self._of(agent)
         known.loaded.clear()
         known.unable.clear()
+        self._forget_if_nothing_is_known(agent, known)
         self.version += 1
+
+    def _forget_if_nothing_is_known(self, agent: AgentId, known: _Known) -> None:
+        """Keeps nothing of agents that are gone, however many names they come under."""
+        if agent not in self._connected and not (known.marks or known.loaded or known.unable):
+            self._agents.pop(agent, None)
 
     def _expires(self, until: Nanoseconds | None) -> None:
         if until is not None and (self._next_expiry is None or until < self._next_expiry):

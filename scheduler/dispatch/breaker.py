@@ -3,6 +3,8 @@
 One circuit per agent and partition, after M. Nygard, "Release It!". It begins with the first
 failure of a device there (a lost link or agent is another matter) and says BROKEN to the view of
 availability while it is open; that view, not this module, decides who is given work instead.
+Sessions that were lost for other reasons are `chained.failure_backoff`'s: it says SUSPECTED for a
+moment, to whatever partition, because an agent about to be found gone fails all of them.
 
     CLOSED     some failures, not enough
     OPEN       too many: in a row, or of the last outcomes; impaired until the pause is over
@@ -97,12 +99,14 @@ class BreakerConfig:
     first_pause_ns: Nanoseconds = 500 * NANOSECONDS_PER_MILLISECOND
     """Doubled with every probe that fails."""
     longest_pause_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND
+    forgotten_after_ns: Nanoseconds = 600 * NANOSECONDS_PER_SECOND
+    """Without a further failure, of one that may be given work: perhaps it never is again."""
 
 
 class Breaker:
     """One circuit."""
 
-    __slots__ = ("_config", "_outcomes", "_row", "circuit", "pauses", "until", "why")
+    __slots__ = ("_config", "_failed_at", "_outcomes", "_row", "circuit", "pauses", "until", "why")
 
     def __init__(self, config: BreakerConfig) -> None:
         self._config = config
@@ -116,12 +120,14 @@ class Breaker:
         """Evidence of failures, 0 for a success; the last ones."""
         self._row = 0
         """Failures since the last success."""
+        self._failed_at: Nanoseconds = 0
 
     def failed(self, evidence: int, now: Nanoseconds, *, at_once: bool, why: str) -> None:
         """Something failed; `at_once` if that alone opens the circuit."""
         self._outcomes.append(evidence)
         del self._outcomes[: -self._config.of_last]
         self._row += 1
+        self._failed_at = now
         self.why = why
         too_often = at_once or self._is_too_often()
         self._hear(Signal.FAILED_TOO_OFTEN if too_often else Signal.FAILED, now)
@@ -156,10 +162,12 @@ class Breaker:
             self._hear(Signal.FORGIVEN, now)
             self.pauses = 0
 
-    @property
-    def is_spotless(self) -> bool:
-        """True if there is nothing to remember."""
-        return self.circuit is Circuit.CLOSED and not any(self._outcomes)
+    def is_spotless(self, now: Nanoseconds) -> bool:
+        """True if there is nothing to remember, or nothing that is worth it."""
+        if self.circuit is Circuit.CLOSED and not any(self._outcomes):
+            return True
+        is_old = now - self._failed_at > self._config.forgotten_after_ns
+        return is_old and self.circuit not in _IMPAIRED
 
     def _is_too_often(self) -> bool:
         config, outcomes = self._config, self._outcomes
@@ -219,7 +227,7 @@ class Breakers:
         was = breaker.circuit
         why = f"its device failed last with {reason}"
         breaker.failed(evidence, now, at_once=reason == DeviceLost.reason, why=why)
-        self._show(agent, partition, breaker, was)
+        self._show(agent, partition, breaker, was, now)
 
     def worked(self, agent: AgentId, partition: PartitionKey, now: Nanoseconds) -> None:
         """A device has computed something."""
@@ -228,7 +236,7 @@ class Breakers:
             return
         was = breaker.circuit
         breaker.worked(now)
-        self._show(agent, partition, breaker, was)
+        self._show(agent, partition, breaker, was, now)
 
     def given(self, agent: AgentId, partition: PartitionKey, now: Nanoseconds) -> None:
         """Work was sent to an agent."""
@@ -237,7 +245,7 @@ class Breakers:
             return
         was = breaker.circuit
         breaker.given(now)
-        self._show(agent, partition, breaker, was)
+        self._show(agent, partition, breaker, was, now)
 
     def forgive(self, evidence: Iterable[int], now: Nanoseconds) -> None:
         """What these name failed for reasons of its own, wherever it was."""
@@ -245,18 +253,19 @@ class Breakers:
             for (agent, partition), breaker in list(self._breakers.items()):
                 was = breaker.circuit
                 breaker.forgive(each, now)
-                self._show(agent, partition, breaker, was)
+                self._show(agent, partition, breaker, was, now)
 
     def look(self, now: Nanoseconds) -> None:
         """Time has passed: pauses may be over."""
         for (agent, partition), breaker in list(self._breakers.items()):
             was = breaker.circuit
             breaker.look(now)
-            self._show(agent, partition, breaker, was)
+            self._show(agent, partition, breaker, was, now)
 
     def _show(
-        self, agent: AgentId, partition: PartitionKey, breaker: Breaker, was: Circuit
-    ) -> None:
+        self, agent: AgentId, partition: PartitionKey, breaker: Breaker, was: Circuit,
+        now: Nanoseconds,
+    ) -> None:  # fmt: skip
         """Has the view say what is so now, if that is anything new."""
         circuit, view = breaker.circuit, self._availability
         if circuit is not was:
@@ -268,5 +277,5 @@ class Breakers:
                 )  # fmt: skip
             else:
                 view.clear(agent, Impairment.BROKEN, partition=partition)
-        if breaker.is_spotless:
+        if breaker.is_spotless(now):
             self._breakers.pop((agent, partition), None)

@@ -225,9 +225,13 @@ class _Stay:
         )
 
     def _hear(self, piece: bytes) -> None:
-        self._unread += piece
-        *lines, rest = self._unread.split(b"\n")
-        self._unread = bytearray(rest)
+        # Only the new piece is searched: an answer of many pieces is one line.
+        *ended, rest = piece.split(b"\n")
+        lines = []
+        for each in ended:
+            lines.append(bytes(self._unread + each))
+            self._unread.clear()
+        self._unread += rest
         # The answer is base64 in JSON: a third longer than what may be in it.
         if len(self._unread) > 2 * self._work.limits.result_bytes:
             self._ended_for = Limit.RESULT

@@ -117,7 +117,7 @@ class Metrics:
         self.quarantined_records = self._counter(names.QUARANTINED_RECORDS)
         self.spoiled_epochs = self._counter(names.SPOILED_EPOCHS)
         self.takeover_failures = self._counter(names.TAKEOVER_FAILURES)
-        self.quarantined_agents = self._counter(names.QUARANTINED_AGENTS)
+        self.quarantined_peers = self._counter(names.QUARANTINED_PEERS)
 
     def _define_device_failures(self) -> None:
         self.agents_stuck = self._counter(names.AGENTS_STUCK)

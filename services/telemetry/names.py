@@ -263,9 +263,10 @@ SPOILED_EPOCHS = MetricName(
 TAKEOVER_FAILURES = MetricName(
     "takeover_failures", "Terms of leadership that could not begin, or ended by an error of ours."
 )
-QUARANTINED_AGENTS = MetricName(
-    "quarantined_agents", "Agents put in quarantine, by what they said.", ("reason",)
-)
+QUARANTINED_PEERS = MetricName(
+    "quarantined_peers", "Times a peer was put in quarantine for what it said, by its role.",
+    ("role",),
+)  # fmt: skip
 REDIS_FAILURES = MetricName(
     "redis_failures", "Attempts to write to Redis that failed, by what was wrong.", ("reason",)
 )

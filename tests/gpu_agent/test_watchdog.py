@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from catenary_protos.catenary.v1 import scheduler_pb2
 from gpu_agent.ending import EXIT_STUCK, Ending
 from gpu_agent.steps import StepInHand, StepKind, StepsInHand
@@ -126,4 +128,42 @@ async def test_an_event_loop_that_hangs_as_well_keeps_no_process_alive():
     ending.start()
     ending.begin(EXIT_STUCK, "DEVICE_FAILED", "why")
     assert await asyncio.to_thread(over.wait, 20)
+    assert codes == [EXIT_STUCK]
+
+
+async def test_a_process_ends_although_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch):
+    codes: list[int] = []
+    over = threading.Event()
+
+    async def farewell(reason: str, why: str) -> None:
+        raise ZeroDivisionError("nobody thought of this")
+
+    def breaks(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        over.set()
+
+    monkeypatch.setattr("gpu_agent.ending._log.error", breaks)
+    ending = Ending(farewell, leave)
+    ending.start()
+    ending.begin(EXIT_STUCK, "DEVICE_FAILED", "why")
+    assert await asyncio.to_thread(over.wait, 20)
+    assert codes == [EXIT_STUCK]
+
+
+async def test_a_process_that_gets_no_more_threads_ends_at_once(monkeypatch: pytest.MonkeyPatch):
+    codes: list[int] = []
+
+    async def farewell(reason: str, why: str) -> None:
+        raise AssertionError
+
+    def refuses(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ending = Ending(farewell, codes.append)
+    ending.start()
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    ending.begin(EXIT_STUCK, "DEVICE_FAILED", "why")
     assert codes == [EXIT_STUCK]

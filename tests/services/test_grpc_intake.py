@@ -18,10 +18,11 @@ from google.protobuf import empty_pb2, wrappers_pb2
 from attacks import HalfSent
 from services.errors import CatenaryError, Unauthenticated
 from services.grpc_intake import CallIntake
-from services.grpc_receiving import Receiving
+from services.grpc_receiving import LOOK_S, Receiving
 
 MIB = 1 << 20
 METHOD = "/t.T/Say"
+TALK = "/t.T/Talk"
 Bytes = wrappers_pb2.BytesValue
 
 
@@ -44,6 +45,11 @@ async def say(request: Bytes, context: Any) -> Bytes:
     return request
 
 
+async def talk(requests: AsyncIterator[Bytes], context: Any) -> AsyncIterator[Bytes]:
+    async for request in requests:
+        yield request
+
+
 async def fail(request: empty_pb2.Empty, context: Any) -> empty_pb2.Empty:
     return request
 
@@ -51,13 +57,16 @@ async def fail(request: empty_pb2.Empty, context: Any) -> empty_pb2.Empty:
 @asynccontextmanager
 async def served(receiving: Receiving, most: int = 4 * MIB) -> AsyncIterator[tuple[str, Gate]]:
     gate = Gate()
-    intake = CallIntake(gate, receiving, {METHOD: most})
+    intake = CallIntake(gate, receiving, {METHOD: most, TALK: most})
     server = grpc.aio.server(
         interceptors=[intake],
         options=[("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", 64 * MIB)],
     )
     handlers = {
         "Say": grpc.unary_unary_rpc_method_handler(say, Bytes.FromString, Bytes.SerializeToString),
+        "Talk": grpc.stream_stream_rpc_method_handler(
+            talk, Bytes.FromString, Bytes.SerializeToString
+        ),
         "Nothing": grpc.unary_unary_rpc_method_handler(
             fail, empty_pb2.Empty.FromString, empty_pb2.Empty.SerializeToString
         ),
@@ -147,3 +156,35 @@ async def test_slow_messages_within_the_limits_arrive() -> None:
         message = Bytes(value=os.urandom(3 * MIB)).SerializeToString()
         answers = await asyncio.gather(*(call(message, metadata=(YES,)) for _ in range(8)))
         assert answers == [message] * 8
+
+
+async def test_frames_around_many_small_messages_are_not_held_against_an_idle_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.grpc_receiving._SLACK_BYTES", 4096)
+    async with (
+        served(Receiving(64 * MIB), most=1024) as (target, _),
+        grpc.aio.insecure_channel(target) as channel,
+    ):
+        stream = channel.stream_stream(TALK)(metadata=(YES,))
+        message = Bytes(value=b"x").SerializeToString()
+        await stream.write(message)
+        assert await stream.read() == message
+        call = channel.unary_unary(METHOD)
+        for _ in range(40):
+            await asyncio.gather(*(call(message, metadata=(YES,)) for _ in range(20)))
+            await asyncio.sleep(LOOK_S)  # it is looked at in between
+        await stream.write(message)
+        assert await stream.read() == message
+
+
+async def test_a_stream_may_be_silent_and_go_on() -> None:
+    receiving = Receiving(64 * MIB, silence_s=0.1)
+    async with served(receiving) as (target, _), grpc.aio.insecure_channel(target) as channel:
+        stream = channel.stream_stream(TALK)(metadata=(YES,))
+        for size in (1, 3 * MIB, 1, MIB):
+            message = Bytes(value=bytes(size)).SerializeToString()
+            await stream.write(message)
+            assert await stream.read() == message
+            await asyncio.sleep(0.3)
+            assert receiving.held < 64 * 1024

@@ -35,10 +35,10 @@ class ChainedConfig:
     """An agent that has not said by then that a session is closed is told again."""
     close_attempts: int = 10
     """How often it is told; then its slots count as free."""
-    distrust_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
+    suspicion_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
     """Chains through an agent that failed a session are left alone for so long, and for twice as
     long after every further failure in a row."""
-    longest_distrust_ns: Nanoseconds = 3 * NANOSECONDS_PER_SECOND
+    longest_suspicion_ns: Nanoseconds = 3 * NANOSECONDS_PER_SECOND
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     """When agents whose devices fail get no more than a try now and then."""
     stall_ns: Nanoseconds = 60 * NANOSECONDS_PER_SECOND

@@ -3,7 +3,9 @@
 A session fails when an agent cannot be reached by the one before it, often a moment before the
 scheduler hears that it is gone. Started again at once on the same chain, a request would use up its
 restarts within milliseconds. So the agent counts as suspected for a while: others are preferred,
-and a request that failed where there are no others waits for the end of the suspicion.
+and a request that failed where there are no others waits for the end of the suspicion. An agent
+whose device fails is suspected like any other, and `dispatch.breaker` counts it besides: that holds
+for longer, and for the partition alone.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class FailureBackoff:
             return False
         failures = self._failures.get(agent, 0)
         self._failures[agent] = failures + 1
-        pause = self._config.distrust_ns << min(failures, 16)
-        until = now + min(self._config.longest_distrust_ns, pause)
+        pause = self._config.suspicion_ns << min(failures, 16)
+        until = now + min(self._config.longest_suspicion_ns, pause)
         why = "a session failed there" if not failures else f"{failures + 1} sessions failed there"
         self._availability.impair(agent, Impairment.SUSPECTED, until=until, why=why)
         return True

@@ -245,7 +245,7 @@ class Dispatching(Events):
         super().__init__()
         book = Book()
         # A suspicion that lasts keeps a request that failed, but never one that comes anew.
-        config = ChainedConfig(distrust_ns=50 * MS, longest_distrust_ns=100 * MS)
+        config = ChainedConfig(suspicion_ns=50 * MS, longest_suspicion_ns=100 * MS)
         self.dispatcher = CombinedDispatcher(
             PooledDispatcher(book=book, availability=self.view),
             ChainedDispatcher(config, book, availability=self.view),
@@ -390,6 +390,26 @@ def test_impairments_survive_a_disconnection_and_failed_loads_do_not() -> None:
     view.disconnected(A)
     view.connected(A)
     assert [each.kind for each in view.troubles(A)] == ["quarantined"]
+
+
+def test_nothing_is_kept_of_agents_that_are_gone() -> None:
+    view, key = Availability(), part(CATS, 0, 6)
+    for number in range(100):  # whoever says nonsense under ever new names
+        name = AgentId(f"stranger-{number}")
+        view.impair(name, Impairment.QUARANTINED, until=number)
+        view.clear(name, Impairment.SILENT)
+        view.may_load(name, key)
+    for agent in (A, B):
+        view.connected(agent)
+        view.loaded(agent, key)
+        view.cannot_load(agent, key, "no such file")
+    view.impair(A, Impairment.DRAINING)
+    view.disconnected(A)
+    view.disconnected(B)
+    view.expire(10**18)
+    assert set(view._agents) == {A}
+    view.clear(A, Impairment.DRAINING)
+    assert not view._agents
 
 
 def test_who_is_unfit_is_planned_on_only_where_nobody_else_is_left() -> None:

@@ -155,6 +155,17 @@ def test_the_table_leads_only_where_a_circuit_may_go(circuit: Circuit, signal: S
         assert to is Circuit.OPEN
 
 
+def test_circuits_of_those_that_never_come_back_are_forgotten() -> None:
+    bench = opened()
+    bench.fails(0, B)
+    for now in (CONFIG.first_pause_ns, CONFIG.forgotten_after_ns):
+        bench.breakers.look(now)
+        assert len(bench.breakers) == 2
+    bench.breakers.look(CONFIG.forgotten_after_ns + 1)
+    assert len(bench.breakers) == 0
+    assert not bench.is_broken()
+
+
 class Histories(RuleBasedStateMachine):
     """Whatever happens: the view says BROKEN exactly while a circuit says so, and not for ever."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from chain_harness import chains, file_of, route
+from scheduler.deployments import Deployments, Wish
 from scheduler.process import SchedulerProcess
 from scheduler.settings import SchedulerSettings
 from scheduler_harness import LLM, TOY, AgentScript, Crowd, admin, scheduler, until
-from services.domain.ids import AgentId
+from services.domain.ids import AgentId, ModelKey
 from services.model_repository import ModelRepository
 
 Configured = Callable[..., SchedulerSettings]
@@ -142,3 +144,45 @@ async def test_a_ring_with_an_agent_of_other_weights_is_never_formed(
             str(LLM) in (await problems(process))[odd][0]
             or "another copy" in ((await problems(process))[odd][0])
         )
+
+
+async def test_nobody_waits_for_the_digest_of_a_large_model(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = ModelRepository(configured().model_repository)
+    read = threading.Event()
+
+    def reads_for_long(key: ModelKey) -> str:
+        read.wait()
+        return RIGHT
+
+    monkeypatch.setattr(repository, "content_digest", reads_for_long)
+    monkeypatch.setattr("scheduler.deployments._CONTENT_S", 0.01)
+    deployments = Deployments(repository)
+    key = await deployments.deploy("toy", Wish())
+    assert deployments.ready[key].content == ""
+    await deployments.deploy("toy", Wish())  # once more while it is read
+    assert deployments.ready[key].content == ""
+    read.set()
+    await until(lambda: deployments.ready[key].content == RIGHT, "it is entered")
+
+
+async def test_a_model_whose_digest_cannot_be_known_late_is_served(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = ModelRepository(configured().model_repository)
+    read, tried = threading.Event(), threading.Event()
+
+    def fails_late(key: ModelKey) -> str:
+        read.wait()
+        tried.set()
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(repository, "content_digest", fails_late)
+    monkeypatch.setattr("scheduler.deployments._CONTENT_S", 0.01)
+    deployments = Deployments(repository)
+    key = await deployments.deploy("toy", Wish())
+    read.set()
+    await until(tried.is_set, "it was tried")
+    assert deployments.ready[key].content == ""
+    assert deployments.problems == {}

@@ -171,8 +171,8 @@ async def test_an_agent_that_lies_is_refused_and_the_cluster_goes_on(
         assert term.availability.impairment_of(AgentId("agent-9")) is Impairment.QUARANTINED
         await term.write_behind.flush()
         events = [fields for _, fields in await redis.xrange(KEYS.events)]
-        named = [each for each in events if each[b"kind"] == b"agent_quarantined"]
-        assert [each[b"agent"] for each in named] == [b"agent-9"]  # once, not at each attempt
+        named = [each for each in events if each[b"kind"] == b"peer_quarantined"]
+        assert [each[b"peer"] for each in named] == [b"agent-9"]  # once, not at each attempt
         # One that drops what it cannot know is led like any other.
         await crowd.agent(process.port, "agent-9")
         await until(lambda: AgentId("agent-9") in term.cluster.roster, "joined")

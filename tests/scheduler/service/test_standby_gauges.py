@@ -18,6 +18,12 @@ def test_sums_over_all_schedulers_are_those_of_the_leader() -> None:
     metrics.chain_in_flight.labels("paced", "0").set(1)
     metrics.keep_chains({("paced", "0")})
 
+    metrics.impaired_agents.labels("broken").set(1)
+    metrics.agent_slowdown.labels("agent-0").set(1.5)
+    metrics.stragglers.set(1)
+    metrics.fragile_models.set(1)
+    metrics.agents_wanted.set(4)
+
     show_nothing(metrics)
 
     text = generate_latest(metrics.registry).decode()
@@ -25,3 +31,7 @@ def test_sums_over_all_schedulers_are_those_of_the_leader() -> None:
     assert "catenary_redis_pending_changes 0.0" in text
     assert 'model="paced"' not in text
     assert 'state="ready"' not in text
+    assert 'impairment="broken"' not in text
+    assert 'agent="agent-0"' not in text
+    for name in ("stragglers", "fragile_models", "agents_wanted"):
+        assert f"catenary_{name} 0.0" in text

@@ -227,7 +227,7 @@ def test_a_new_session_has_a_new_id_and_words_about_the_old_one_change_nothing()
 
 
 def test_a_failed_session_is_started_elsewhere_and_the_agent_left_alone_for_a_while() -> None:
-    config = ChainedConfig(distrust_ns=10 * MS)
+    config = ChainedConfig(suspicion_ns=10 * MS)
     bench = ChainBench(RING, config)
     session = bench.start(0)
     # "b" could not be reached: chains through it are left alone, though they are faster.
@@ -247,8 +247,8 @@ def test_a_gateway_that_finds_no_way_in_has_the_first_agent_left_alone() -> None
     assert started(bench.tell(1, failure)) == [(1, "c")]
 
 
-def test_distrust_grows_with_failures_in_a_row_and_ends_with_a_success() -> None:
-    config = ChainedConfig(distrust_ns=10 * MS, longest_distrust_ns=30 * MS)
+def test_suspicion_grows_with_failures_in_a_row_and_ends_with_a_success() -> None:
+    config = ChainedConfig(suspicion_ns=10 * MS, longest_suspicion_ns=30 * MS)
     bench = ChainBench(plan(chain("a", 1, 50)), config)
     at, pauses = 0, []
     session = bench.start(0, budget_ms=10_000)

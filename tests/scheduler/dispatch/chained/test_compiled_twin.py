@@ -101,7 +101,7 @@ def log() -> str:
         draw = random.Random(policy)
         config = ChainedConfig(
             max_queued=20, deadline_grace_ns=30, delivery_grace_ns=40, close_patience_ns=25,
-            distrust_ns=15,
+            suspicion_ns=15,
         )  # fmt: skip
         at = ChainedDispatcher(config, policy=policy, random_below=random.Random(3).randrange)
         now, sessions = 0, list[StartSession]()

@@ -162,7 +162,7 @@ def test_one_session_alone_is_never_preempted() -> None:
 
 def test_an_agent_that_was_full_is_not_to_blame_and_no_restart_is_counted() -> None:
     bench = OverflowBench(
-        oversubscribed(chain("a", 8, 40)), ChainedConfig(max_restarts=0, distrust_ns=10**12)
+        oversubscribed(chain("a", 8, 40)), ChainedConfig(max_restarts=0, suspicion_ns=10**12)
     )
     first, second = bench.begin(0, 100), bench.begin(0, 100)
     assert rejects(bench.full(1, second)) == []

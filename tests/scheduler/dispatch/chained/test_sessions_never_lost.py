@@ -67,8 +67,8 @@ CONFIG = ChainedConfig(
     claim_grace_ns=90,
     close_patience_ns=50,
     close_attempts=10**6,  # agents here always answer in the end
-    distrust_ns=20,
-    longest_distrust_ns=80,
+    suspicion_ns=20,
+    longest_suspicion_ns=80,
     breaker=BreakerConfig(first_pause_ns=30, longest_pause_ns=100),
     stall_ns=100,
     retry_after_ns=10,
