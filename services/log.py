@@ -56,10 +56,10 @@ def configure_logging(process: str, instance: str, level: str, as_json: bool) ->
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(minimum),
-        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Patient(sys.stderr))),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Patient())),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(cast(TextIO, _Patient(sys.stderr)))
+    handler = logging.StreamHandler(cast(TextIO, _Patient()))
     remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -74,21 +74,21 @@ def configure_logging(process: str, instance: str, level: str, as_json: bool) ->
 
 
 class _Patient:
-    """A stream that loses lines rather than raise: a full disk must not end what it logs about."""
+    """stderr, whatever that is by then; loses lines rather than raise.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    A full disk, or a stream that somebody closed, must not end what it logs about.
+    """
 
     def write(self, text: str) -> int:
         """Writes what can be written."""
-        with suppress(OSError):
-            self._stream.write(text)
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Passes on what can be."""
-        with suppress(OSError):
-            self._stream.flush()
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
