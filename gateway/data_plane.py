@@ -201,7 +201,8 @@ class DataPlane:
             attempt.failed = error.reason
             # Rows that do not fit together and our bugs fail again; all else may work elsewhere.
             retryable = not isinstance(error, InvalidInput) and error.reason != "INTERNAL"
-            agent_id = order.route[0].agent_id if order.route else ""
+            is_ours = isinstance(error, RequestCancelled) or not order.route
+            agent_id = "" if is_ours else order.route[0].agent_id
             self._tell(
                 _Message(
                     delivery_failed=scheduler_pb2.DeliveryFailed(

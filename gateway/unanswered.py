@@ -29,7 +29,7 @@ class Link(Protocol):
 
 
 class Audited:
-    """Answers one scheduler's audits, and leaves everything else it says to another listener."""
+    """Says what is waited for, and leaves everything else to another listener."""
 
     def __init__(
         self,
@@ -44,16 +44,23 @@ class Audited:
         self._planes = planes
         self._mine = mine
         self.hello = listener.hello
-        self.connected = listener.connected
         self.disconnected = listener.disconnected
+
+    def connected(self, epoch: int) -> None:
+        """Says again what is unfinished, and that this is all: the rest ended without a word."""
+        self._listener.connected(epoch)
+        self._answer(0)
 
     def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
         """Takes an order or a table."""
         if message.WhichOneof("kind") != "report_unanswered":
             self._listener.received(message)
             return
+        self._answer(message.report_unanswered.number)
+
+    def _answer(self, number: int) -> None:
         now_ns = time.monotonic_ns()
-        answer = scheduler_pb2.Unanswered(number=message.report_unanswered.number)
+        answer = scheduler_pb2.Unanswered(number=number)
         for plane in self._planes:
             for request in plane.waits_for(now_ns):
                 if self._mine is None or self._mine(request.request_id):

@@ -6,10 +6,10 @@ carried out, and everything found is logged once and counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
+from scheduler.book.book import agents_of
 from scheduler.clock import now_ns
 from scheduler.converters import cancel_batches_message, partition_of
 from scheduler.dispatch.auditing import (
@@ -154,7 +154,7 @@ def book_facts(term: Term, *, settled: bool) -> BookFacts:
         split=frozenset(term.live.split()),
         followed=followed,
         booked={
-            batch: _agents_of(book.ahead(batch)) for batch in book.batches()
+            batch: agents_of(book.ahead(batch)) for batch in book.batches()
             if batch not in followed
         },
         in_flight=frozenset(term.in_flight.batches()),
@@ -166,12 +166,6 @@ def book_facts(term: Term, *, settled: bool) -> BookFacts:
         first_id=term.first_id,
         settled=settled,
     )  # fmt: skip
-
-
-def _agents_of(resources: Iterable[str]) -> tuple[AgentId, ...]:
-    """Returns the agents whose devices are among some resources."""
-    parts = (resource.partition("/") for resource in resources)
-    return tuple(AgentId(owner) for kind, _, owner in parts if kind == "gpu")
 
 
 def holdings_of(agent: AgentId, message: scheduler_pb2.Holdings) -> AgentHoldings:

@@ -26,6 +26,7 @@ from scheduler.sessions import (
 from scheduler.waiting_room import Arrival, WaitingRoom
 from services.domain.ids import GatewayId, ModelKey, Nanoseconds, RequestId
 from services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavailable
+from services.errors import RequestCancelled as CallerGone
 from services.log import get_logger
 from services.telemetry.tracing import is_sampled
 
@@ -167,16 +168,35 @@ class GatewaySessions:
                 request = RequestId(gateway.gateway_id, message.cancel.request_id)
                 self._end(gateway, RequestCancelled(request), now)
             elif kind == "delivery_failed":
-                failed = message.delivery_failed
-                event = converters.batch_failed(failed.batch_id, failed.failure)
-                self._leader.feed(event, now)
+                self._delivery_failed(gateway, message.delivery_failed, now)
             elif kind == "unanswered":
-                self._leader.audits.gateway_says(gateway.gateway_id, message.unanswered)
+                self._unanswered(gateway, message.unanswered)
             elif kind == "session_failed":
                 lost = message.session_failed
                 self._leader.feed(
                     session_converters.session_failed(lost.session_id, lost.failure, None), now
                 )
+
+    def _delivery_failed(
+        self, gateway: Gateway, failed: scheduler_pb2.DeliveryFailed, now: Nanoseconds
+    ) -> None:
+        """Ends a batch; a gateway that waits for none of its rows does not want them again."""
+        event = converters.batch_failed(failed.batch_id, failed.failure)
+        if event.reason == CallerGone.reason:
+            requests = dict.fromkeys(self._leader.requests_in(event.batch))
+            gone = [each.number for each in requests if each.gateway == gateway.gateway_id]
+            self._give_up(gateway, gateway.open.intersection(gone))
+        self._leader.feed(event, now)
+
+    def _unanswered(self, gateway: Gateway, message: scheduler_pb2.Unanswered) -> None:
+        """Hears what a gateway waits for: asked in an audit, or unasked when it has come back.
+
+        Whatever ended while it was away, nobody could tell.
+        """
+        if message.number:
+            self._leader.audits.gateway_says(gateway.gateway_id, message)
+        else:
+            self._give_up(gateway, gateway.open.difference(r.request_id for r in message.requests))
 
     def _end(
         self, gateway: Gateway, event: RequestCompleted | RequestCancelled, now: Nanoseconds

@@ -8,7 +8,7 @@ from typing import Protocol
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from scheduler.dispatch.events import AdoptedSession, Event
 from scheduler.sessions import Session
-from services.domain.ids import Epoch, GatewayId, ModelKey, Nanoseconds
+from services.domain.ids import BatchId, Epoch, GatewayId, ModelKey, Nanoseconds, RequestId
 from services.domain.latency import TokenObjectives
 
 GatewaySession = Session[scheduler_pb2.SchedulerToGatewayMessage]
@@ -48,6 +48,10 @@ class Leader(Protocol):
 
     def feed(self, event: Event, now: Nanoseconds) -> None:
         """Gives an event to the dispatcher."""
+        ...
+
+    def requests_in(self, batch: BatchId) -> list[RequestId]:
+        """Returns the requests with rows in a batch of this term; none if it is forgotten."""
         ...
 
     def greet_gateway(self, session: GatewaySession) -> None:

@@ -74,10 +74,12 @@ from services.domain.groups import EPOCH_FIELD, first_id
 from services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
+    BatchId,
     Epoch,
     ModelKey,
     Nanoseconds,
     PartitionKey,
+    RequestId,
 )
 from services.domain.plan import Agent, Plan
 from services.errors import (
@@ -323,6 +325,11 @@ class Term:
             if view is not None:
                 self.live.adopted(view.session, view.request, view.hops)
         self.write_behind.touch()
+
+    def requests_in(self, batch: BatchId) -> list[RequestId]:
+        """Returns the requests with rows in a batch of this term; none if it is forgotten."""
+        entry = self.timelines.entry(batch)
+        return [piece.request for piece in entry.command.slices] if entry is not None else []
 
     def greet_gateway(self, session: GatewaySession) -> None:
         """Sends welcome, directory and model table."""

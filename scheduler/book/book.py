@@ -393,3 +393,9 @@ class Book:
 def gpu_of(agent: AgentId) -> ResourceId:
     """Returns the resource an agent computes on."""
     return ResourceId(f"gpu/{agent}")
+
+
+def agents_of(resources: Iterable[ResourceId]) -> tuple[AgentId, ...]:
+    """Returns the agents whose devices are among some resources."""
+    parts = [resource.partition("/") for resource in resources]
+    return tuple([AgentId(owner) for kind, _, owner in parts if kind == "gpu"])

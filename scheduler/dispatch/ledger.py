@@ -5,7 +5,10 @@ Every rule here serves one promise: a request that was admitted is answered exac
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from scheduler.book import Book
+from scheduler.book.book import agents_of
 from scheduler.dispatch.availability import Availability
 from scheduler.dispatch.booked_times import BookedTimes
 from scheduler.dispatch.breaker import Breakers
@@ -14,7 +17,7 @@ from scheduler.dispatch.events import CancelBatch, Command, Reject
 from scheduler.dispatch.queue import ModelQueue
 from scheduler.dispatch.routes import RouteTable
 from scheduler.dispatch.tracking import Batch, Request, Rows, Tracker
-from services.domain.ids import AgentId, ModelKey, Nanoseconds
+from services.domain.ids import AgentId, BatchId, ModelKey, Nanoseconds
 from services.domain.plan import Agent, Plan
 from services.errors import NoActivePlan, PartitionLost
 
@@ -142,31 +145,41 @@ class Ledger:
         """Ends a batch nobody waits for."""
         if batch.rows:
             return
-        self.cancel_on_agents(batch, None)
+        self.cancel_on_agents(batch)
         self.tracker.remove_batch(batch)
         self.book.release(batch.batch_id)
 
-    def cancel_on_agents(self, batch: Batch, without: AgentId | None) -> None:
-        """Tells the agents a batch has not passed that it is off."""
+    def cancel_on_agents(self, batch: Batch) -> None:
+        """Tells the agents a batch has not passed that it is off.
+
+        Also the one that is to blame for a failure: who says so may be a gateway, or the agent
+        before, and the rows of others may be there, or come yet.
+        """
         if batch.final:
             return
-        hops = dict.fromkeys(batch.agents[max(batch.reported, 0) :])
-        agents = tuple(agent for agent in hops if agent != without and agent in self.agents)
+        hops = batch.agents[max(batch.reported, 0) :] or self._booked_on(batch.batch_id)
+        agents = tuple(agent for agent in dict.fromkeys(hops) if agent in self.agents)
         if agents:
             self.commands.append(CancelBatch(batch.batch_id, agents))
 
-    def retry(self, batch: Batch, failed: AgentId | None, *, late: bool = False) -> None:
-        """Ends a batch that failed, or is only `late`, and puts its rows back."""
-        self.cancel_on_agents(batch, failed)
-        slow = batch.holder() if late else failed
+    def _booked_on(self, batch: BatchId) -> Iterable[AgentId]:
+        """Returns who may have a batch of another scheduler: everyone, if the book does not say."""
+        return agents_of(self.book.ahead(batch)) or self.agents
+
+    def retry(self, batch: Batch, avoid: AgentId | None, *, lost: bool = True) -> None:
+        """Ends a batch that was `lost`, is only late or not sent, and puts its rows back.
+
+        They go elsewhere than to `avoid`, if they can.
+        """
+        self.cancel_on_agents(batch)
         rows = self.tracker.remove_batch(batch)
         self.book.release(batch.batch_id)
-        if slow is not None:
+        if avoid is not None:
             for part in rows:
-                part.avoid |= {slow}
-        self.again(rows, late=late)
+                part.avoid |= {avoid}
+        self.again(rows, lost=lost)
 
-    def again(self, rows: list[Rows], *, late: bool = False) -> None:
+    def again(self, rows: list[Rows], *, lost: bool = True) -> None:
         """Puts rows back into the queue; those that were lost, as often as is allowed.
 
         Being late does not count as being lost: an agent that went silent is known to be lost
@@ -175,7 +188,7 @@ class Ledger:
         for part in rows:
             request = part.request
             part.attempt += 1
-            part.lost += not late
+            part.lost += lost
             if self.tracker.requests.get(request.request_id) is not request:
                 continue  # answered a moment ago, for other rows
             if part.lost >= self.config.max_attempts:

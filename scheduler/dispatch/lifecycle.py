@@ -30,6 +30,7 @@ from services.errors import (
     SloUnattainable,
     Unavailable,
 )
+from services.errors import RequestCancelled as CallerGone
 
 
 class Lifecycle(Ledger):
@@ -148,9 +149,12 @@ class Lifecycle(Ledger):
         if event.retryable:
             if event.agent is not None and is_of_device(event.reason):
                 self._device_failed(batch, event.agent, event)
-            self.retry(batch, event.agent)
+            if event.reason == CallerGone.reason:  # of other rows, which were not sent
+                self.retry(batch, None, lost=False)
+            else:
+                self.retry(batch, event.agent)
             return
-        self.cancel_on_agents(batch, event.agent)
+        self.cancel_on_agents(batch)
         requests = batch.requests()
         self.tracker.remove_batch(batch)
         self.book.release(batch.batch_id)
@@ -187,7 +191,7 @@ class Lifecycle(Ledger):
                 self.counters["overdue_batches"] += 1
                 last = any(part.attempt + 1 >= self.config.max_attempts for part in batch.rows)
                 if not last and self.may_retry_late():
-                    self.retry(batch, None, late=True)
+                    self.retry(batch, batch.holder(), lost=False)
                 else:
                     self._wait_on(batch)
         for request in self.tracker.due(self.now):

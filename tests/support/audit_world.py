@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scheduler.book import Book
+from scheduler.book.book import agents_of
 from scheduler.dispatch import (
     ChainedConfig,
     ChainedDispatcher,
@@ -33,6 +34,7 @@ from scheduler.dispatch.auditing import (
 )
 from scheduler.dispatch.events import (
     AgentJoined,
+    BatchFailed,
     CancelBatch,
     CloseSessions,
     Command,
@@ -130,6 +132,8 @@ class SimAgent:
     leads: dict[SessionId, SessionId] = field(default_factory=dict)
     batches: dict[BatchId, int] = field(default_factory=dict)
     over: set[SessionId] = field(default_factory=set)
+    missing: dict[BatchId, set[GatewayId]] = field(default_factory=dict)
+    """Gateways whose rows are waited for."""
     cancelled: set[BatchId] = field(default_factory=set)
 
 
@@ -145,6 +149,11 @@ class SimRequest:
 
 
 Filter = Callable[[str], bool]
+
+
+def gateways_of(order: DispatchBatch) -> list[GatewayId]:
+    """Returns the gateways with rows in a batch."""
+    return list(dict.fromkeys(piece.request.gateway for piece in order.slices))
 
 
 class World:
@@ -247,8 +256,8 @@ class World:
             self.stream(kind, ("", gateway), self.on_start, gateway, command)
         elif isinstance(command, DispatchBatch):
             self.in_flight[command.batch] = 0
-            gateway = command.slices[0].request.gateway
-            self.stream(kind, ("", gateway), self.on_dispatch, command)
+            for gateway in gateways_of(command):
+                self.stream(kind, ("", gateway), self.on_dispatch, gateway, command)
         elif isinstance(command, CloseSessions):
             agent = command.agent
             self.stream(kind, ("", agent), self.on_close, self.agents[agent], command.sessions)
@@ -268,10 +277,7 @@ class World:
             sessions={each.session: each for each in chained.claims()},
             followed=followed,
             booked={
-                batch: tuple(
-                    AgentId(resource.partition("/")[2])
-                    for resource in self.book.ahead(batch) if resource.startswith("gpu/")
-                )
+                batch: agents_of(self.book.ahead(batch))
                 for batch in self.book.batches() if batch not in followed
             },
             in_flight=frozenset(self.in_flight),
@@ -409,9 +415,15 @@ class World:
         else:
             self.tell(gateway, SessionsProgressed((progress,)))
 
-    def on_dispatch(self, order: DispatchBatch) -> None:
-        first = self.agents[order.path[0].agent]
-        self.frame("rows", self.on_rows, first, order, 0)
+    def on_dispatch(self, gateway: GatewayId, order: DispatchBatch) -> None:
+        waiting = self.gateways[gateway]
+        mine = [each.request for each in order.slices if each.request.gateway == gateway]
+        first = order.path[0].agent
+        # Of rows that nobody waits for any more it may send blanks, or not know how.
+        if self.random.random() < 0.5 or any(each.number in waiting for each in mine):
+            self.frame("rows", self.on_rows_of, gateway, self.agents[first], order)
+        else:
+            self.tell(gateway, BatchFailed(order.batch, first, "CANCELLED", "", True))
 
     def on_result(self, order: DispatchBatch) -> None:
         for piece in order.slices:
@@ -420,6 +432,16 @@ class World:
                 self.tell(gateway, RequestCompleted(piece.request))
 
     # ---- agents: batches ----
+
+    def on_rows_of(self, gateway: GatewayId, agent: SimAgent, order: DispatchBatch) -> None:
+        """Rows of one gateway: it waits for those of the others."""
+        if order.batch in agent.cancelled:
+            return
+        agent.batches[order.batch] = 0
+        missing = agent.missing.setdefault(order.batch, set(gateways_of(order)))
+        missing.discard(gateway)
+        if not missing:
+            self.on_rows(agent, order, 0)
 
     def on_rows(self, agent: SimAgent, order: DispatchBatch, position: int) -> None:
         if order.batch in agent.cancelled:

@@ -99,6 +99,8 @@ class Cluster(RuleBasedStateMachine):
         self.ended: set[RequestId] = set()
         self.failed_on: set[tuple[RequestId, AgentId]] = set()
         """Requests, and agents whose devices failed on them."""
+        self.not_named: set[RequestId] = set()
+        """Requests whose gateway did not name their batches; a result of those is a surprise."""
         self.epoch = 0
         self.start()
 
@@ -233,6 +235,16 @@ class Cluster(RuleBasedStateMachine):
             self.lose_or_join(agent)
 
     @precondition(lambda self: self.batches)
+    @rule(data=st.data(), reason=st.sampled_from(["CANCELLED", "CANCELLED", "OVERLOADED"]))
+    def gateway_cannot_send(self, data: st.DataObject, reason: str) -> None:
+        """Its rows were cancelled, or find no room; the first agent may have those of others."""
+        batch = data.draw(st.sampled_from(sorted(self.batches)))
+        command, _ = self.batches[batch]
+        if reason == "CANCELLED":
+            self.ends(data.draw(st.sampled_from([part.request for part in command.slices])))
+        self.tell(BatchFailed(batch, command.path[0].agent, reason, "no", True))
+
+    @precondition(lambda self: self.batches)
     @rule(data=st.data())
     def vanish(self, data: st.DataObject) -> None:
         del self.batches[data.draw(st.sampled_from(sorted(self.batches)))]
@@ -240,15 +252,20 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(sorted(self.open)))
-        del self.open[request]
-        self.ended.add(request)
-        self.tell(RequestCancelled(request))
+        self.ends(data.draw(st.sampled_from(sorted(self.open))))
+
+    def ends(self, request: RequestId) -> None:
+        if self.open.pop(request, None) is not None:
+            self.ended.add(request)
+            self.tell(RequestCancelled(request))
 
     @rule(agent=st.sampled_from(sorted(AGENTS)))
     def lose_or_join(self, agent: AgentId) -> None:
         if agent in self.alive:
             self.alive.remove(agent)
+            for batch, (command, position) in list(self.batches.items()):
+                if position < len(command.path) and command.path[position].agent == agent:
+                    del self.batches[batch]
             self.tell(AgentLost(agent))
         else:
             self.alive.add(agent)
@@ -289,6 +306,8 @@ class Cluster(RuleBasedStateMachine):
                 self.tell(event)
 
     def resubmissions(self, known: bool) -> list[RequestArrived]:
+        if not known:
+            self.not_named |= self.open.keys()
         in_flight = defaultdict(list)
         for batch, (command, _) in self.batches.items():
             for part in command.slices:
@@ -313,6 +332,16 @@ class Cluster(RuleBasedStateMachine):
             intervals.sort()
             for (_, end), (start, _) in itertools.pairwise(intervals):
                 assert end <= start
+
+    @invariant()
+    def what_agents_hold_is_wanted(self) -> None:
+        """Whatever is given up, everyone who may have it is told; `obey` lets it go."""
+        held = {
+            batch for batch, (command, position) in self.batches.items()
+            if batch >> 40 == self.epoch and position < len(command.path)
+            and self.not_named.isdisjoint(part.request for part in command.slices)
+        }  # fmt: skip
+        assert held <= set(self.dispatcher.followed())
 
     @invariant()
     def what_is_open_here_is_open_there(self) -> None:

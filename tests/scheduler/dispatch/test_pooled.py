@@ -298,9 +298,10 @@ def test_a_batch_that_is_really_lost_too_often_is_an_error() -> None:
     batch = only(bench.ask(0, slo=1000))
     for _ in range(2):
         failed = BatchFailed(batch.batch, AgentId("a"), "PARTITION_LOST", "gone", retryable=True)
-        batch = only(bench.tell(1, failed))
+        _, again = bench.tell(1, failed)
+        batch = only([again])
     failed = BatchFailed(batch.batch, AgentId("a"), "PARTITION_LOST", "gone", retryable=True)
-    (reject,) = bench.tell(1, failed)
+    _, reject = bench.tell(1, failed)
     assert isinstance(reject, Reject)
     assert reject.reason == "PARTITION_LOST"
 
@@ -318,7 +319,9 @@ def test_a_failure_that_no_retry_helps_is_passed_on() -> None:
     bench = Bench(None, ONE_STAGE)
     batch = only(bench.ask(0, rows=4))
     failed = BatchFailed(batch.batch, AgentId("a"), "INVALID_INPUT", "bad shape", retryable=False)
-    reject = refused(bench.tell(3, failed))
+    off, answer = bench.tell(3, failed)
+    reject = refused([answer])
+    assert off == CancelBatch(batch.batch, (AgentId("a"),))
     assert (reject.reason, reject.message) == ("INVALID_INPUT", "bad shape")
     assert bench.dispatcher.snapshot() == []
 
@@ -327,7 +330,34 @@ def test_a_retryable_failure_is_repeated_at_once() -> None:
     bench = Bench(PAPER, ONE_STAGE)
     batch = only(bench.ask(0, rows=4))
     failed = BatchFailed(batch.batch, AgentId("a"), "STALE_EPOCH", "old", retryable=True)
-    assert rows_of(only(bench.tell(3, failed))) == rows_of(batch)
+    off, again = bench.tell(3, failed)
+    assert off == CancelBatch(batch.batch, (AgentId("a"),))
+    assert rows_of(only([again])) == rows_of(batch)
+
+
+def test_a_batch_that_one_gateway_cannot_send_is_off_at_the_agent_with_the_rows_of_others() -> None:
+    bench = Bench(PAPER, ONE_STAGE)
+    elsewhere = RequestId(GatewayId("another"), 1)
+    bench.ask(0, rows=2)
+    batch = only(bench.tell(0, RequestArrived(elsewhere, CATS, 2, 1000 * MS)))
+    assert {piece.request for piece in batch.slices} == {request(1), elsewhere}
+    bench.tell(1, RequestCancelled(elsewhere))
+    failed = BatchFailed(batch.batch, AgentId("a"), "CANCELLED", "gone", retryable=True)
+    off, again = bench.tell(1, failed)
+    assert off == CancelBatch(batch.batch, (AgentId("a"),))
+    for _ in range(5):  # for how many others go, nothing of this one was lost
+        batch = only([again])
+        assert rows_of(batch) == [(1, 0, 2, 0)]
+        failed = BatchFailed(batch.batch, AgentId("a"), "CANCELLED", "gone", retryable=True)
+        _, again = bench.tell(1, failed)
+
+
+def test_a_cancelled_batch_of_an_earlier_scheduler_is_off_wherever_it_may_be() -> None:
+    bench = Bench(None, model(pipeline(1, stage(CATS, 0, "ab", 10))))
+    adopted = AdoptedRows(BatchId(77), 0, 1, 20 * MS)
+    bench.tell(0, RequestArrived(request(1), CATS, 1, 1000 * MS, 0, (adopted,)))
+    (off,) = bench.tell(1, RequestCancelled(request(1)))
+    assert off == CancelBatch(BatchId(77), (AgentId("a"), AgentId("b")))
 
 
 def test_a_cancelled_request_frees_its_bookings() -> None:
@@ -404,7 +434,9 @@ def test_rows_of_an_earlier_scheduler_are_not_sent_twice_unless_overdue() -> Non
     bench.tell(16, StageReported(BatchId(1), 0, 0, 16 * MS))
     moment, commands = bench.wake()
     assert moment == 20 + 100
-    assert rows_of(only(commands)) == [(1, 0, 4, 0)]
+    off, again = commands
+    assert off == CancelBatch(BatchId(77), (AgentId("a"), AgentId("b")))  # nobody knows whose it is
+    assert rows_of(only([again])) == [(1, 0, 4, 0)]
 
 
 def test_what_an_earlier_scheduler_booked_on_a_lost_agent_is_dispatched_again() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
+from catenary_protos.catenary.v1 import admin_pb2, common_pb2, scheduler_pb2
 from chain_harness import RING, file_of, nothing_is_left, serving
 from scheduler.process import SchedulerProcess
 from scheduler.settings import SchedulerSettings
@@ -155,6 +155,50 @@ async def test_a_batch_nobody_knows_is_cancelled(configured: Configured, crowd: 
         )
         agent.hold()
         assert await leaks(process) == {"batch_orphan": 1}
+
+
+async def photographs(process: SchedulerProcess, crowd: Crowd) -> tuple[FakeGateway, FakeAgent]:
+    gateway = await crowd.gateway(process.port)
+    agent = await crowd.agent(process.port, "agent-0")
+    await until(lambda: gateway.ready, "ready")
+    return gateway, agent
+
+
+def was_cancelled(agent: FakeAgent, batch: int) -> bool:
+    return any(batch in each.batch_ids for each in agent.all("cancel_batch"))
+
+
+async def test_what_ended_while_its_gateway_was_away_is_over_when_it_comes_back(
+    configured: Configured, crowd: Crowd
+) -> None:
+    async with scheduler(configured()) as process:
+        gateway, agent = await photographs(process, crowd)
+        await gateway.submit(1)
+        batch = (await gateway.dispatched(1)).batch_id
+        await gateway.submit(2)
+        kept = (await gateway.dispatched(2)).batch_id
+        said = scheduler_pb2.Unanswered()
+        said.requests.add(request_id=2)
+        await gateway.send(scheduler_pb2.GatewayMessage(unanswered=said))
+        await until(lambda: was_cancelled(agent, batch), "it is off")
+        assert not was_cancelled(agent, kept)
+        assert {r.number for r in process.term().dispatcher.pooled.open_requests()} == {2}
+
+
+async def test_rows_nobody_waits_for_are_not_asked_for_again(
+    configured: Configured, crowd: Crowd
+) -> None:
+    """The gateway's word that it was cancelled may be lost: that it has no rows says so, too."""
+    async with scheduler(configured()) as process:
+        gateway, agent = await photographs(process, crowd)
+        await gateway.submit(1)
+        batch = (await gateway.dispatched(1)).batch_id
+        gone = common_pb2.Failure(reason="CANCELLED", message="gone", retryable=True)
+        failed = scheduler_pb2.DeliveryFailed(batch_id=batch, failure=gone)
+        await gateway.send(scheduler_pb2.GatewayMessage(delivery_failed=failed))
+        await until(lambda: was_cancelled(agent, batch), "it is off")
+        assert not process.term().dispatcher.pooled.open_requests()
+        assert len(gateway.dispatches(1)) == 1
 
 
 async def test_a_partition_that_an_agent_lost_is_loaded_again(

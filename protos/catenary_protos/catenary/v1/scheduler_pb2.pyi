@@ -455,13 +455,16 @@ Global___RequestFinished: _TypeAlias = RequestFinished  # noqa: Y015
 
 @_typing.final
 class Unanswered(_message.Message):
-    """Answers ReportUnanswered: every request of this gateway that waits for this scheduler, as of now."""
+    """Answers ReportUnanswered: every request of this gateway that waits for this scheduler, as of now.
+    Unasked when it has come back and has said again what is unfinished: all else has ended.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
+    """Of the question; 0: unasked."""
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnansweredRequest]: ...
     def __init__(

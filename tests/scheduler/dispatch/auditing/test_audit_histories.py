@@ -9,7 +9,7 @@ import random
 import pytest
 
 import figures
-from audit_world import AGENTS, CHAINS, INTERVAL_MS, MS, PATIENCE_MS, World
+from audit_world import AGENTS, CHAINS, INTERVAL_MS, MS, PATIENCE_MS, STREAM_MS, World
 from scheduler.book import Reservation
 from scheduler.book.caches import cache_of
 from services.domain.ids import AgentId, BatchId, RequestId, ResourceId, SessionId
@@ -43,6 +43,8 @@ def busy(world: World, until_ms: float) -> None:
             world.generate(gateway, chance.choice((chance.randint(1, 30), 100)))
         elif what < 0.65:
             world.infer(gateway)
+        elif what < 0.75:
+            storm(world)
         elif what < 0.85:
             world.moved()
         elif world.gateways[gateway]:
@@ -51,6 +53,16 @@ def busy(world: World, until_ms: float) -> None:
 
     something()
     world.run(until_ms)
+
+
+def storm(world: World) -> None:
+    """Many come at once, so that gateways share batches, and half of them go again soon."""
+    chance = world.random
+    for _ in range(chance.randint(2, 6)):
+        gateway = chance.choice(list(world.gateways))
+        request = world.infer(gateway) if chance.random() < 0.8 else world.generate(gateway, 20)
+        if chance.random() < 0.5:
+            world.after(chance.random() * 2 * STREAM_MS, world.cancel, request)
 
 
 def nothing_is_mended(seed: int) -> World:
