@@ -62,7 +62,7 @@ async def served(receiving: Receiving, most: int = 4 * MIB) -> AsyncIterator[tup
         interceptors=[intake],
         options=[("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", 64 * MIB)],
     )
-    handlers = {
+    handlers: dict[str, Any] = {
         "Say": grpc.unary_unary_rpc_method_handler(say, Bytes.FromString, Bytes.SerializeToString),
         "Talk": grpc.stream_stream_rpc_method_handler(
             talk, Bytes.FromString, Bytes.SerializeToString
