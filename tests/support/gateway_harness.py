@@ -166,6 +166,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
                     if kind == "heartbeat":
                         self.send(Down(heartbeat=scheduler_pb2.Heartbeat()))
                         continue
+                    if message.unanswered == scheduler_pb2.Unanswered() and kind == "unanswered":
+                        continue  # it came with nothing to say
                     self.heard.put_nowait(message)
                     if kind == "submit":
                         self.send(*self.script(message.submit))
