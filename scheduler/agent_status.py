@@ -35,7 +35,6 @@ def add_agents(status: admin_pb2.GetStatusResponse, term: Term) -> None:
             slowdown_ratio=term.slowdowns.ratio(agent_id, now_ns()),
             batches=batches[agent_id],
             server_id=record.agent.server,
-            content_problems=term.cluster.content.problems(agent_id),
             used_memory_bytes=sum(loaded.memory_bytes for loaded in record.loaded.values()),
         )
         _add_impairments(added, agent_id, term)

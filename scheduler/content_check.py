@@ -30,7 +30,7 @@ class ContentCheck:
         self._deployed = deployed
         self._roster = roster
         self._note = note
-        self._problems: dict[AgentId, dict[PartitionKey, str]] = {}
+        self._told: dict[AgentId, dict[PartitionKey, str]] = {}
         self._said: dict[ModelKey, dict[AgentId, str]] = {}
         """What agents that are there have, whether they may serve it or not."""
 
@@ -76,7 +76,7 @@ class ContentCheck:
 
     def differs(self, agent: AgentId, key: PartitionKey, text: str) -> None:
         """An agent has, or would have loaded, something else than is served."""
-        mine = self._problems.setdefault(agent, {})
+        mine = self._told.setdefault(agent, {})
         if mine.get(key) == text:
             return
         mine[key] = text
@@ -85,14 +85,10 @@ class ContentCheck:
 
     def loaded(self, agent: AgentId, key: PartitionKey) -> None:
         """An agent has loaded a partition; whether it is the right one, `unlike` says."""
-        self._problems.get(agent, {}).pop(key, None)
+        self._told.get(agent, {}).pop(key, None)
 
     def gone(self, agent: AgentId) -> None:
         """An agent is gone; it may come back with another copy."""
-        self._problems.pop(agent, None)
+        self._told.pop(agent, None)
         for said in self._said.values():
             said.pop(agent, None)
-
-    def problems(self, agent: AgentId) -> list[str]:
-        """Returns, in words, where an agent's copy of a model is not what the others have."""
-        return list(dict.fromkeys(self._problems.get(agent, {}).values()))

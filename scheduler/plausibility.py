@@ -17,6 +17,7 @@ from scheduler.dispatch.events import DispatchBatch
 from scheduler.planning.latency import expected_work_ns
 from scheduler.roster import AgentRecord
 from scheduler.session_converters import work_of
+from services.domain.groups import may_be_given_out
 from services.domain.ids import AgentId, BatchId, GatewayId, Nanoseconds, SessionId
 from services.errors import InvalidMessage
 from services.security.identity import Role
@@ -221,11 +222,13 @@ class Plausibility:
     # ---- both ----
 
     def _is_given_out(self, kind: str, batch: int) -> None:
-        if batch >= self._term.dispatcher.pooled.next_batch:
+        following = self._term.dispatcher.pooled.next_batch
+        if not may_be_given_out(batch, following, self._term.epoch):
             raise InvalidMessage(kind, "batch_id", f"{batch} was never given out")
 
     def _is_begun(self, kind: str, session: int) -> None:
-        if session >= self._term.dispatcher.chained.next_session:
+        following = self._term.dispatcher.chained.next_session
+        if not may_be_given_out(session, following, self._term.epoch):
             raise InvalidMessage(kind, "session_id", f"{session} was never given out")
 
     def _agents_of(self, session: SessionId) -> set[AgentId]:

@@ -248,7 +248,6 @@ def _agent(message: admin_pb2.AgentStatus) -> types.AgentInfo:
         message.batches,
         message.server_id,
         message.used_memory_bytes,
-        tuple(message.content_problems),
         tuple(_impairment(each) for each in message.impairments),
     )
 

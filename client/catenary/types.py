@@ -136,7 +136,6 @@ class AgentInfo:
         batches: Batches that it has yet to compute.
         server_id: The machine it is on.
         used_memory_bytes: Memory of what it has loaded.
-        content_problems: Where its copy of a model is not what the cluster serves, in words.
         impairments: What speaks against it, the most serious first.
     """
 
@@ -156,7 +155,6 @@ class AgentInfo:
     batches: int = 0
     server_id: str = ""
     used_memory_bytes: int = 0
-    content_problems: tuple[str, ...] = ()
     impairments: tuple[AgentImpairment, ...] = ()
 
 

@@ -46,6 +46,19 @@ def first_id(epoch: int) -> int:
     return epoch % (1 << _EPOCH_BITS) << _COUNTER_BITS | 1
 
 
+def may_be_given_out(number: int, following: int, epoch: int) -> bool:
+    """Returns False of a batch or session id that no leader can have given out until now.
+
+    Args:
+        number: The id.
+        following: What the present leader gives out next.
+        epoch: The present one. Once ids have begun again, those of a predecessor may be higher.
+    """
+    if number < following:
+        return True
+    return epoch >> _EPOCH_BITS > 0 and number >> _COUNTER_BITS != following >> _COUNTER_BITS
+
+
 def group_of_id(number: int, groups: int) -> int:
     """Returns the group whose scheduler gave out a batch or session id."""
     return group_of_epoch(number >> _COUNTER_BITS, groups)

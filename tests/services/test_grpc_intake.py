@@ -62,7 +62,7 @@ async def served(receiving: Receiving, most: int = 4 * MIB) -> AsyncIterator[tup
         interceptors=[intake],
         options=[("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", 64 * MIB)],
     )
-    handlers = {
+    handlers: dict[str, Any] = {
         "Say": grpc.unary_unary_rpc_method_handler(say, Bytes.FromString, Bytes.SerializeToString),
         "Talk": grpc.stream_stream_rpc_method_handler(
             talk, Bytes.FromString, Bytes.SerializeToString
@@ -103,7 +103,7 @@ async def test_a_call_that_is_not_let_in_is_not_read() -> None:
             half_sent, target, 3 * MIB, 20, until=lambda line: line.answers.total() == 20
         )
         assert line.answers == Counter(UNAUTHENTICATED=20)
-        assert line.sent < 20 * 65_535
+        assert line.sent <= 20 * 65_535  # what HTTP/2 lets through before anybody reads
 
 
 async def test_a_message_without_fields_is_not_read() -> None:

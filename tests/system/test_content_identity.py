@@ -52,8 +52,12 @@ def agent_of(status: ClusterStatus, name: str) -> AgentInfo:
     return next(each for each in status.agents if each.agent_id == name)
 
 
+def refusals(agent: AgentInfo) -> list[str]:
+    return [each.why for each in agent.impairments if each.kind == "cannot_load"]
+
+
 def odd_ones(status: ClusterStatus) -> set[str]:
-    return {each.agent_id for each in status.agents if each.content_problems}
+    return {each.agent_id for each in status.agents if refusals(each)}
 
 
 def hosting(status: ClusterStatus) -> set[str]:
@@ -91,11 +95,9 @@ async def test_agents_with_other_weights_serve_nothing_until_their_copies_are_me
             client, lambda found: odd_ones(found) == {"agent-1", "agent-3"}, 60.0
         )
         assert {"agent-1", "agent-3"}.isdisjoint(hosting(status))
-        said = agent_of(status, "agent-1").content_problems[0]
-        assert "agent-1" in said
+        said = refusals(agent_of(status, "agent-1"))[0]
         assert f"{ModelKey(IMAGES, '1')}/model.onnx on" in said
-        said = agent_of(status, "agent-3").content_problems[0]
-        assert "agent-3" in said
+        said = refusals(agent_of(status, "agent-3"))[0]
         assert f"{ModelKey(TEXTS, '1')}" in said
         before = await answers(client)
         for name, file in (("agent-1", IMAGE_FILE), ("agent-3", TEXT_FILE)):

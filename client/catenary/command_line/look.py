@@ -147,7 +147,6 @@ def _status_page(found: ClusterStatus) -> Group:
         summary += f"taking over: {problem}\n"
     if found.quarantined_records:
         summary += f"{found.quarantined_records} unreadable records of Redis are in quarantine\n"
-    summary += "".join(f"{text}\n" for a in found.agents for text in a.content_problems)
     summary += _versions_line(found)
     agents = (
         (f"{a.agent_id} (group {a.group})" if found.groups else a.agent_id, a.device,
