@@ -19,7 +19,7 @@ import grpc.aio
 
 from services.error_tables import abort
 from services.errors import CatenaryError, InvalidInput, PayloadTooLarge
-from services.grpc_receiving import Receiving
+from services.grpc_receiving import MOST_OF_ONE_SOURCE, Receiving
 
 CONTROL_BYTES = 1 << 20
 """Longest message of a method that says nothing else."""
@@ -60,6 +60,8 @@ class Intake:
     """That of every other."""
     receiving_bytes: int = MAX_RECEIVING_BYTES
     """Of messages that are arriving, all together."""
+    receiving_bytes_of_one: int = MOST_OF_ONE_SOURCE
+    """Of those of one source."""
 
 
 class CallIntake(grpc.aio.ServerInterceptor):
