@@ -74,7 +74,7 @@ class GatewaySettings(ProcessSettings):
     max_request_bytes: int = Field(
         default=32 * MEBIBYTE,
         gt=0,
-        description="Largest message a door accepts; one client alone can make the gateway hold it.",
+        description="Largest message a door accepts; one client alone can make a gateway hold it.",
     )
     max_prompt_bytes: int = Field(
         default=8 * MEBIBYTE,
