@@ -78,6 +78,8 @@ class OffLoop:
             if not future.cancel():
                 await asyncio.gather(future, return_exceptions=True)
             raise
+        finally:
+            del future  # what it raised names this frame, which would name it
 
     def close(self) -> None:
         """Ends the threads once they are done."""

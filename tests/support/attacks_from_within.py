@@ -17,7 +17,7 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2, scheduler_pb2
 from faults.liar import Nonsense
 
 LIAR = "liar"
-"""The name both certificates carry."""
+"""What the name of every one of them begins with; who lied again and again is held off by name."""
 CLUSTER = "main"
 _ANSWER_S = 2.0
 _PAUSE_S = 0.05
@@ -29,20 +29,23 @@ _DOWN = scheduler_pb2.GatewayMessage
 class Liar:
     """A peer that comes back whenever it is thrown out, until its time is up."""
 
-    def __init__(self, scheduler: str, certs: str, role: str, seconds: float) -> None:
+    def __init__(self, scheduler: str, certs: str, role: str, name: str, seconds: float) -> None:
         self._target = scheduler
+        self._name = name
         self._certs = Path(certs)
         self._role = role
         self._end_s = time.monotonic() + seconds
         self.answers: Counter[str] = Counter()
 
-    async def lie(self, hello: Callable[[int], Any], lies: Callable[[int], Iterable[Any]]) -> None:
+    async def lie(
+        self, hello: Callable[[str, int], Any], lies: Callable[[int], Iterable[Any]]
+    ) -> None:
         """Says hello, then everything else, on one stream after the other."""
         number = 0
         async with self._channel() as channel:
             while time.monotonic() < self._end_s:
                 number += 1
-                await self._stream(channel, [hello(number)], lies(number))
+                await self._stream(channel, [hello(self._name, number)], lies(number))
                 await asyncio.sleep(_PAUSE_S)
 
     async def _stream(self, channel: grpc.aio.Channel, first: list[Any], lies: Any) -> None:
@@ -66,7 +69,7 @@ class Liar:
                 self.answers[(await call.code()).name] += 1
 
     def _channel(self) -> grpc.aio.Channel:
-        stem = self._certs / f"{self._role}-{LIAR}"
+        stem = self._certs / f"{self._role}-{self._name}"
         credentials = grpc.ssl_channel_credentials(
             (self._certs / "ca.pem").read_bytes(),
             stem.with_name(stem.name + "-key.pem").read_bytes(),
@@ -77,18 +80,18 @@ class Liar:
         return grpc.aio.secure_channel(self._target, credentials, options)
 
 
-def _agent(number: int, **changes: Any) -> scheduler_pb2.AgentMessage:
+def _agent(name: str, number: int, **changes: Any) -> scheduler_pb2.AgentMessage:
     known = {
-        "agent_id": LIAR, "incarnation": number, "device": "cpu", "device_class": "cpu",
-        "peer": common_pb2.Peer(peer_id=LIAR, incarnation=number), "memory_bytes": 1,
-        "server_id": LIAR, "link_bytes_per_second": 10**9,
+        "agent_id": name, "incarnation": number, "device": "cpu", "device_class": "cpu",
+        "peer": common_pb2.Peer(peer_id=name, incarnation=number), "memory_bytes": 1,
+        "server_id": name, "link_bytes_per_second": 10**9,
     }  # fmt: skip
     return _UP(hello=scheduler_pb2.AgentHello(**{**known, **changes}))
 
 
-def _gateway(number: int) -> scheduler_pb2.GatewayMessage:
-    peer = common_pb2.Peer(peer_id=LIAR, incarnation=number)
-    return _DOWN(hello=scheduler_pb2.GatewayHello(gateway_id=LIAR, incarnation=number, peer=peer))
+def _gateway(name: str, number: int) -> scheduler_pb2.GatewayMessage:
+    peer = common_pb2.Peer(peer_id=name, incarnation=number)
+    return _DOWN(hello=scheduler_pb2.GatewayHello(gateway_id=name, incarnation=number, peer=peer))
 
 
 def _report(batch: int, compute_ns: int) -> scheduler_pb2.AgentMessage:
@@ -116,7 +119,7 @@ def _gateways_lies(_: int) -> list[Any]:
 
 def _huge(_: int) -> list[Any]:
     loaded = [scheduler_pb2.PartitionLoaded()] * 1_000_000
-    return [_agent(1, partitions=loaded)]
+    return [_agent(LIAR, 1, partitions=loaded)]
 
 
 def _nonsense(number: int) -> list[Any]:
@@ -137,34 +140,48 @@ def _times(_: int) -> list[Any]:
     return [_report(1, 1 << 60), _report(1, 2**64 - 1)]
 
 
-LIES: dict[str, tuple[str, Callable[[int], Any], Callable[[int], list[Any]]]] = {
-    "an epoch of 2^64-1": ("agent", lambda n: _agent(n, epoch=2**64 - 1), _nothing),
-    "an epoch of 2^53+1": ("agent", lambda n: _agent(n, epoch=2**53 + 1), _nothing),
-    "an epoch that is to come": ("agent", lambda n: _agent(n, epoch=1 << 24), _nothing),
+LIES: dict[str, tuple[str, Callable[[str, int], Any], Callable[[int], list[Any]]]] = {
+    "an epoch of 2^64-1": ("agent", lambda name, n: _agent(name, n, epoch=2**64 - 1), _nothing),
+    "an epoch of 2^53+1": ("agent", lambda name, n: _agent(name, n, epoch=2**53 + 1), _nothing),
+    "an epoch that is to come": ("agent", lambda name, n: _agent(name, n, epoch=1 << 24), _nothing),
     "times that cannot be": ("agent", _agent, _times),
     "batches of others": ("agent", _agent, _of_others),
     "a million partitions": ("agent", _agent, _huge),
-    "another agent's name": ("agent", lambda n: _agent(n, agent_id="agent-0"), _nothing),
+    "another agent's name": (
+        "agent",
+        lambda name, n: _agent(name, n, agent_id="agent-0"),
+        _nothing,
+    ),
     "nonsense": ("agent", _agent, _nonsense),
     "a gateway that lies": ("gateway", _gateway, _gateways_lies),
 }
 
 
+def identities() -> list[tuple[str, str]]:
+    """Returns role and name of everybody who needs a certificate."""
+    liars = [(role, _name_of(name)) for name, (role, _, _) in LIES.items()]
+    return [*liars, ("agent", f"{LIAR}-storm")]
+
+
+def _name_of(lie: str) -> str:
+    return f"{LIAR}-{list(LIES).index(lie)}"
+
+
 def lied(scheduler: str, certs: str, name: str, seconds: float) -> Counter[str]:
     """Returns how the scheduler answered so many seconds of one lie."""
     role, hello, lies = LIES[name]
-    liar = Liar(scheduler, certs, role, seconds)
+    liar = Liar(scheduler, certs, role, _name_of(name), seconds)
     asyncio.run(liar.lie(hello, lies))
     return liar.answers
 
 
 def stormed(scheduler: str, certs: str, seconds: float) -> Counter[str]:
     """Returns how the scheduler answered very many hellos of one agent at a time."""
-    liars = [Liar(scheduler, certs, "agent", seconds) for _ in range(20)]
+    liars = [Liar(scheduler, certs, "agent", f"{LIAR}-storm", seconds) for _ in range(20)]
 
     async def all_of_them() -> None:
         storm: list[Awaitable[None]] = [
-            each.lie(lambda n, at=at: _agent(1_000 * n + at), _nothing)  # type: ignore[misc]
+            each.lie(lambda name, n, at=at: _agent(name, 1_000 * n + at), _nothing)  # type: ignore[misc]
             for at, each in enumerate(liars)
         ]
         await asyncio.gather(*storm)
