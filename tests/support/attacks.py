@@ -459,7 +459,11 @@ def forget_peak(pid: int) -> None:
 def listening_of(pid: int) -> list[str]:
     """Where a process listens over TCP."""
     found = psutil.Process(pid).net_connections("tcp")
-    return [f"{each.laddr.ip}:{each.laddr.port}" for each in found if each.status == "LISTEN"]
+    return [
+        f"{each.laddr.ip.removeprefix('::ffff:')}:{each.laddr.port}"
+        for each in found
+        if each.status == "LISTEN"
+    ]
 
 
 def as_json(target: Target) -> str:

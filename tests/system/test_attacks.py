@@ -114,7 +114,7 @@ TABLE = [
     row("a language model of links", "denied"),
     row("an epoch of 2^64-1", "INVALID_ARGUMENT", THROWN_OUT),
     row("an epoch of 2^53+1", "INVALID_ARGUMENT", THROWN_OUT),
-    row("an epoch that is to come", "INVALID_ARGUMENT", THROWN_OUT),
+    row("an epoch that is to come", "ABORTED", THROWN_OUT),
     row("times that cannot be", "INVALID_ARGUMENT", THROWN_OUT),
     row("batches of others", "", f"INVALID_ARGUMENT {THROWN_OUT}"),
     row("a million partitions", "", f"INVALID_ARGUMENT {THROWN_OUT}"),
