@@ -29,7 +29,7 @@ def bounded(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     kind = getattr(parse, "__self__", None)
     if not isinstance(kind, type) or not issubclass(kind, Message):
         return parse
-    descriptor = kind.DESCRIPTOR
+    descriptor: Any = kind.DESCRIPTOR
 
     def parse_bounded(data: bytes) -> Any:
         if len(data) > _COUNTED_FROM_BYTES and not has_few(descriptor, data, MOST_VALUES):
@@ -72,7 +72,8 @@ def has_few(descriptor: Descriptor, data: bytes, most: int) -> bool:
 
 @lru_cache(maxsize=None)  # noqa: UP033 - one for each type of message there is
 def _nested_in(descriptor: Descriptor) -> dict[int, Descriptor]:
-    return {field.number: field.message_type for field in descriptor.fields if is_nested(field)}
+    fields: Any = descriptor.fields
+    return {field.number: field.message_type for field in fields if is_nested(field)}
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
