@@ -20,6 +20,8 @@ LIAR = "liar"
 CLUSTER = "main"
 _ANSWER_S = 2.0
 _PAUSE_S = 0.05
+_NOT_WRITTEN = "Internal error from Core"
+"""What gRPC says on this side of a message that found the stream closed; no answer of anybody."""
 _FAILURE = common_pb2.Failure(reason="UNAVAILABLE", message="no", agent_id=LIAR, retryable=True)
 _UP = scheduler_pb2.AgentMessage
 _DOWN = scheduler_pb2.GatewayMessage
@@ -62,8 +64,9 @@ class Liar:
             while await call.read() is not grpc.aio.EOF:
                 pass
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # Where it was over before all was said, only the call knows why.
-            self.answers[(await call.code()).name] += 1
+            # Where it was over before all was said, only the call may know why.
+            cut = await call.details() == _NOT_WRITTEN
+            self.answers["CUT" if cut else (await call.code()).name] += 1
 
     def _channel(self) -> grpc.aio.Channel:
         stem = self._certs / f"{self._role}-{self._name}"
