@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from services.errors import Overloaded, PayloadTooLarge, Unavailable
+from services.grpc_receiving import MOST_OF_ONE_SOURCE
 
 _SHORTEST_RETRY_NS = 20_000_000
 _LONGEST_RETRY_NS = 2_000_000_000
@@ -22,6 +26,8 @@ class Admission:
         self.bytes = 0
         self.requests = 0
         self.draining = False
+        self._arriving: Counter[str] = Counter()
+        """Bytes of bodies that are no requests yet, by who sends them."""
         self._usual_ns = float(_SHORTEST_RETRY_NS)
 
     def admit(self, nbytes: int) -> Lease:
@@ -71,6 +77,27 @@ class Admission:
         if self.bytes + nbytes > self._max_bytes:
             raise self.full(f"{self.bytes} bytes of requests are being worked on")
 
+    def require_share(self, source: str, held: int, more: int) -> None:
+        """Returns if one source may hold `more` of bodies that are no requests yet.
+
+        Args:
+            source: Who sends them.
+            held: By the body that grows; it may, if its source has no other.
+            more: That it grows by.
+
+        Raises:
+            Overloaded: it may not.
+        """
+        total = self._arriving[source]
+        if total > held and total + more > MOST_OF_ONE_SOURCE:
+            raise self.full(f"{total} bytes of one client's unfinished requests are held")
+
+    def note_arriving(self, source: str, more: int) -> None:
+        """Counts bytes of bodies that are no requests yet."""
+        self._arriving[source] += more
+        if not self._arriving[source]:
+            del self._arriving[source]
+
     def learn(self, duration_ns: int) -> None:
         """Takes into account how long a request took, for the advice when to come back."""
         self._usual_ns += _SMOOTHING * (duration_ns - self._usual_ns)
@@ -85,11 +112,24 @@ class Admission:
 class Lease:
     """A place among the admitted; a context manager."""
 
-    __slots__ = ("_nbytes", "admission")
+    __slots__ = ("_nbytes", "_source", "admission")
 
     def __init__(self, admission: Admission, nbytes: int) -> None:
         self.admission = admission
         self._nbytes = nbytes
+        self._source: str | None = None
+        """Who sends what arrives now; None: nothing does."""
+
+    @contextmanager
+    def arriving(self, source: str) -> Iterator[None]:
+        """Counts what is held within the block as an unfinished request of one source."""
+        self._source = source
+        self.admission.note_arriving(source, self._nbytes)
+        try:
+            yield
+        finally:
+            self._source = None
+            self.admission.note_arriving(source, -self._nbytes)
 
     def hold(self, nbytes: int) -> None:
         """Holds `nbytes` in place of what it held.
@@ -102,6 +142,10 @@ class Lease:
         if more > 0:
             self.admission.require_size(nbytes)
             self.admission.require_room(more)
+            if self._source is not None:
+                self.admission.require_share(self._source, self._nbytes, more)
+        if self._source is not None:
+            self.admission.note_arriving(self._source, more)
         self.admission.bytes += more
         self._nbytes = nbytes
 

@@ -39,6 +39,12 @@ def entered() -> Principal:
     return found.principal
 
 
+def charged_subject() -> str:
+    """Returns who is charged for this call: a key, or an address."""
+    found = caller.get()
+    return "" if found is None else found.subject
+
+
 def charge(error: CatenaryError) -> None:
     """Charges whoever sent what is worked on now, if `error` is their fault."""
     found = caller.get()

@@ -30,6 +30,8 @@ MOST_RATIO = 100
 _RATIO_FROM_BYTES = 1 << 20
 """Small ones may: all zeros are a tensor, too."""
 _STEP_BYTES = 256 * 1024
+_LARGE_BYTES = 2 * 1024 * 1024
+"""Larger ones are inflated and parsed one after the other: each may make as much again."""
 _WORKERS = 2
 _MOST_WAITING = 64
 _RETRY_NS = 100_000_000
@@ -46,6 +48,7 @@ class OffLoop:
         self._pool = ThreadPoolExecutor(workers, "http-body")
         self._most = most_waiting
         self._pending = 0
+        self._large = asyncio.Semaphore(1)
 
     async def run(self, nbytes: int, work: Callable[[], T]) -> T:
         """Returns what `work` does, which is about so many bytes; small work is done at once.
@@ -58,13 +61,25 @@ class OffLoop:
         if self._pending >= self._most:
             raise Overloaded("too many large bodies are being read", retry_after_ns=_RETRY_NS)
         self._pending += 1
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
-        # Also where nobody waits for it any more, the thread is busy.
-        future.add_done_callback(self._done)
-        return await future
+        try:
+            if nbytes <= _LARGE_BYTES:
+                return await self._in_thread(work)
+            async with self._large:
+                return await self._in_thread(work)
+        finally:
+            self._pending -= 1
 
-    def _done(self, _: asyncio.Future[T]) -> None:
-        self._pending -= 1
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # Also where nobody waits for it any more, the thread is busy.
+            if not future.cancel():
+                await asyncio.gather(future, return_exceptions=True)
+            raise
+        finally:
+            del future  # what it raised names this frame, which would name it
 
     def close(self) -> None:
         """Ends the threads once they are done."""

@@ -16,7 +16,7 @@ from services.error_tables import (
     http_status,
     openai_body,
 )
-from services.errors import CatenaryError, ModelNotFound, PayloadTooLarge
+from services.errors import CatenaryError, ModelNotFound, PayloadTooLarge, forget_frames
 from services.security.keys import Principal
 
 DESK: web.AppKey[FrontDesk] = web.AppKey("desk", FrontDesk)
@@ -48,6 +48,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return _plain_error(request, exc)
     except Exception as exc:
         error = error_of_exception(exc)
+        forget_frames(exc)
     arrived.charge(error)
     return error_response(request, error)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gateway import bytes_tensors
 from gateway.inference import Tensor
-from gateway.json_documents import decoded
+from gateway.json_documents import decoded, has_few
 from gateway.typed_contents import narrowed
 from gateway.validation import BYTES, Declared
 from services.domain.tensors import DTYPE_OF
@@ -20,6 +20,15 @@ _PIECE_BYTES = 32 << 10
 _MOST_LISTS = 200_000
 _DEEPEST = 32
 """NumPy's own limit."""
+_MOST_COMMAS = 1_000_000
+"""In a list of texts, those inside of them included."""
+
+
+class _List(msgspec.Struct, array_like=True):
+    """Any list; its elements are skipped."""
+
+
+_lists = msgspec.json.Decoder(list[_List])
 _rows = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -37,7 +46,7 @@ def from_json(data: object, tensor: Declared, field: str) -> Tensor:
     if tensor.datatype == BYTES:
         _require_few(text, field)
         return _strings(decoded(text, field, msgspec.json.decode), tensor, field)
-    array = _array(text, DTYPE_OF[tensor.datatype], field, _DEEPEST)
+    array = _array(text, tensor, field)
     if array.shape not in (tensor.shape, (tensor.elements,)):
         raise InvalidInput(
             field, f"has shape {list(array.shape)}, declared is {list(tensor.shape)}"
@@ -45,42 +54,79 @@ def from_json(data: object, tensor: Declared, field: str) -> Tensor:
     return array.reshape(tensor.shape)
 
 
-def _array(text: memoryview, dtype: np.dtype[np.generic], field: str, depth: int) -> Tensor:
-    """Returns the numbers in a list, made piece by piece: other threads go on between."""
+def _array(text: memoryview, tensor: Declared, field: str) -> Tensor:
+    dtype = DTYPE_OF[tensor.datatype]
     if len(text) <= _PIECE_BYTES:
         return _numbers(decoded(text, field, msgspec.json.decode), dtype, field)
-    if depth == 0:
-        raise InvalidInput(field, "is too deeply nested")
-    if b"[" not in bytes(text[1:]):
-        return np.concatenate([_numbers(part, dtype, field) for part in _pieces(text, field)])
-    _require_few(text, field)
-    parts = decoded(text, field, _rows.decode)
-    rows = [_array(memoryview(part), dtype, field, depth - 1) for part in parts]
-    try:
-        return np.stack(rows)
-    except ValueError:
-        raise InvalidInput(field, "is ragged") from None
+    # However they are nested, there is one comma fewer than numbers.
+    if not has_few(text, b",", tensor.elements):
+        raise InvalidInput(field, f"has more than {tensor.elements} elements, as declared")
+    if not has_few(text, b"[", _MOST_LISTS):
+        raise InvalidInput(field, "has too many lists for JSON; send it as binary data")
+    numbers = _Numbers(np.empty(tensor.elements, dtype), field)
+    shape = numbers.read(text, _DEEPEST)
+    return numbers.array[: numbers.filled].reshape(shape)
+
+
+class _Numbers:
+    """The numbers of a long text, made piece by piece: other threads go on between."""
+
+    def __init__(self, array: Tensor, field: str) -> None:
+        self.array = array
+        self.filled = 0
+        self._field = field
+
+    def read(self, text: memoryview, depth: int) -> tuple[int, ...]:
+        """Appends those of a list, and returns its shape."""
+        field = self._field
+        if len(text) <= _PIECE_BYTES:
+            return self._take(decoded(text, field, msgspec.json.decode))
+        if depth == 0:
+            raise InvalidInput(field, "is too deeply nested")
+        if has_few(text, b"[", 1):
+            begin = self.filled
+            for piece in _pieces(text, field):
+                if len(self._take(piece)) != 1:
+                    raise InvalidInput(field, "is ragged")
+            return (self.filled - begin,)
+        # A number among lists would be one of millions: that is seen before any is kept.
+        decoded(text, field, _lists.decode)
+        rows = decoded(text, field, _rows.decode)
+        shapes = {self.read(memoryview(row), depth - 1) for row in rows}
+        if len(shapes) != 1:
+            raise InvalidInput(field, "is ragged")
+        return (len(rows), *shapes.pop())
+
+    def _take(self, data: object) -> tuple[int, ...]:
+        if not isinstance(data, list):
+            raise InvalidInput(self._field, "is ragged")
+        numbers = _numbers(data, self.array.dtype, self._field)
+        until = self.filled + numbers.size
+        if until > self.array.size:
+            raise InvalidInput(self._field, f"has more than {self.array.size} elements")
+        self.array[self.filled : until] = numbers.reshape(-1)
+        self.filled = until
+        return numbers.shape
 
 
 def _pieces(text: memoryview, field: str) -> Iterator[list[object]]:
     """Yields the elements of a flat list of numbers, some thousands at a time."""
-    flat = bytes(text)
-    at, end = 1, len(flat) - 1
+    at, end = 1, len(text) - 1
     while at <= end:
-        until = flat.find(b",", at + _PIECE_BYTES, end)
-        until = end if until < 0 else until
+        window = bytes(text[at : min(at + _PIECE_BYTES, end)])
+        size = len(window) if at + len(window) >= end else window.rfind(b",")
         # Not one element cut in two: numbers have no commas, and texts are refused below.
-        piece = decoded(b"[" + flat[at:until] + b"]", field, msgspec.json.decode)
+        piece = decoded(b"[" + window[: max(0, size)] + b"]", field, msgspec.json.decode)
         if not piece:
             raise InvalidInput(field, "is not a list of numbers")
         yield piece
-        at = until + 1
+        at += size + 1
 
 
 def _require_few(text: memoryview, field: str) -> None:
-    """Returns if a list of lists or texts has no more of them than tensors have in JSON."""
-    data = bytes(text)
-    if data.count(b"[") > _MOST_LISTS or data.count(b'"') > 2 * _MOST_LISTS:
+    """Returns if a list of texts has no more of them than tensors have in JSON."""
+    bounds = ((b"[", _MOST_LISTS), (b'"', 2 * _MOST_LISTS), (b",", _MOST_COMMAS))
+    if not all(has_few(text, sign, most) for sign, most in bounds):
         raise InvalidInput(field, "has too many elements for JSON; send it as binary data")
 
 

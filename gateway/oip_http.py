@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from gateway import oip_json
+from gateway.callers import charged_subject
 from gateway.http_bodies import OFF_LOOP, body_of
 from gateway.http_calls import (
     DESK,
@@ -99,13 +100,14 @@ async def _infer(request: web.Request) -> web.Response:
     with desk.visit(principal, name, version, request.content_length or 0) as visit:
         # What is announced may come; only what is there is held.
         visit.lease.hold(0)
-        body = await body_of(request, largest, visit.lease)
-        intake = desk.intake(request.headers.get(REQUEST_ID))
-        json_size = _json_size(request, body)
-        wanted, form = await request.app[OFF_LOOP].run(
-            len(body) if json_size is None else json_size,
-            lambda: oip_json.request_of(body, json_size, visit.model, intake),
-        )
+        with visit.lease.arriving(charged_subject()):
+            body = await body_of(request, largest, visit.lease)
+            intake = desk.intake(request.headers.get(REQUEST_ID))
+            json_size = _json_size(request, body)
+            wanted, form = await request.app[OFF_LOOP].run(
+                len(body) if json_size is None else json_size,
+                lambda: oip_json.request_of(body, json_size, visit.model, intake),
+            )
         response = await visit.infer(wanted, arrival)
         document, json_size = oip_json.response_of(response, form, wanted.outputs)
     headers = {REQUEST_ID: response.id} if response.id.isprintable() else {}

@@ -72,7 +72,9 @@ class GatewaySettings(ProcessSettings):
         default=4096, gt=0, description="Unanswered requests held at once."
     )
     max_request_bytes: int = Field(
-        default=64 * MEBIBYTE, gt=0, description="Largest message a door accepts."
+        default=32 * MEBIBYTE,
+        gt=0,
+        description="Largest message a door accepts; one client alone can make a gateway hold it.",
     )
     max_prompt_bytes: int = Field(
         default=8 * MEBIBYTE,

@@ -40,6 +40,8 @@ from services.telemetry.tracing import Tracer
 _log = get_logger(__name__)
 _REDIS_TIMEOUT_S = 1.0
 _FIRST_CONTACT_S = 30.0
+_LONGEST_MESSAGE_BYTES = 16 * 1024 * 1024
+"""Of peers and operators: plans, and what a peer has in work."""
 _SERVICES = (
     scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"],
     admin_pb2.DESCRIPTOR.services_by_name["Admin"],
@@ -127,7 +129,9 @@ class SchedulerProcess:
             InvalidInput: the plan file is wrong.
         """
         settings = self._settings
-        server = self._server = create_server(self._security, guard=self._guard)
+        server = self._server = create_server(
+            self._security, guard=self._guard, max_message_bytes=_LONGEST_MESSAGE_BYTES
+        )
         service = SchedulerService(self, self._guard)
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server)
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self), server)

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar, cast
 import grpc.aio
 from google.protobuf.message import Message
 
-from services.errors import CatenaryError, InvalidInput, Overloaded, Unavailable
+from services.errors import CatenaryError, InvalidInput, InvalidMessage, Overloaded, Unavailable
 from services.packed_writer import PackedWriter
 from services.rules import check
 
@@ -114,7 +114,7 @@ async def read_packs(
         InvalidMessage: the peer said what cannot be; nothing of that message was handled.
     """
     while (packed := await stream.read()) is not grpc.aio.EOF:
-        check(cast(Message, packed))
+        _require_good(packed)
         session.heard_s = time.monotonic()
         handle(cast(In, packed))
 
@@ -133,5 +133,11 @@ async def first_pack(stream: Stream[object, object]) -> object:
         raise InvalidInput("hello", f"nothing came within {HELLO_TIMEOUT_S} s") from None
     if packed is grpc.aio.EOF:
         raise InvalidInput("hello", "the stream ended before it")
-    check(cast(Message, packed))
+    _require_good(packed)
     return packed
+
+
+def _require_good(packed: object) -> None:
+    if isinstance(packed, InvalidMessage):
+        raise packed
+    check(cast(Message, packed))

@@ -84,6 +84,7 @@ def trailing_metadata(error: CatenaryError) -> Trailers:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: CatenaryError) -> NoReturn:
     """Ends the call with `error`."""
+    errors.forget_frames(error)
     await context.abort(grpc_code(error), public_message(error), trailing_metadata(error))
     raise AssertionError("abort raises")  # tells the type checker what grpc's stubs do not
 

@@ -215,6 +215,18 @@ class InternalError(CatenaryError):
     reason = "INTERNAL"
 
 
+def forget_frames(error: BaseException) -> None:
+    """Lets go of what an error that was answered holds through its tracebacks: whole bodies.
+
+    An error that a frame of its own traceback names is a cycle, which only the garbage collector
+    would end, later.
+    """
+    found: BaseException | None = error
+    while found is not None and found.__traceback__ is not None:
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
+
+
 def _leaves(cls: type[CatenaryError]) -> list[type[CatenaryError]]:
     below = [leaf for child in cls.__subclasses__() for leaf in _leaves(child)]
     return below if below else [cls]

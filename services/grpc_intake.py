@@ -19,10 +19,12 @@ import grpc.aio
 
 from services.error_tables import abort
 from services.errors import CatenaryError, InvalidInput, PayloadTooLarge
-from services.grpc_receiving import Receiving
+from services.grpc_receiving import MOST_OF_ONE_SOURCE, Receiving
+from services.rules.sizing import bounded
 
 CONTROL_BYTES = 1 << 20
 """Longest message of a method that says nothing else."""
+_OURS = "/catenary.v1."
 FIRST_WINDOW_BYTES = 65_535
 """Of a call; what may be sent before it is let in."""
 MAX_RECEIVING_BYTES = 128 * 1024 * 1024
@@ -60,6 +62,8 @@ class Intake:
     """That of every other."""
     receiving_bytes: int = MAX_RECEIVING_BYTES
     """Of messages that are arriving, all together."""
+    receiving_bytes_of_one: int = MOST_OF_ONE_SOURCE
+    """Of those of one source."""
 
 
 class CallIntake(grpc.aio.ServerInterceptor):
@@ -107,6 +111,8 @@ class CallIntake(grpc.aio.ServerInterceptor):
         reader = _Reader(self._receiving, most, handler.request_deserializer)
         # A stream's messages are gRPC's to parse: handlers may read them themselves.
         parse = handler.request_deserializer if handler.request_streaming else None
+        if parse is not None and method.startswith(_OURS):
+            parse = bounded(parse)
         call = _Call(method, self._gatekeeper, reader, bool(handler.request_streaming))
         if handler.response_streaming:
             name = "stream_stream" if handler.request_streaming else "unary_stream"

@@ -117,7 +117,7 @@ def create_server(
     security.server_credentials()
     taken = intake or Intake(usual_bytes=max_message_bytes)
     gate = taken.gate or (RoleGate(guard) if guard is not None else OpenGate())
-    receiving = Receiving(taken.receiving_bytes)
+    receiving = Receiving(taken.receiving_bytes, most_of_one=taken.receiving_bytes_of_one)
     return grpc.aio.server(
         options=[*_SERVER_OPTIONS, *_limits(max_message_bytes)],
         # The first is asked first: who may not call is refused before the message is read.

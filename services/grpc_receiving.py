@@ -30,6 +30,8 @@ SILENCE_S = 10.0
 """A connection that sends no byte of a message for so long is given up."""
 LONGEST_S = 60.0
 """A message may take so long in all."""
+MOST_OF_ONE_SOURCE = 32 * 1024 * 1024
+"""Bytes of unfinished messages of one source at a door, or one message of any size it takes."""
 _SLACK_BYTES = 256 * 1024
 """Headers and frames beside the messages, and what the peer may send ahead of being asked."""
 _FRAMING_BYTES = 128
@@ -107,9 +109,18 @@ class _Connection:
 class Receiving:
     """Watches over the messages that are arriving at one server."""
 
-    def __init__(self, most_bytes: int, silence_s: float = SILENCE_S) -> None:
-        """Lets messages hold `most_bytes` together before they are complete; one source half."""
+    def __init__(
+        self, most_bytes: int, silence_s: float = SILENCE_S, most_of_one: int | None = None
+    ) -> None:
+        """Bounds what messages hold before they are complete.
+
+        Args:
+            most_bytes: All together.
+            silence_s: A connection that sends no byte for so long is given up.
+            most_of_one: Of one source; None: half of all. One message it may always send.
+        """
         self._most_bytes = most_bytes
+        self._most_of_one = most_bytes // 2 if most_of_one is None else most_of_one
         self._silence_s = silence_s
         self._arriving: set[Arriving] = set()
         self._connections: dict[str, _Connection] = {}
@@ -211,7 +222,7 @@ class Receiving:
         while held:
             most = max(held, key=lambda source: held[source])
             one_message = max(each.most_bytes for each in of[most]) + _SLACK_BYTES
-            if total <= self._most_bytes and held[most] <= max(self._most_bytes // 2, one_message):
+            if total <= self._most_bytes and held[most] <= max(self._most_of_one, one_message):
                 return
             why = "too much of unfinished messages is held"
             for each in of[most]:

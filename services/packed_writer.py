@@ -1,4 +1,4 @@
-"""Writes to a stream in as few messages as possible: one send takes everything queued.
+"""Writes to a stream in as few messages as possible: one send takes what is queued.
 
 A gRPC write costs more than a hundred small envelopes inside it. `put` therefore only appends;
 while one send is under way the next batch gathers behind it, so packing grows with load by itself.
@@ -11,6 +11,9 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from services.errors import DeadlineExceeded, Overloaded
+
+MOST_AT_ONCE = 4096
+"""Messages of one send: who reads them holds a message to a number of values."""
 
 M = TypeVar("M")
 
@@ -61,7 +64,7 @@ class PackedWriter(Generic[M]):
                 self._idle.set()
                 self._wake.clear()
                 await self._wake.wait()
-            batch, self._queue = self._queue, []
+            batch, self._queue = self._queue[:MOST_AT_ONCE], self._queue[MOST_AT_ONCE:]
             await self._send(batch)
 
     async def flush(self, timeout_s: float) -> None:

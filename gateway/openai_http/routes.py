@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from gateway.callers import charged_subject
 from gateway.catalog import Model
 from gateway.front_desk import FrontDesk
 from gateway.generation.answer import Generation
@@ -88,9 +89,10 @@ async def _complete(
     principal = enter(request, counts=True)
     require_announced(request, desk.max_prompt_bytes)
     with desk.admitted(0) as lease:
-        body = await body_of(request, desk.max_prompt_bytes, lease)
-        off_loop = request.app[OFF_LOOP]
-        wanted = await off_loop.run(len(body), lambda: read(document_of(body)))
+        with lease.arriving(charged_subject()):
+            body = await body_of(request, desk.max_prompt_bytes, lease)
+            off_loop = request.app[OFF_LOOP]
+            wanted = await off_loop.run(len(body), lambda: read(document_of(body)))
         terms = _terms(request, wanted)
         own_id = request_id_of(request) or desk.new_id()
         with desk.generating_visit(principal, wanted.model) as visit:

@@ -164,7 +164,10 @@ class TcpListener:
         """Gives free places to those who have spoken."""
         while ready := [each for each in self._waiting.values() if each.has_spoken]:
             busy = Counter(each.source for each in self._opening)
-            # Stable: of one source, the oldest first.
+            # Stable: of one source, the oldest first. Where more come than have a turn it is the
+            # newest: who waited long is dropped next, and an honest peer would be among them.
+            if len(ready) > self._limits.most_opening:
+                ready.reverse()
             wanted = min(ready, key=lambda each: busy[each.source])
             if len(self._opening) >= self._limits.most_opening:
                 busiest, count = busy.most_common(1)[0]
@@ -212,7 +215,8 @@ class TcpListener:
                 self._drop(connection)
         waiting = sum(each.has_spoken for each in self._waiting.values())
         slow = [each for each in self._opening if now_s - each.since_s > _GRACE_S]
-        while waiting and slow and len(self._opening) >= self._limits.most_opening:
+        is_full = len(self._opening) >= self._limits.most_opening
+        while is_full and waiting and slow:
             slowest = self._least_wanted(slow)
             slow.remove(slowest)
             waiting -= 1

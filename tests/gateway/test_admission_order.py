@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -12,13 +13,14 @@ import aiohttp
 import numpy as np
 import pytest
 
+from gateway.admission import Admission
 from gateway.http_bodies import inflated
 from gateway.json_documents import document_of, inference_of
 from gateway.json_tensors import from_json
 from gateway.quotas import Quotas
 from gateway.validation import Declared
 from gateway_harness import stage
-from services.errors import InvalidInput, PayloadTooLarge, QuotaExceeded
+from services.errors import InvalidInput, Overloaded, PayloadTooLarge, QuotaExceeded
 from services.security.key_file import add_key
 
 SECOND = 1_000_000_000
@@ -94,6 +96,55 @@ def test_large_tensors_are_read_in_pieces_like_small_ones() -> None:
 def test_large_tensors_that_are_none_are_refused(data: object) -> None:
     with pytest.raises(InvalidInput):
         tensor_in(data, 2, 40_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        (b"[[0]," + b"0," * 5_000_000 + b"0]", (1, 5_000_002)),
+        (b"[" + b"0," * 5_000_000 + b"0]", (1, 4)),
+        (b"[" + b"[]," * 3_000_000 + b"[]]", (3_000_001, 0)),
+        (b"[[" + b"0," * 5_000_000 + b"0]," + b"0]", (2, 5_000_001)),
+    ],
+    ids=["a list and numbers", "too many", "empty lists", "a number at the end"],
+)
+def test_millions_that_are_no_tensor_are_refused_before_they_are_made(
+    text: bytes, shape: tuple[int, ...]
+) -> None:
+    raw = inference_of(b'{"inputs":[{"data":' + text + b"}]}")["inputs"][0]["data"]  # type: ignore[index]
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput):
+            from_json(raw, Declared("x", "FP32", shape), "data")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 48 << 20
+
+
+def test_a_body_has_a_thousand_inputs_and_some_thousand_lists_at_most() -> None:
+    with pytest.raises(InvalidInput, match="inputs"):
+        inference_of(b'{"inputs":[' + b"{}," * 2_000 + b"{}]}")
+    with pytest.raises(InvalidInput, match="lists and objects"):
+        document_of(b'{"messages":[' + b"[]," * 30_000 + b"[]]}")
+    tokens = document_of(b'{"prompt":[' + b"7," * 300_000 + b"7]}")["prompt"]
+    assert isinstance(tokens, list)
+    assert len(tokens) == 300_001
+
+
+def test_one_source_holds_a_share_of_what_arrives_or_one_body_of_any_size() -> None:
+    admission = Admission(256 << 20, 100, 64 << 20)
+    with (
+        admission.admit(0) as first, admission.admit(0) as second, admission.admit(0) as third,
+    ):  # fmt: skip
+        with first.arriving("a"), second.arriving("a"), third.arriving("b"):
+            first.hold(64 << 20)
+            third.hold(30 << 20)
+            with pytest.raises(Overloaded):
+                second.hold(1 << 20)
+        with second.arriving("a"):
+            second.hold(30 << 20)  # the first is a request by now
+    assert (admission.bytes, admission.requests, len(admission._arriving)) == (0, 0, 0)
 
 
 def test_faults_are_charged_by_what_was_read_and_forgotten_in_time() -> None:

@@ -124,6 +124,18 @@ async def test_whoever_holds_most_is_cut_off_and_told_to_come_back() -> None:
         assert all(error.retry_after_ns for error in gate.refusals)
 
 
+async def test_one_source_has_a_share_and_one_message_of_any_size() -> None:
+    async with served(Receiving(64 * MIB, most_of_one=2 * MIB), most=8 * MIB) as (target, _):
+        line = await asyncio.to_thread(
+            half_sent, target, 6 * MIB, 4, YES, until=lambda line: line.answers.total() == 4
+        )
+        assert line.answers == Counter(OVERLOADED=4)
+        line = await asyncio.to_thread(
+            half_sent, target, 6 * MIB, 1, YES, until=lambda line: line.sent > 5 * MIB
+        )
+        assert not line.answers
+
+
 async def test_a_message_that_stops_arriving_is_given_up() -> None:
     async with served(Receiving(64 * MIB, silence_s=0.3)) as (target, _):
         line = await asyncio.to_thread(

@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import json
 import os
+import resource
 import select
 import socket
 import ssl
@@ -19,13 +20,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import psutil
 
-SECONDS = 6.0
+SECONDS = 4.0
 """So long an attack goes on at most."""
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 _MEGABYTE = 1_000_000
+_CHILDREN = resource.RUSAGE_CHILDREN
 _SAID = (
     ("API key", "UNAUTHENTICATED"),
     ("too much of unfinished", "OVERLOADED"),
@@ -53,6 +56,10 @@ class Target:
     """Of a client."""
     spent_key: str
     """Of a client with next to no quota."""
+    certs: str
+    """Folder with the certificates of somebody who lies."""
+    hostile: str
+    """Folder with models of strangers."""
 
 
 Answers = Counter[str]
@@ -256,6 +263,12 @@ def _dripped(target: str, head: bytes, drip: bytes, count: int) -> Answers:
     return answers
 
 
+def _half_bodies(target: str, of: Target) -> Answers:
+    """Sends bodies but for their last bytes."""
+    head = _infer_of(of, b"", of.key).replace(b"Length: 0", b"Length: 15000000")
+    return _dripped(target, head + b"[" + b" " * 14 * _MEGABYTE, b" ", 16)
+
+
 # Frames
 
 
@@ -320,6 +333,24 @@ def _unix(path: str) -> socket.socket:
     return sock
 
 
+def _model(target: Target, name: str) -> Answers:
+    import hostile_models
+
+    return hostile_models.tried(Path(target.hostile), name)
+
+
+def _lie(target: Target, name: str) -> Answers:
+    import attacks_from_within
+
+    return attacks_from_within.lied(target.scheduler, target.certs, name, SECONDS)
+
+
+def _storm(target: Target) -> Answers:
+    import attacks_from_within
+
+    return attacks_from_within.stormed(target.scheduler, target.certs, SECONDS)
+
+
 ATTACKS: dict[str, Callable[[Target], Answers]] = {
     # Memory before anybody is known
     "half sent without a key": lambda t: _half_sent(t.grpc, INFER),
@@ -339,6 +370,10 @@ ATTACKS: dict[str, Callable[[Target], Answers]] = {
     "half sent by a client": lambda t: _half_sent(
         t.grpc, INFER, _bearer(t.key), nbytes=15 * _MEGABYTE
     ),
+    "one after the other half sent by a client": lambda t: _half_sent(
+        t.grpc, INFER, _bearer(t.key), nbytes=33 * _MEGABYTE, calls=8, connections=8
+    ),
+    "half sent bodies of a client": lambda t: _half_bodies(t.http, t),
     "silence at the scheduler": lambda t: _rate(lambda: _connect(t.scheduler), b"", 100),
     # The time of the event loop
     "bombs": lambda t: _flood(t.http, _packed(t, _BOMB, t.key)),
@@ -370,12 +405,35 @@ ATTACKS: dict[str, Callable[[Target], Answers]] = {
     "half a handshake": lambda t: _rate(
         lambda: _connect(t.frames, "127.0.0.9"), _client_hello()
     ),
+    "half a handshake from the address of peers": lambda t: _rate(
+        lambda: _connect(t.frames), _client_hello()
+    ),
     "another protocol": lambda t: _rate(lambda: _connect(t.frames), b"GET / HTTP/1.1\r\n\r\n"),
     "the first byte of a handshake": lambda t: _rate(
         lambda: _connect(t.frames, "127.0.0.9"), b"\x16"
     ),
     "no certificate": lambda t: _strangers(t.frames),
     "silence on this machine": lambda t: _rate(lambda: _unix(t.shm), b"", 300),
+    # Model files
+    "a program that writes a file": lambda t: _model(t, "writes"),
+    "a program with a tower of powers": lambda t: _model(t, "tower"),
+    "a program that reads a file": lambda t: _model(t, "reads"),
+    "a program that wants a terabyte": lambda t: _model(t, "terabyte"),
+    "a program that is deep": lambda t: _model(t, "deep"),
+    "a program that is code": lambda t: _model(t, "code"),
+    "a graph with weights elsewhere": lambda t: _model(t, "elsewhere"),
+    "a language model of links": lambda t: _model(t, "links"),
+    # Peers that lie
+    "an epoch of 2^64-1": lambda t: _lie(t, "an epoch of 2^64-1"),
+    "an epoch of 2^53+1": lambda t: _lie(t, "an epoch of 2^53+1"),
+    "an epoch that is to come": lambda t: _lie(t, "an epoch that is to come"),
+    "times that cannot be": lambda t: _lie(t, "times that cannot be"),
+    "batches of others": lambda t: _lie(t, "batches of others"),
+    "a million partitions": lambda t: _lie(t, "a million partitions"),
+    "another agent's name": lambda t: _lie(t, "another agent's name"),
+    "nonsense of a peer": lambda t: _lie(t, "nonsense"),
+    "a gateway that lies": lambda t: _lie(t, "a gateway that lies"),
+    "a storm of hellos": _storm,
 }  # fmt: skip
 
 
@@ -401,13 +459,40 @@ def forget_peak(pid: int) -> None:
 def listening_of(pid: int) -> list[str]:
     """Where a process listens over TCP."""
     found = psutil.Process(pid).net_connections("tcp")
-    return [f"{each.laddr.ip}:{each.laddr.port}" for each in found if each.status == "LISTEN"]
+    return [
+        f"{each.laddr.ip.removeprefix('::ffff:')}:{each.laddr.port}"
+        for each in found
+        if each.status == "LISTEN"
+    ]
 
 
 def as_json(target: Target) -> str:
     return json.dumps(asdict(target))
 
 
+def burn(share: float, seconds: float) -> None:
+    """Takes a share of the processors, as an attack did, and harms nobody otherwise."""
+    begin_s = time.monotonic()
+    while (passed_s := time.monotonic() - begin_s) < seconds:
+        if time.process_time() < share * passed_s:
+            sum(range(2_000))
+        else:
+            time.sleep(0.001)
+
+
+def attacked(target: Target, name: str) -> Answers:
+    """Runs an attack, and counts what it cost its own side."""
+    begin_s = time.monotonic()
+    answers = ATTACKS[name](target)
+    mine = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, _CHILDREN))
+    answers["cpu_ms"] = round(1e3 * mine)
+    answers["wall_ms"] = round(1e3 * (time.monotonic() - begin_s))
+    return answers
+
+
 if __name__ == "__main__":
     os.nice(5)
-    print(json.dumps(ATTACKS[sys.argv[1]](Target(**json.load(sys.stdin)))))
+    if sys.argv[1] == "--burn":
+        burn(float(sys.argv[2]), float(sys.argv[3]))
+    else:
+        print(json.dumps(attacked(Target(**json.load(sys.stdin)), sys.argv[1])))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -24,11 +25,14 @@ import pytest
 import attacks
 import catenary
 import figures
+import hostile_models
 from attacks import Target, Usage
+from attacks_from_within import CLUSTER, LIAR, identities
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, ROOT, RunningCluster, environment, running_cluster, wait_until
 from services.errors import PartitionLost
-from services.security.authority import AUTHORITY_FILE
+from services.security.authority import AUTHORITY_FILE, Authority, Request
+from services.security.identity import Identity
 from services.security.keys import add_key
 from services.security.tls import ClientSecurity
 from services.transport.interface import Address
@@ -40,16 +44,10 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 MOST_GROWTH_MB = 64.0
 MOST_DELAY_S = 0.050
 ROUNDS = 3
-"""The machine may be busy with something else: one quiet round of so many is enough."""
-MEBIBYTE = 1 << 20
-CONFIG = {
-    "gateway": {
-        "transports": ["shm", "tcp"],
-        "max_request_bytes": 16 * MEBIBYTE,
-        "max_in_flight_bytes": 48 * MEBIBYTE,
-    },
-    "agent": {"transports": ["shm", "tcp"]},
-}
+"""The median of so many is held to the limit."""
+CALM_S = 4.0
+CONFIG = {"gateway": {"transports": ["shm", "tcp"]}, "agent": {"transports": ["shm", "tcp"]}}
+"""Every limit is the one that is shipped."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +59,21 @@ class Row:
     """Answers it can get; those of closed connections among them."""
     must: frozenset[str] = frozenset()
     """Answers it gets at least once."""
-    peers_connect: bool = False
-    """Whether honest peers are tried beside it."""
+    attempts: int = 0
+    """Honest peers beside it get in, each within so many attempts; 0: none are tried."""
 
 
-def row(name: str, must: str, more: str = "", *, peers: bool = False) -> Row:
+def row(name: str, must: str, more: str = "", *, attempts: int = 0) -> Row:
     wanted = frozenset(must.split())
-    return Row(name, wanted | frozenset(more.split()), wanted, peers)
+    return Row(name, wanted | frozenset(more.split()), wanted, attempts)
 
 
 _IMAGE = np.zeros((1, 3, 224, 224), np.float32)
-COUNTS = {"sent_mb", "tried", "refused"}
+COUNTS = {"sent_mb", "tried", "refused", "cpu_ms", "wall_ms"}
 """What attacks count beside their answers."""
 FLOODED = "QUOTA_EXCEEDED"
+THROWN_OUT = "UNAVAILABLE DEADLINE_EXCEEDED ABORTED CANCELLED CUT"
+"""Of peers: held off after they lied again and again, or replaced by who came after them."""
 TABLE = [
     row("half sent without a key", "UNAUTHENTICATED", FLOODED),
     row("half sent with a wrong key", "UNAUTHENTICATED", FLOODED),
@@ -82,6 +82,8 @@ TABLE = [
     row("half sent to the health service", "", "PAYLOAD_TOO_LARGE OVERLOADED"),
     row("half sent to operators' port", "UNAUTHENTICATED", FLOODED),
     row("half sent by a client", "OVERLOADED", "DEADLINE_EXCEEDED"),
+    row("one after the other half sent by a client", "OVERLOADED", "DEADLINE_EXCEEDED"),
+    row("half sent bodies of a client", "503", "429 open closed"),
     row("silence at the scheduler", ""),
     row("bombs", "413", "429 503"),
     row("bombs without a key", "401", "429"),
@@ -95,13 +97,33 @@ TABLE = [
     row("a flood to no route", "404 429"),
     row("dripped headers", "", "open closed"),
     row("dripped bodies", "", "503 429 408 504 open closed"),
-    row("silent peers", "", peers=True),
-    row("half a handshake", "", peers=True),
-    row("another protocol", "", peers=True),
-    row("the first byte of a handshake", "", peers=True),
-    row("no certificate", "closed", peers=True),
+    row("silent peers", "", attempts=1),
+    row("half a handshake", "", attempts=1),
+    row("half a handshake from the address of peers", "", attempts=10),
+    row("another protocol", "", attempts=1),
+    row("the first byte of a handshake", "", attempts=1),
+    row("no certificate", "closed", attempts=1),
     row("silence on this machine", ""),
+    row("a program that writes a file", "denied"),
+    row("a program with a tower of powers", "denied"),
+    row("a program that reads a file", "denied"),
+    row("a program that wants a terabyte", "denied"),
+    row("a program that is deep", "denied"),
+    row("a program that is code", "denied"),
+    row("a graph with weights elsewhere", "denied"),
+    row("a language model of links", "denied"),
+    row("an epoch of 2^64-1", "INVALID_ARGUMENT", THROWN_OUT),
+    row("an epoch of 2^53+1", "INVALID_ARGUMENT", THROWN_OUT),
+    row("an epoch that is to come", "ABORTED", THROWN_OUT),
+    row("times that cannot be", "INVALID_ARGUMENT", THROWN_OUT),
+    row("batches of others", "", f"INVALID_ARGUMENT {THROWN_OUT}"),
+    row("a million partitions", "", f"INVALID_ARGUMENT {THROWN_OUT}"),
+    row("another agent's name", "PERMISSION_DENIED", THROWN_OUT),
+    row("nonsense of a peer", "", f"INVALID_ARGUMENT {THROWN_OUT}"),
+    row("a gateway that lies", "INVALID_ARGUMENT", THROWN_OUT),
+    row("a storm of hellos", "", f"INVALID_ARGUMENT {THROWN_OUT}"),
 ]
+LIES = [each.name for each in TABLE[-10:]]
 
 
 @dataclass
@@ -117,6 +139,10 @@ class Stand:
     def pids(self) -> dict[str, int]:
         return {name: int(pid) for name, pid in self.cluster.facts["pids"].items()}
 
+    def used_s(self) -> float:
+        """Returns the time of processors that the cluster had until now."""
+        return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in self.pids.values())
+
 
 @pytest.fixture(scope="module")
 def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
@@ -127,6 +153,11 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     spent = add_key(keys, "spent", ["infer"], {"requests_per_s": 0.1, "burst": 1})
     config = {**CONFIG, "gateway": {**CONFIG["gateway"], "api_keys_file": str(keys)}}
     with running_cluster(folder, config=config, agents=2, tls=True) as cluster:
+        certs = folder / "certs"
+        authority = Authority(certs, CLUSTER)
+        for role, name in identities():
+            authority.issue(Request(Identity.of(CLUSTER, role, name), ("localhost",)))
+        hostile_models.make(folder / "hostile")
         pids = {name: int(pid) for name, pid in cluster.facts["pids"].items()}
         agents = sorted(name for name in pids if name.startswith("agent"))
         (frames,) = attacks.listening_of(pids[agents[0]])
@@ -135,9 +166,8 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
         scheduler = attacks.listening_of(pids["scheduler"])[0]
         target = Target(
             cluster.grpc, cluster.http.removeprefix("http://"), cluster.admin, scheduler, frames,
-            str(shm), MODEL, attacker, spent,
+            str(shm), MODEL, attacker, spent, str(certs), str(folder / "hostile"),
         )  # fmt: skip
-        certs = folder / "certs"
         client = ClientSecurity(
             ca_file=certs / AUTHORITY_FILE, cert_file=certs / f"agent-{agents[1]}.pem",
             key_file=certs / f"agent-{agents[1]}-key.pem",
@@ -147,7 +177,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
 
 @dataclass
 class SteadyUse:
-    """Another client: asks for metadata fifty times a second, and for a photograph now and then."""
+    """Another client: asks for metadata up to a hundred times a second, and for a photograph now and then."""
 
     stand: Stand
     metadata_s: list[float] = field(default_factory=list)
@@ -158,7 +188,7 @@ class SteadyUse:
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=arguments)
-            for arguments in ((self._metadata, 0.02, self.metadata_s), (self._infer, 1.0, self.infer_s))
+            for arguments in ((self._metadata, 0.01, self.metadata_s), (self._infer, 1.0, self.infer_s))
         ]  # fmt: skip
         for thread in self._threads:
             thread.start()
@@ -217,53 +247,94 @@ def answers_of(process: subprocess.Popen[str]) -> dict[str, int]:
     return {str(name): int(count) for name, count in json.loads(text).items()}
 
 
-async def honest_peers(stand: Stand, folder: Path) -> tuple[int, int]:
+async def honest_peers(stand: Stand, folder: Path, attempts: int) -> tuple[int, int]:
     """Returns how many of how many peers with a certificate got in."""
     settings = TransportSettings(runtime_dir=folder, security=stand.security)
     endpoint = TcpEndpoint("agent-1", settings)
-    address, let_in, tried = Address("tcp", stand.target.frames, host_id()), 0, 30
+    address, let_in, tried = Address("tcp", stand.target.frames, host_id()), 0, 20
     for _ in range(tried):
-        try:
-            link = await endpoint.connect(address, 5.0)
-            let_in += not link.closed
-            await link.close()
-        except PartitionLost:
-            pass
+        for _ in range(attempts):
+            try:
+                link = await endpoint.connect(address, 5.0)
+                let_in += not link.closed
+                await link.close()
+                break
+            except PartitionLost:
+                pass
         await asyncio.sleep(0.1)
     return let_in, tried
 
 
-def quiet_p99(stand: Stand) -> float:
+def calm_p99(stand: Stand, share: float) -> float:
+    """Returns the p99 beside a load that costs the machine as much and asks nothing of anybody."""
+    count = max(1, math.ceil(share))
+    arguments = [sys.executable, attacks.__file__, "--burn", f"{share / count}", f"{CALM_S}"]
     with SteadyUse(stand) as use:
-        time.sleep(4)
+        burning = [subprocess.Popen(arguments) for _ in range(count)]
+        time.sleep(CALM_S)
+        for process in burning:
+            process.wait(60)
     return p99(use.metadata_s)
+
+
+def attacked_p99(stand: Stand, attack: Row, folder: Path) -> tuple[float, dict[str, int]]:
+    """Returns what others had while it was attacked, and how often who attacked got which answer."""
+    with SteadyUse(stand) as use:
+        begin_s = time.monotonic()
+        process = launched(stand, attack.name)
+        if attack.attempts:
+            let_in, tried = asyncio.run(honest_peers(stand, folder, attack.attempts))
+            assert let_in == tried, f"{tried - let_in} of {tried} peers were kept out"
+        answers = answers_of(process)
+        time.sleep(max(0.0, begin_s + CALM_S - time.monotonic()))
+    assert not use.problems, use.problems[:3]
+    return p99(use.metadata_s), answers
 
 
 @pytest.mark.parametrize("attack", TABLE, ids=[each.name for each in TABLE])
 def test_an_attack_is_refused_and_harms_nobody(attack: Row, stand: Stand, tmp_path: Path) -> None:
+    """Rounds with the attack and with a harmless load that costs as much take turns.
+
+    As much as the attack cost its own side and the cluster together: what is left of the difference
+    is waiting for each other, which a machine with more processors would not mend. The median of the differences counts, so that a neighbour on the host that takes a round's
+    worth of time changes nothing; as soon as it is settled the rest is left out.
+    """
     delays: list[float] = []
-    for _ in range(ROUNDS):
+    had: set[str] = set()
+    while not is_settled(delays):
         before = {name: attacks.usage_of(pid) for name, pid in stand.pids.items()}
         for pid in stand.pids.values():
             attacks.forget_peak(pid)
-        usual_s = quiet_p99(stand)
-        with SteadyUse(stand) as use:
-            process = launched(stand, attack.name)
-            if attack.peers_connect:
-                let_in, tried = asyncio.run(honest_peers(stand, tmp_path))
-                assert let_in == tried, f"{tried - let_in} of {tried} peers were kept out"
-            answers = answers_of(process)
+        used_s, begin_s = stand.used_s(), time.monotonic()
+        harmed_s, answers = attacked_p99(stand, attack, tmp_path)
+        share = stand.used_s() - used_s + answers["cpu_ms"] / 1e3
+        share /= time.monotonic() - begin_s
         got = answers.keys() - COUNTS
         assert got <= attack.may, f"unexpected answers: {answers}"
-        assert attack.must <= got, f"missing answers: {answers}"
-        assert not use.problems, use.problems[:3]
+        had |= got
+        assert attack.must <= had, f"missing answers: {answers}"
         require_memory(stand, attack, before)
-        delays.append(p99(use.metadata_s) - usual_s)
+        usual_s = calm_p99(stand, share)
+        delays.append(harmed_s - usual_s)
         figures.report(attack.name, "answers", json.dumps(answers))
         figures.report(attack.name, "p99 of others", delays[-1] * 1e3, "ms more", "<= 50 ms")
-        if delays[-1] <= MOST_DELAY_S:
-            return
-    pytest.fail(f"others waited longer: {[round(each * 1e3) for each in delays]} ms at p99")
+    shown = [round(each * 1e3) for each in delays]
+    assert statistics.median_low(delays) <= MOST_DELAY_S, f"others waited longer: {shown} ms"
+
+
+def is_settled(delays: list[float]) -> bool:
+    """Returns whether the median of all rounds is on a side that the rest cannot change."""
+    harmless = sum(delay <= MOST_DELAY_S for delay in delays)
+    return max(harmless, len(delays) - harmless) > ROUNDS // 2
+
+
+def test_what_peers_said_is_forgotten_and_the_cluster_serves(stand: Stand) -> None:
+    """After all of the above: nobody is taken for an agent, and photographs are answered."""
+    with SteadyUse(stand) as use:
+        wait_until(lambda: len(use.infer_s) >= 3, 60, "photographs")
+    assert not use.problems
+    named = [each for each in stand.cluster.logs().splitlines() if LIAR in each]
+    assert named or not LIES, "nobody was named"
 
 
 def require_memory(stand: Stand, attack: Row, before: dict[str, Usage]) -> None:
