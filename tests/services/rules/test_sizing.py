@@ -21,7 +21,11 @@ def pack_of(partitions: int, times: int = 0) -> scheduler_pb2.AgentMessages:
 
 def test_very_many_empty_messages_are_answered_with_an_offence() -> None:
     parse = bounded(Pack.FromString)
-    for pack in (pack_of(300_000), pack_of(1, 2_000_000), Pack(messages=[scheduler_pb2.AgentMessage()] * 300_000)):
+    for pack in (
+        pack_of(300_000),
+        pack_of(1, 2_000_000),
+        Pack(messages=[scheduler_pb2.AgentMessage()] * 300_000),
+    ):
         assert isinstance(parse(pack.SerializeToString()), InvalidMessage)
 
 
