@@ -115,11 +115,12 @@ def test_people_are_told_what_is_estimated(root: Path, tmp_path: Path, run: Run)
     assert ModelRepository(root).profile(KEY) is None
 
 
+@pytest.mark.timeout(400)
 def test_a_terminal_shows_progress(root: Path) -> None:
     ours, theirs = pty.openpty()
     done = subprocess.run(
         command(root, "--levels", "1", "--batches", "1", "--runs", "2", "--json"),
-        stdout=subprocess.PIPE, stderr=theirs, env=environment(), cwd=ROOT, timeout=100, check=True,
+        stdout=subprocess.PIPE, stderr=theirs, env=environment(), cwd=ROOT, timeout=300, check=True,
     )  # fmt: skip
     os.close(theirs)
     shown = b""
