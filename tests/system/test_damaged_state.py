@@ -187,11 +187,13 @@ async def test_a_leader_that_lives_mends_what_is_damaged_under_it(
         before = await until_status(client, lambda s: s.redis_connected, 10.0)
         async with load.running():
             for poison in (*EPOCHS, "5.5"):
-                await redis.delete(KEYS.epoch)
-                if poison is None:
-                    await redis.rpush(KEYS.epoch, "1")  # type: ignore[misc]
-                else:
-                    await redis.set(KEYS.epoch, poison)
+                async with redis.pipeline(transaction=True) as at_once:  # the leader writes it, too
+                    at_once.delete(KEYS.epoch)
+                    if poison is None:
+                        at_once.rpush(KEYS.epoch, "1")
+                    else:
+                        at_once.set(KEYS.epoch, poison)
+                    await at_once.execute()
                 for table in TABLES:
                     await redis.delete(KEYS.table(table))
                     await redis.set(KEYS.table(table), "spoiled")
