@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+from abc import abstractmethod
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
@@ -155,11 +156,11 @@ class ShortOf(Fault):
         except ProcessLookupError:
             world.note("had ended", self.victims[0])
 
-    def which(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def which(self) -> int: ...
 
-    def limit(self, process: psutil.Process) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def limit(self, process: psutil.Process) -> int: ...
 
 
 class NoMoreFiles(ShortOf):

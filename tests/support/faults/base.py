@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -31,7 +32,7 @@ class Promise:
     served_s: float | None = None
 
 
-class Fault:
+class Fault(ABC):
     """One fault with its victims and figures drawn; `apply` and `undo` are called once each.
 
     Attributes:
@@ -59,10 +60,10 @@ class Fault:
         """Returns the roles it befalls; draws whatever else is to be drawn."""
         return ()
 
-    async def apply(self, world: World) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def apply(self, world: World) -> None: ...
 
-    async def undo(self, world: World) -> None:
+    async def undo(self, world: World) -> None:  # noqa: B027 - most end when they are over
         """Ends it; what the platform has to mend by itself is left to it."""
 
     def __str__(self) -> str:

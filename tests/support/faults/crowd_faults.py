@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import abstractmethod
 from contextlib import suppress
 
 from faults.base import AGENTS, GATEWAYS, Fault, Promise, fault
@@ -28,8 +29,8 @@ class Flood(Fault):
         for writer in self._open:
             writer.close()
 
-    def port(self, world: World) -> tuple[str, int]:
-        raise NotImplementedError
+    @abstractmethod
+    def port(self, world: World) -> tuple[str, int]: ...
 
 
 async def connected(host: str, port: int) -> asyncio.StreamWriter | None:

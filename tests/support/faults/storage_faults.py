@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from abc import abstractmethod
 from pathlib import Path
 
 from faults.agent_faults import OfAnAgent
@@ -148,8 +149,8 @@ class DamagedFiles(OfAnAgent):
         self._draw = draw
         return super().choose(draw)
 
-    def damage(self, repository: Path) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def damage(self, repository: Path) -> None: ...
 
     def _tear(self, file: Path) -> None:
         """Leaves the first part of a file, as a crash does that loses what was not synced."""
