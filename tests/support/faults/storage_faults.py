@@ -15,6 +15,8 @@ from scheduler.state.keys import Table, book_table
 from services.domain.ids import ResourceId
 
 _KILOBYTE = 1024
+_ROOM_KB = 65_536
+"""Redis stays on the small disk when there is room again, for the rest of the run."""
 
 
 @fault
@@ -34,7 +36,7 @@ class RedisDiskFull(Fault):
         logs = {d.name: [(f.name, f.read_bytes()) for f in d.iterdir()]
                 for d in world.redis.folder.iterdir() if d.is_dir()}  # fmt: skip
         needed = sum(map(len, kept.values())) + sum(len(b) for fs in logs.values() for _, b in fs)
-        mount(world.redis.folder, f"{needed // _KILOBYTE + 2048}k")
+        mount(world.redis.folder, f"{needed // _KILOBYTE + _ROOM_KB}k")
         _write(world.redis.folder, kept, logs)
         await world.redis.start()
         with (world.redis.folder / "ballast").open("wb", buffering=0) as ballast:
