@@ -435,10 +435,12 @@ async def test_a_frame_over_a_link_that_stalls_ends_it(kit: Kit) -> None:
         slow = replace(receiver.address, address=network.address)
         link = await sender.connect(slow, 20, "b")
         network.stall()
-        slot = await link.export(3 * CHUNK, 5)
         began = time.monotonic()
         with pytest.raises((DeadlineExceeded, PartitionLost)):
-            await link.push(slot, b"", STALL_S)
+            while time.monotonic() - began < 60:  # the first may fit into buffers of the kernel
+                slot = await link.export(3 * CHUNK, 5)
+                began = time.monotonic()
+                await link.push(slot, b"", STALL_S)
         assert time.monotonic() - began < 15
         assert link.closed
 
