@@ -267,10 +267,9 @@ async def test_a_new_agent_that_says_nothing_is_waited_for_no_longer_than_patien
     await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
     await caller.wait_for(1, 3)
     await caller.move(1, 2, new, by_tokens=MODES[mode])
-    session, reason, agent = await first_failure(nodes["o-0"])
-    # On a busy machine patience may end while the link to it is still being made.
-    assert (session, agent) == (2, "n-2")
-    assert reason in ("PARTITION_LOST", "UNAVAILABLE")
+    failed = await first_failure(nodes["o-0"])
+    # On a busy machine the old ring may be done with the session before patience ends.
+    assert failed in ((2, "PARTITION_LOST", "n-2"), (2, "UNAVAILABLE", "o-0"))
     nodes["n-2"].decoders[0].gate.set()
     close(nodes, new, 9)
     await stays(rings, caller, nodes, old)
