@@ -258,7 +258,7 @@ async def test_an_agent_that_is_lost_leaves_a_session_where_it_is(rings, mode):
 @pytest.mark.parametrize("mode", BOTH)
 async def test_a_new_agent_that_says_nothing_is_waited_for_no_longer_than_patience(rings, mode):
     caller = await rings.caller()
-    patience = CacheLimits(patience_ns=SECOND_NS // 5)
+    patience = CacheLimits(patience_ns=SECOND_NS // 20)
     old, new, nodes = await two_rings(rings, "2 to 3", caches=patience)
     await caller.open(9, opening(new, PROMPT))
     nodes["n-2"].decoders[0].gate.clear()
@@ -267,9 +267,7 @@ async def test_a_new_agent_that_says_nothing_is_waited_for_no_longer_than_patien
     await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
     await caller.wait_for(1, 3)
     await caller.move(1, 2, new, by_tokens=MODES[mode])
-    failed = await first_failure(nodes["o-0"])
-    # On a busy machine the old ring may be done with the session before patience ends.
-    assert failed in ((2, "PARTITION_LOST", "n-2"), (2, "UNAVAILABLE", "o-0"))
+    assert await first_failure(nodes["o-0"]) == (2, "PARTITION_LOST", "n-2")
     nodes["n-2"].decoders[0].gate.set()
     close(nodes, new, 9)
     await stays(rings, caller, nodes, old)
