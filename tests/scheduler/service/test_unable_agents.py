@@ -82,7 +82,7 @@ async def test_a_new_session_of_an_agent_that_could_not_is_asked_at_once(
     async with scheduler(configured()) as process:
         first = await crowd.agent(process.port, "agent-0", AgentScript(lacks={"toy"}))
         failed = process.term().availability.unable
-        await until(lambda: len(first.all("load_partition")) >= 3, "it backs off", timeout_s=60)
+        await until(lambda: len(first.all("load_partition")) >= 4, "it backs off", timeout_s=60)
         await first.close()
         await until(lambda: not failed(), "what it could not load is forgotten with it")
         await crowd.agent(process.port, "agent-0", AgentScript(incarnation=2))
