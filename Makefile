@@ -11,7 +11,7 @@ DEPLOY_TOOLS := .venv-deploy/.installed
 DOCS := .venv-docs/.installed
 
 .PHONY: help setup native proto proto-check lint type unit test test-system test-browser chaos bench deploy-check deploy-schema sim docs up demo clean
-.PHONY: compose-up compose-test compose-down
+.PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -100,6 +100,33 @@ sim: $(NATIVE) ## runs every scenario, live ones too; writes docs/results (QUICK
 	$(BIN)/catenaryd simulate placement scenarios/placement/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 	$(BIN)/catenaryd simulate packing scenarios/packing/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 
+# The GPU day (docs/results/gpu.md): with the machine's own Python, and without a network.
+# ARGS="--only decode", ARGS=--tiny for a dry run on a CPU; results go to $OUT, else build/gpu.
+gpu-wheels: ## fetches the wheels a bare machine with a GPU lacks, into .whl
+	$(PYTHON) -m benchmarks.gpu.wheels
+
+gpu-check: ## first of all on a GPU: is it right (10 stages, 8 minutes at most)
+	$(PYTHON) -m benchmarks.gpu.call check $(ARGS)
+
+gpu-bench: ## then: how fast is it (8 stages, 9.5 minutes at most)
+	$(PYTHON) -m benchmarks.gpu.call speed --limit 560 $(ARGS)
+
+gpu-platform: ## then: a whole cluster on it (3 stages, 8 minutes at most)
+	$(PYTHON) -m benchmarks.gpu.call platform $(ARGS)
+
+# The nearest thing to that machine: Python 3.12, what it has, the wheels, and nothing else.
+PYTHON312 ?= python3.12
+DRY := .venv-gpu-dry/.installed
+
+$(DRY): requirements/gpu-machine-has.txt
+	$(PYTHON312) -m venv .venv-gpu-dry
+	.venv-gpu-dry/bin/pip --disable-pip-version-check -q install -r requirements/gpu-machine-has.txt
+	touch $(DRY)
+
+gpu-dry: $(DRY) gpu-wheels ## every stage of the GPU day on a CPU, in an environment like that machine's
+	for each in platform check speed; do \
+	  .venv-gpu-dry/bin/python -m benchmarks.gpu.call $$each --tiny $(ARGS) || exit 1; done
+
 docs: $(STAMP) $(DOCS) ## builds the documentation site (build/site) and checks it
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 	CATENARY_SITE=build/site $(BIN)/pytest tests/docs -m 'not system and not compose'
@@ -129,4 +156,4 @@ compose-down: ## stops it; PURGE=1 also removes its volumes
 
 clean: ## removes what can be made again
 	$(PYTHON) build_native.py --remove
-	rm -rf $(VENV) .venv-tools .venv-deploy .venv-docs .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist
+	rm -rf $(VENV) .venv-tools .venv-deploy .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist

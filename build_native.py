@@ -1,4 +1,4 @@
-"""Compiles the brain's hot path: Cython for the probe, mypyc for the modules around it.
+"""Compiles the hot paths: Cython for the probe and the check of messages, mypyc around the probe.
 
 Run by `make native` (which compiles only what is stale), and by pip through `hatch_build.py`.
 Without a compiler nothing is lost but speed: the same modules run as they are.
@@ -18,7 +18,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-CYTHON = ("scheduler/book/_native.pyx",)
+CYTHON = ("scheduler/book/_native.pyx", "services/rules/_wire.pyx")
 MYPYC = (
     "scheduler/book/book.py",
     "scheduler/book/caches.py",

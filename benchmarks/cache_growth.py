@@ -23,6 +23,9 @@ from benchmarks.generation import DATA, FP32, THREADS
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
 from catenaryd.models import ensure_model
+from gpu_agent.executors.device import Device
+from gpu_agent.generation.lane import chunk_tokens_for
+from services.domain.decoder import LargestStep, Runtime
 from services.domain.ids import ModelKey
 from services.model_repository import ModelRepository
 
@@ -89,14 +92,20 @@ async def serve(full_sessions: int, factor: float, asked: list[Chat], key: Model
     if not (data_dir / "models").exists():
         (data_dir / "models").symlink_to((DATA / "models").resolve())
     port = free_port()
-    budget_bytes = full_sessions * table.blocks * table.slot_bytes(manifest.session_tokens)
+    held = table.held_by(Runtime.ONNX, manifest.precision)
+    tokens = full_sessions * table.blocks * manifest.session_tokens
+    budget_bytes = held.slot_bytes(tokens)
+    # What a plan keeps free beside: a step of the largest batch, and what two entries take.
+    step = LargestStep(
+        manifest.max_batch, chunk_tokens_for(Device.parse("cpu")), manifest.session_tokens, 2
+    )
     cluster = LocalCluster(
         ClusterOptions(
             agents=1, models=(FP32,), grpc_port=0, http_port=0, data_dir=data_dir,
             extra={
                 "agent": {
                     "threads": THREADS,
-                    "memory_bytes": table.weight_bytes(0, table.blocks) + budget_bytes,
+                    "memory_bytes": held.partition_bytes((0, table.blocks), tokens, step),
                 },
                 "scheduler": {"cache_oversubscription": factor, "metrics_port": port},
             },

@@ -15,6 +15,7 @@ from catenaryd.certificates import certs
 from catenaryd.importing import import_model
 from catenaryd.jail import show_jail
 from catenaryd.keys import create_key, list_keys, revoke_key
+from catenaryd.making_models import make_model
 from catenaryd.planning import plan_group
 from catenaryd.process_options import given, settings_options
 from catenaryd.profiling import profile
@@ -232,6 +233,7 @@ cli.add_command(create_key)
 cli.add_command(list_keys)
 cli.add_command(revoke_key)
 cli.add_command(import_model)
+cli.add_command(make_model)
 cli.add_command(plan_group)
 cli.add_command(profile)
 cli.add_command(show_jail)

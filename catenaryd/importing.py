@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
-from services.model_repository import PRECISIONS, ModelRepository
+from services.model_repository import PRECISIONS, TARGETS, ModelRepository
 
 
 @click.command("import-model")
@@ -19,8 +19,13 @@ from services.model_repository import PRECISIONS, ModelRepository
 @click.option("--version", default="1", show_default=True, help="Version of it.")
 @click.option(
     "--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
-    help="Of the weights on CPU agents.",
+    help="Of the weights: int8 and int4 are quantised.",
 )  # fmt: skip
+@click.option(
+    "--target", type=click.Choice(TARGETS), default="both", show_default=True,
+    help="Agents that are to run it. gpu: no graph is made, nothing is computed.",
+)  # fmt: skip
+@click.option("--copy", is_flag=True, help="Copy the weights where they could be linked.")
 @click.option(
     "--session-tokens", type=click.IntRange(2, 1 << 20), default=2048, show_default=True,
     help="Most tokens of one session, prompt and answer together.",
@@ -37,10 +42,12 @@ from services.model_repository import PRECISIONS, ModelRepository
 def import_model(source: Path, model_repository: Path, as_json: bool, **options: Any) -> None:
     """Imports the language model in SOURCE: a GGUF file, or a Hugging Face folder.
 
-    Llama 2 and 3, Mistral, Qwen 2 and 3 and what is built like them (SmolLM2). A folder needs
-    config.json, tokenizer.json and safetensors.
+    Llama 2 and 3, Mistral, Qwen 2 and 3 and what is built like them (SmolLM2); for GPUs alone
+    also Phi 3, OLMo 2, StarCoder 2, GLM 4, SmolLM3, Ministral, Seed-OSS, Granite and Command R.
+    A folder needs config.json, tokenizer.json and safetensors; its weights are linked or copied
+    as they are. Agents on a CPU need a graph, which takes a float32 copy and a while.
 
-    Example: catenaryd import-model SmolLM2-135M-Instruct.Q4_1.gguf --name smollm2 --precision int4
+    Example: catenaryd import-model Llama-3.1-8B-Instruct --name llama --target gpu
     """
     from gpu_agent.decoders.importing import ImportOptions, import_decoder
 
@@ -55,6 +62,8 @@ def import_model(source: Path, model_repository: Path, as_json: bool, **options:
         key,
         ImportOptions(
             precision=options["precision"],
+            target=options["target"],
+            copies=options["copy"],
             session_tokens=options["session_tokens"],
             slo_ns=round(options["slo_ms"] * NANOSECONDS_PER_MILLISECOND),
         ),
@@ -63,7 +72,21 @@ def import_model(source: Path, model_repository: Path, as_json: bool, **options:
     weights = table.weight_bytes(0, table.blocks)
     if as_json:
         facts = {"model": str(key), "precision": options["precision"], "weight_bytes": weights}
+        facts["target"] = options["target"]
         names = ("blocks", "hidden_size", "vocabulary_size", "context_tokens", "block_bytes")
-        click.echo(json.dumps(facts | {name: getattr(table, name) for name in names}))
+        forms = {
+            str(held.form): {
+                "weight_bytes": held.weight_bytes(0, table.blocks),
+                "cache_bytes_per_token": table.blocks * held.cache_bytes_per_token,
+            }
+            for held in table.forms
+        }
+        plain = {name: getattr(table, name) for name in names}
+        click.echo(json.dumps(facts | plain | {"forms": forms}))
         return
     click.echo(f"{key}: {table.blocks} blocks, {weights:,} bytes, {options['precision']}")
+    for held in table.forms:
+        click.echo(
+            f"  as {held.form}: {held.weight_bytes(0, table.blocks):,} bytes of weights,"
+            f" {table.blocks * held.cache_bytes_per_token:,} bytes a token"
+        )

@@ -149,7 +149,7 @@ def _agent() -> Schema:
     own = {
         "name": _dns_label(), "replicas": _whole(0),
         "device": _text(r"^(cpu|cuda:[0-9]+|emulated:.+)$"),
-        "deviceClass": _text(), "virtualGpus": _whole(1, 16),
+        "deviceClass": _text(), "virtualGpus": _whole(1, 16), "imageVariant": _dns_label(),
         "gpu": _object({"resource": _text("^.+/.+$"), "count": _whole(1)}, ["resource", "count"]),
         "autoscaling": {
             **_object({

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.quotas import Quotas
 from services.errors import CatenaryError, ClientError, RequestCancelled
@@ -17,6 +18,8 @@ class Caller:
     quotas: Quotas
     subject: str
     """Who is charged: an address, or a key once it is known."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Of a gRPC call."""
     principal: Principal | None = None
     read_bytes: int = 0
     """Of the body, decompressed, until now."""
@@ -37,6 +40,12 @@ def entered() -> Principal:
     assert found is not None
     assert found.principal is not None
     return found.principal
+
+
+def presented() -> Mapping[str, str]:
+    """Returns the text metadata of this call."""
+    found = caller.get()
+    return {} if found is None else found.metadata
 
 
 def charged_subject() -> str:

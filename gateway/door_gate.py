@@ -28,7 +28,7 @@ class DoorGate:
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
 
-    def enter(self, method: str, context: Context) -> str:
+    def enter(self, method: str, context: Context, peer: str) -> str:
         """Returns whose key it is; "" for methods that need none, and where there are no keys.
 
         Raises:
@@ -36,12 +36,13 @@ class DoorGate:
             QuotaExceeded: it made as many requests as it may, or too many that were refused.
             Overloaded: too many requests are being worked on.
         """
-        desk, address = self._desk, address_of(context.peer())
-        arrived = Caller(desk.guard.quotas, address)
+        desk, address = self._desk, address_of(peer)
+        metadata = metadata_of(context)
+        arrived = Caller(desk.guard.quotas, address, metadata)
         caller.set(arrived)
         if method in _OPEN or method.startswith(_OPEN_SERVICES):
             return ""
-        presented = metadata_of(context).get("authorization")
+        presented = metadata.get("authorization")
         try:
             principal = desk.enter(presented, address, counts=method in _COUNTED)
         except CatenaryError as error:

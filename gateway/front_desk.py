@@ -21,6 +21,7 @@ from gateway.generation.request import GenerationTerms, Prompt
 from gateway.generation.text_codec import TextCodecs
 from gateway.guard import Guard
 from gateway.inference import Arrival, InferenceRequest, InferenceResponse, Intake
+from gateway.loop_lag import LoopLag
 from gateway.readiness import Readiness
 from services.domain.sampling import SamplingParameters
 from services.error_tables import error_of_exception
@@ -29,9 +30,11 @@ from services.security.keys import SCOPE_INFER, ApiKeys, Principal
 from services.telemetry.tracing import Tracer
 
 _LONGEST_ID = 256
-
-
 _ANSWER_MARGIN_S = 0.05
+_ANSWER_MARGIN_SHARE = 0.01
+"""Of the time a client waits: who has much loses nothing by it, and machines become busy."""
+_ANSWER_MARGIN_LAGS = 3.0
+"""For the timer that ends a request, for its answer's way out, and as much again."""
 
 
 @dataclass(slots=True)
@@ -124,6 +127,7 @@ class FrontDesk:
     codecs: TextCodecs
     guard: Guard
     max_prompt_bytes: int
+    lag: LoopLag = field(default_factory=LoopLag)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _start: str = field(default_factory=lambda: f"{random.getrandbits(32):08x}")
 
@@ -132,7 +136,7 @@ class FrontDesk:
     ) -> Arrival:
         """Returns the stamp of a request that came in just now."""
         trace, parent_span_id = self.tracer.root(traceparent)
-        budget_ns = None if budget_s is None else _answer_within_ns(budget_s)
+        budget_ns = None if budget_s is None else answer_within_ns(budget_s, self.lag.worst_s)
         return Arrival(
             method, time.monotonic_ns(), time.time_ns(), trace, parent_span_id, budget_ns
         )
@@ -280,10 +284,12 @@ class FrontDesk:
         return f"{self.gateway_id}-{self._start}-{next(self._numbers)}"
 
 
-def _answer_within_ns(left_s: float) -> int:
+def answer_within_ns(left_s: float, lag_s: float) -> int:
     """Returns when to answer a client that waits for `left_s` more.
 
-    A little earlier, so that the reason arrives and not the client's own bare deadline.
+    A little earlier, so that the reason arrives and not the client's own bare deadline: the later
+    this gateway's timers are (`lag_s`), the earlier.
     """
-    margin_s = min(_ANSWER_MARGIN_S, left_s / 10)
-    return max(0, int((min(left_s, 1e6) - margin_s) * 1e9))
+    wanted_s = max(_ANSWER_MARGIN_S, _ANSWER_MARGIN_SHARE * left_s, _ANSWER_MARGIN_LAGS * lag_s)
+    left_s = min(left_s, 1e6)
+    return max(0, int((left_s - min(wanted_s, left_s / 10)) * 1e9))

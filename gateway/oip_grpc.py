@@ -10,7 +10,7 @@ import grpc.aio
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from gateway import oip_proto
-from gateway.callers import charge, entered
+from gateway.callers import charge, entered, presented
 from gateway.doors import on_behalf_of
 from gateway.front_desk import FrontDesk
 from gateway.grpc_calls import answered, metadata_of
@@ -83,8 +83,8 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         self, request: oip.ModelInferRequest, context: Context
     ) -> oip.ModelInferResponse:
         """One inference."""
-        metadata = metadata_of(context)
-        arrival = self._desk.arrive(INFER, metadata.get("traceparent"), context.time_remaining())
+        traceparent = presented().get("traceparent")
+        arrival = self._desk.arrive(INFER, traceparent, context.time_remaining())
         return await self._infer(request, arrival, entered())
 
     @answered

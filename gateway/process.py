@@ -142,6 +142,7 @@ class GatewayProcess:
         await self._hub.start(self._plane.frame)
         self._certificate.start(self._metrics)
         self._watch_load()
+        self._desk.lag.start()
         self._keys_watch = asyncio.create_task(self._guard.watch(self._keys))
         if settings.health_port is not None:
             self.health_port = await self._probes.start(settings.health_host, settings.health_port)
@@ -193,6 +194,7 @@ class GatewayProcess:
         """Ends what is unanswered and closes everything."""
         self._readiness.drain()
         self._admission.draining = True
+        self._desk.lag.stop()
         if self._keys_watch is not None:
             self._keys_watch.cancel()
             await asyncio.gather(self._keys_watch, return_exceptions=True)

@@ -13,7 +13,7 @@ from gateway.pending import Attempt, PendingRequest
 if TYPE_CHECKING:
     from gateway.generation.record import SessionRecord
 
-CAPACITY = 4096
+CAPACITY = 1024
 
 
 @dataclass(frozen=True, slots=True)

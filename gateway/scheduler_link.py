@@ -17,7 +17,7 @@ from services.errors import CatenaryError, InvalidMessage, Overloaded, Partition
 from services.grpc_kit import open_channel
 from services.log import get_logger
 from services.packed_writer import PackedWriter
-from services.rules import check
+from services.rules.reading import checking
 from services.security.identity import Role
 from services.security.tls import ClientSecurity
 
@@ -173,7 +173,7 @@ class SchedulerLink:
     async def _session(self, address: str, listener: SchedulerListener) -> None:
         channel = open_channel(address, self._security, role=Role.SCHEDULER)
         try:
-            stub = scheduler_pb2_grpc.SchedulerStub(channel)
+            stub = scheduler_pb2_grpc.SchedulerStub(checking(channel))
             call = stub.GatewaySession(metadata=self.metadata or None)
 
             async def send(messages: list[scheduler_pb2.GatewayMessage]) -> None:
@@ -246,9 +246,10 @@ def _nothing() -> None:
 
 async def _read(call: _Call) -> scheduler_pb2.SchedulerToGatewayMessages:
     pack = await call.read()
+    if isinstance(pack, InvalidMessage):
+        raise pack
     if not isinstance(pack, scheduler_pb2.SchedulerToGatewayMessages):
         raise PartitionLost("the scheduler ended the stream")
-    check(pack)
     return pack
 
 

@@ -26,7 +26,7 @@ from services.errors import CatenaryError, InvalidInput, InvalidMessage, StaleEp
 from services.grpc_kit import open_channel
 from services.log import get_logger
 from services.rpc_errors import error_of_rpc
-from services.rules import check
+from services.rules.reading import checking
 from services.security.identity import Role
 from services.security.tls import ClientSecurity
 
@@ -162,7 +162,7 @@ class Control:
         """Talks to one scheduler until the stream ends. Always raises why it ended."""
         channel = open_channel(address, self._security, role=Role.SCHEDULER)
         try:
-            stub: Any = scheduler_pb2_grpc.SchedulerStub(channel)
+            stub: Any = scheduler_pb2_grpc.SchedulerStub(checking(channel))
             call = stub.AgentSession(metadata=self._metadata or None)
             try:
                 await self._greet(call, address)
@@ -273,8 +273,9 @@ async def _read(call: _Call) -> scheduler_pb2.SchedulerToAgentMessages:
     received = await call.read()
     if received is grpc.aio.EOF:
         raise Unavailable("the scheduler ended the stream")
+    if isinstance(received, InvalidMessage):
+        raise received
     assert isinstance(received, scheduler_pb2.SchedulerToAgentMessages)
-    check(received)
     return received
 
 

@@ -7,6 +7,7 @@ import os
 import psutil
 
 from gpu_agent.container_limits import memory_limit_bytes
+from gpu_agent.cuda_driver import card_of
 from gpu_agent.profiling.catalogue import find_device_class
 
 _THREAD_VARIABLES = (
@@ -41,13 +42,14 @@ def default_memory_bytes(device: str, sharers: int = 1) -> int:
     In a container with a limit of its own that counts instead of the host's memory.
 
     Divided by `sharers`, the agents among which the device is shared. An emulated device has the
-    memory of the hardware it stands for, if the catalogue knows that.
+    memory of the hardware it stands for, if the catalogue knows that; a GPU that nobody sees has
+    none.
     """
     kind, _, detail = device.partition(":")
     total = 0
     if kind == "cuda":
-        total = cuda_memory_bytes(int(detail or 0))
-    elif kind == "emulated":
+        return cuda_memory_bytes(int(detail or 0)) * 9 // 10 // sharers
+    if kind == "emulated":
         known = find_device_class(detail)
         total = known.memory_bytes if known is not None else 0
     usable = total * 9 // 10 if total else _host_memory_bytes() // 2
@@ -73,21 +75,11 @@ def limit_threads(threads: int) -> None:
 
 
 def _cuda_name(index: int) -> str:
-    try:
-        import torch
-
-        return torch.cuda.get_device_name(index) if torch.cuda.is_available() else ""
-    except (ImportError, RuntimeError, AssertionError):
-        return ""
+    card = card_of(index)
+    return "" if card is None else card.name
 
 
 def cuda_memory_bytes(index: int) -> int:
-    """Returns the memory of a CUDA device, 0 if PyTorch does not see it."""
-    try:
-        import torch
-
-        if not torch.cuda.is_available():
-            return 0
-        return int(torch.cuda.get_device_properties(index).total_memory)
-    except (ImportError, RuntimeError, AssertionError):
-        return 0
+    """Returns the memory of a CUDA device, 0 if the driver does not show it."""
+    card = card_of(index)
+    return 0 if card is None else card.total_bytes

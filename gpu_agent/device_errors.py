@@ -38,7 +38,8 @@ class Trouble(enum.Enum):
 
 _MEMORY = (
     "out of memory", "failed to allocate memory", "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed", "bad_alloc", "bfcarena",
+    "cudnn_status_alloc_failed", "bad_alloc", "bfcarena", "can't allocate memory",
+    "cannot allocate memory", "not enough memory",
 )  # fmt: skip
 _CUDA = ("cuda error", "cuda failure", "cudaerror", "cuda driver error", "cuda_error_")
 """Text of an error of the driver or the runtime."""
@@ -99,6 +100,17 @@ def failure(error: BaseException, **facts: object) -> CatenaryError:
     if trouble is Trouble.STICKY:
         return DeviceLost(f"the device is lost to this process (incident {incident})")
     return DeviceFailed(f"the partition failed to compute (incident {incident})")
+
+
+def let_go(error: BaseException) -> None:
+    """Frees what the frames of an exception hold: the tensors of the step that failed.
+
+    They live as long as its traceback, which is as long as the error is handled: what is computed
+    again meanwhile, in smaller parts, would find as little memory as before. The lines of the
+    traceback stay.
+    """
+    for each in _causes(error):
+        traceback.clear_frames(each.__traceback__)
 
 
 def of_executor(error: Exception, what: str, otherwise: CatenaryError | None) -> CatenaryError:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from gpu_agent.canary import Canary, Kind, decoder_answer, part_answer
 from gpu_agent.content import CONTENT, check_content, is_content_as_ordered
+from gpu_agent.decoders.loading import DecoderChoice
 from gpu_agent.device_errors import Trouble, trouble_of
 from gpu_agent.engine.partitions import LoadedPartition
 from gpu_agent.engine.reporting import Notice, Outgoing, is_retryable
@@ -23,8 +24,9 @@ from services.errors import CatenaryError, InternalError, InvalidInput, PlanInfe
 from services.log import get_logger
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gpu_agent.decoders.base import CacheLayout, DecoderExecutor
-    from gpu_agent.decoders.loading import DecoderLibrary
     from gpu_agent.engine.engine import Engine
     from gpu_agent.executors.base import Executor
     from gpu_agent.executors.device import Device
@@ -45,9 +47,11 @@ class Host:
     device: Device
     threads: int
     memory_bytes: int
-    decoder_library: DecoderLibrary = "auto"
+    decoders: DecoderChoice = field(default_factory=DecoderChoice)
     canary_class: str | None = None
     """Device class whose answers are compared; None: none are."""
+    engine_cache: Path | None = None
+    """Where TensorRT keeps its engines; None: it is not used."""
 
 
 class Loader:
@@ -204,8 +208,8 @@ class Loader:
         model = executor.key.model
         name = type(executor).__name__
         precision = self._host.repository.manifest(model).precision
-        if name == "TorchDecoder":  # computes with the weights as they are, whatever the precision
-            precision = "cuda" if device.kind == "cuda" else "fp32"
+        if name == "TorchDecoder" and device.kind == "cuda":
+            precision = "cuda" if precision == "fp32" else f"cuda-{precision}"
         await Canary(self._host.repository.folder(model)).check(
             executor.key, Kind(name, device_class, precision, content),
             lambda: decoder_answer(executor), self._generation.on_thread,
@@ -238,6 +242,7 @@ class Loader:
             device=host.device,
             float16_boundaries=order.float16_boundaries,
             threads=host.threads,
+            engine_cache=host.engine_cache,
         )
         return executor, content
 
@@ -250,7 +255,7 @@ class Loader:
     def _read_decoder(
         self, key: PartitionKey, layout: CacheLayout, order: scheduler_pb2.LoadPartition
     ) -> tuple[DecoderExecutor, str]:
-        from gpu_agent.decoders.loading import commits_on_use, load_decoder
+        from gpu_agent.decoders.loading import commits_on_use, load_decoder, runtime_of
 
         host, model_hash = self._host, order.block_table_hash
         content = self._content_of(key.model, order)
@@ -260,10 +265,15 @@ class Loader:
                 f"{key.model} is another model here: "
                 f"{table.model_hash[:12]}, the plan is for {model_hash[:12]}"
             )
-        on_use = commits_on_use(host.device, host.decoder_library)
-        self._check_fits(key, table.slot_bytes(layout.memory_tokens(commits_on_use=on_use)))
+        choice = host.decoders
+        on_use = commits_on_use(host.device, choice.library)
+        runtime = runtime_of(host.device, choice) or ""
+        held = table.held_by(runtime, host.repository.manifest(key.model).precision)
+        tokens = layout.memory_tokens(commits_on_use=on_use)
+        # What is known before anything is read; `DecoderLoader` counts what is there then.
+        self._check_fits(key, held.slot_bytes(tokens))
         executor = load_decoder(
-            host.repository, key, host.device, layout, host.threads, host.decoder_library
+            host.repository, key, host.device, layout, host.threads, choice.library, choice.numbers
         )
         return executor, content
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from gpu_agent.control import Control, ControlTimes
-from gpu_agent.decoders.loading import commits_on_use
+from gpu_agent.decoders.loading import DecoderChoice, commits_on_use, runtime_of
+from gpu_agent.device_check import check_device
 from gpu_agent.ending import EXIT_DEVICE_LOST, EXIT_STUCK, Ending
 from gpu_agent.engine.engine import Engine, EngineLimits
 from gpu_agent.engine.meter import Meter
@@ -30,7 +31,7 @@ from gpu_agent.steps import StepInHand
 from gpu_agent.watchdog import Watchdog, WatchdogRules
 from services.domain.groups import chosen_group, metadata_of_group
 from services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
-from services.errors import DeviceFailed, DeviceLost
+from services.errors import DeviceFailed, DeviceLost, NotSupported
 from services.log import get_logger
 from services.model_repository import ModelRepository
 from services.probes import Probes
@@ -62,11 +63,13 @@ class AgentProcess:
         """Reads nothing but `settings`; opens nothing before `start`.
 
         Raises:
-            InvalidInput: the settings contradict each other or name no device.
+            InvalidInput: the settings contradict each other, or name a device that is not there or
+                that nothing installed can compute on.
         """
         self.settings = settings
         # Before anything else: an MPS share counts only if CUDA has not been touched yet.
         self.share = take_share(_claim_of(settings))
+        check_device(self.share.device, self.share.memory_bytes)
         self.incarnation = secrets.randbits(63)
         self.metrics = Metrics()
         self.outbox = Outbox()
@@ -119,13 +122,16 @@ class AgentProcess:
             ),
         )
         self.engine.hand_sessions_to(self.generation.on_frame)
+        self._decoders = DecoderChoice(settings.decoder, settings.decoder_numbers)
+        self._runtime = _runtime_of(self.share.device, self._decoders)
         host = Host(
             ModelRepository(settings.model_repository),
             self.share.device,
             self.share.threads,
             self.share.memory_bytes,
-            settings.decoder,
+            self._decoders,
             self.share.device_class if settings.canary == "on" else None,
+            settings.engine_cache_dir,
         )
         self._loader = Loader(self.engine, self.generation, host, self._tell)
         self.control = Control(
@@ -274,6 +280,8 @@ class AgentProcess:
             device_id=settings.device_id,
             sessions=self.generation.snapshot(),
             commits_caches_on_use=commits_on_use(self.share.device, settings.decoder),
+            decoder_runtime=self._runtime,
+            prefill_chunk_tokens=self.generation.chunk_tokens,
             software_version=software_version(),
         )
 
@@ -418,6 +426,18 @@ def _rules_of(settings: AgentSettings) -> WatchdogRules:
         settings.stuck_factor,
         int(settings.stuck_load_s * NANOSECONDS_PER_SECOND),
     )
+
+
+def _runtime_of(device: Device, choice: DecoderChoice) -> str:
+    """Returns what decoders run with here; empty where nothing real does, or nothing can.
+
+    Whoever orders one to be loaded is told why not.
+    """
+    try:
+        return runtime_of(device, choice) or ""
+    except (NotSupported, ImportError) as error:
+        _log.warning("no_decoders_here", device=str(device), error=str(error))
+        return ""
 
 
 def _claim_of(settings: AgentSettings) -> Claim:

@@ -93,6 +93,17 @@ class AgentSettings(ProcessSettings):
         "auto",
         description="Library language models run on; auto: ONNX Runtime on a CPU, PyTorch on CUDA.",
     )
+    decoder_numbers: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="What PyTorch keeps weights and caches of language models in; auto: float32 on "
+        "a CPU, on CUDA bfloat16 where there is hardware for it, else float16. A CPU takes the "
+        "memory of the smaller ones, too, but is slow in them.",
+    )
+    engine_cache_dir: Path | None = Field(
+        None,
+        description="Folder where TensorRT keeps the engines it builds for ONNX models on a GPU; "
+        "empty: TensorRT is not used.",
+    )
     canary: Literal["off", "on"] = Field(
         "off",
         description="on: a partition takes traffic only if it answers a fixed input as the first "
@@ -138,6 +149,12 @@ class AgentSettings(ProcessSettings):
             self.device_id = f"{self.server_id}/{self.device}"
         if not self.scheduler_addresses:
             raise ValueError("scheduler_addresses: at least one is needed")
+        if self.decoder_numbers != "auto" and not self._runs_torch():
+            raise ValueError("decoder_numbers: is for PyTorch; set decoder to torch")
         if self.faults_file is not None and not self.allow_faults:
             raise ValueError("faults_file: is for tests only; allow_faults says that this is one")
         return self
+
+    def _runs_torch(self) -> bool:
+        on_cuda = self.device.startswith("cuda") and self.decoder == "auto"
+        return self.decoder == "torch" or on_cuda

@@ -17,7 +17,8 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 from scheduler.clock import now_ns
 from scheduler.dispatch.events import BoundariesMeasured, Event
 from scheduler.utilisation import Utilisation
-from services.domain.ids import AgentId, Nanoseconds
+from services.domain.decoder import Runtime
+from services.domain.ids import AgentId, ModelKey, Nanoseconds
 from services.domain.plan import Plan
 from services.log import get_logger
 
@@ -57,14 +58,19 @@ class BoundaryDesk:
 
     def planned(self, plan: Plan) -> None:
         """A plan is about to be dispatched by: the dispatcher should know what moves take."""
-        cache_bytes = []
+        cache_bytes: list[tuple[ModelKey, int]] = []
+        held_bytes: list[tuple[ModelKey, str, int]] = []
         for model in plan.models:
             deployment = self._deployments.ready.get(model.model)
             if deployment is not None and deployment.decoder is not None:
-                cache_bytes.append((model.model, deployment.decoder.cache_bytes_per_token))
+                decoder, precision = deployment.decoder, deployment.manifest.precision
+                cache_bytes.append((model.model, decoder.cache_bytes_per_token))
+                for runtime in Runtime:
+                    held = decoder.held_by(runtime, precision)
+                    held_bytes.append((model.model, str(runtime), held.cache_bytes_per_token))
         if cache_bytes:
             known = tuple(self._links.rates())
-            self._feed(BoundariesMeasured(known, tuple(cache_bytes)), now_ns())
+            self._feed(BoundariesMeasured(known, tuple(cache_bytes), tuple(held_bytes)), now_ns())
 
     def caches_sent(self, agent: AgentId, message: scheduler_pb2.CachesSent) -> None:
         """An agent says what caches it sent lately, and how long that took."""

@@ -32,8 +32,8 @@ def service_times(
 
     def service_ns(model: ModelKey, hops: Sequence[ChainHop]) -> Nanoseconds:
         if model not in costs:
-            decoder = _decoder(deployments, model)
-            costs[model] = ChainCosts(decoder, agents, times, model, shape(model))
+            decoder, precision = _decoder(deployments, model)
+            costs[model] = ChainCosts(decoder, agents, times, model, shape(model), precision)
         return costs[model].service_ns(hops)
 
     return service_ns
@@ -47,14 +47,15 @@ def latency_lines(deployments: Deployments, measured: Measured, roster: Roster) 
 
     def lines(model: ModelKey, hops: Sequence[ChainHop]) -> LatencyLines | None:
         if model not in found:
-            found[model] = ClusterLines(_decoder(deployments, model), agents, times, model)
+            decoder, precision = _decoder(deployments, model)
+            found[model] = ClusterLines(decoder, agents, times, model, precision=precision)
         return found[model].lines(hops)
 
     return lines
 
 
-def _decoder(deployments: Deployments, model: ModelKey) -> DecoderTable:
+def _decoder(deployments: Deployments, model: ModelKey) -> tuple[DecoderTable, str]:
     deployment = deployments.ready.get(model)
     if deployment is None or deployment.decoder is None:
         raise PlanInfeasible(f"{model}: has chains and does not generate text")
-    return deployment.decoder
+    return deployment.decoder, deployment.manifest.precision

@@ -93,6 +93,8 @@ def agent_of(hello: scheduler_pb2.AgentHello) -> Agent:
         max(1, hello.virtual_level),
         hello.device_id or hello.agent_id,
         hello.commits_caches_on_use,
+        hello.decoder_runtime,
+        hello.prefill_chunk_tokens,
     )
 
 

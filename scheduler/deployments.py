@@ -10,10 +10,11 @@ from functools import partial
 from scheduler.planning import DeployedModel
 from scheduler.state.codec import encode_document
 from scheduler.state.stored import StoredWish
-from services.domain.decoder import DecoderTable
+from services.domain.decoder import DecoderTable, HeldSizes
 from services.domain.ids import ModelKey, Nanoseconds
 from services.domain.model import BlockTable, Boundary, ModelManifest
 from services.domain.packing import PackingGoal
+from services.domain.plan import Agent
 from services.domain.profile import ModelProfile
 from services.domain.tensors import ANY, TensorSpec
 from services.errors import CatenaryError, InvalidInput, ModelNotFound
@@ -77,6 +78,11 @@ class Deployment:
             return self.block_weight_bytes
         return (-(-self.file_bytes // self.table.blocks),) * self.table.blocks
 
+    def held_by(self, agent: Agent) -> HeldSizes:
+        """Returns the sizes of a model that generates text where an agent holds it."""
+        assert self.decoder is not None
+        return self.decoder.held_by(agent.runtime, self.manifest.precision)
+
     @property
     def slo_ns(self) -> Nanoseconds:
         """Deadline of a request that names none."""
@@ -112,6 +118,7 @@ class Deployment:
             cache_oversubscription=self.manifest.cache_oversubscription,
             packing=self.packing,
             block_bytes=self.assumed_block_bytes,
+            precision=self.manifest.precision,
         )
 
 

@@ -17,6 +17,7 @@ from scheduler.load_orders import LoadOrders
 from scheduler.roster import AgentRecord, Roster, staying
 from scheduler.session_converters import cache_message
 from scheduler.targets import Need, Wanted
+from services.domain.decoder import LargestStep
 from services.domain.ids import AgentId, Epoch, ModelKey, PartitionKey
 from services.log import get_logger
 
@@ -101,11 +102,11 @@ class Hosting:
             return True
         used = sum(loaded.memory_bytes for loaded in record.loaded.values())
         coming = sum(
-            self._size(other, ordered)
+            self._size(record, other, ordered)
             for other, ordered in self._orders.open_of(agent_id).items()
             if other not in record.loaded and other != key
         )
-        return used + coming + self._size(key, need) <= record.agent.memory_bytes
+        return used + coming + self._size(record, key, need) <= record.agent.memory_bytes
 
     def is_crowded(self, record: AgentRecord, wanted: Wanted) -> bool:
         """True if something is missing that does not fit, and something else could be given up."""
@@ -116,15 +117,17 @@ class Hosting:
             for key, need in wanted.items()
         )
 
-    def _size(self, key: PartitionKey, need: Need | None) -> int:
+    def _size(self, record: AgentRecord, key: PartitionKey, need: Need | None) -> int:
         deployment = self._deployments.ready.get(key.model)
         if deployment is not None and deployment.decoder is not None:
-            # Computed, not remembered: it depends on the caches that are wanted this time.
-            decoder, cache = deployment.decoder, need.cache if need is not None else None
-            weights = decoder.weight_bytes(key.first_block, key.last_block)
-            if cache is None:
-                return weights
-            return weights + decoder.slot_bytes(cache.tokens)
+            # Computed, not remembered: it depends on the agent, and on the caches that are wanted.
+            held = deployment.held_by(record.agent)
+            if need is None or need.cache is None:
+                return held.weight_bytes(key.first_block, key.last_block)
+            cache, chunk = need.cache, record.agent.prefill_chunk_tokens
+            entries = len(cache.entry_blocks)
+            step = LargestStep(need.batch, chunk, cache.session_tokens, max(1, entries))
+            return held.partition_bytes((key.first_block, key.last_block), cache.tokens, step)
         known = self._sizes.get(key)
         if known is not None:
             return known

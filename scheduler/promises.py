@@ -19,6 +19,7 @@ from services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Pipeline, St
 from services.errors import CatenaryError
 
 if TYPE_CHECKING:
+    from scheduler.deployments import Deployment
     from scheduler.term import Term
 
 _MOST_NAMED = 4
@@ -149,9 +150,11 @@ def _why_no_more(term: Term, model: ModelPlan, chains: list[Chain]) -> str:
     deployment = term.deployments.ready.get(model.model)
     if deployment is None or deployment.decoder is None:
         return ""
-    slot_bytes = deployment.decoder.slot_bytes(model.session_tokens)
     full = dict.fromkeys(
-        hop.agent for chain in chains for hop in chain.hops if _is_full(term, hop, slot_bytes)
+        hop.agent
+        for chain in chains
+        for hop in chain.hops
+        if _is_full(term, hop, deployment, model.session_tokens)
     )
     if full:
         return f"memory for key-value caches on {_named(full)}"
@@ -161,11 +164,12 @@ def _why_no_more(term: Term, model: ModelPlan, chains: list[Chain]) -> str:
     return ""
 
 
-def _is_full(term: Term, hop: ChainHop, slot_bytes: int) -> bool:
+def _is_full(term: Term, hop: ChainHop, deployment: Deployment, session_tokens: int) -> bool:
     """True if an agent has no memory for one more session of full length."""
     record = term.cluster.roster.get(hop.agent)
     if record is None or not record.agent.memory_bytes:
         return False
+    slot_bytes = deployment.held_by(record.agent).slot_bytes(session_tokens)
     used = sum(loaded.memory_bytes for loaded in record.loaded.values())
     return record.agent.memory_bytes - used < slot_bytes * hop.blocks
 

@@ -111,7 +111,7 @@ def session_failed(
     Args:
         session_id: Which.
         failure: Why, as they said.
-        agent: Who said so, if it is an agent and the failure names none.
+        agent: Who said so, if it is an agent: to blame, too, if the failure names nobody.
     """
     return events.SessionFailed(
         SessionId(session_id),
@@ -119,6 +119,7 @@ def session_failed(
         failure.reason,
         failure.message,
         failure.retryable,
+        agent,
     )
 
 

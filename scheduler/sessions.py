@@ -8,11 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar, cast
 
 import grpc.aio
-from google.protobuf.message import Message
 
 from services.errors import CatenaryError, InvalidInput, InvalidMessage, Overloaded, Unavailable
 from services.packed_writer import PackedWriter
-from services.rules import check
 
 HELLO_TIMEOUT_S = 5.0
 LAST_WRITE_S = 1.0
@@ -90,12 +88,14 @@ class Session(Generic[Out]):
                     part.result()
         finally:
             reading.cancel()
-            if self._is_sending:  # gRPC has no way to end a call in the middle of a write
+            try:
+                if self._is_sending:  # gRPC has no way to end a call in the middle of a write
+                    self.close(Unavailable("the session is over"))
+                    await asyncio.wait({writing}, timeout=LAST_WRITE_S)
+            finally:  # the peer may hang up meanwhile
+                writing.cancel()
+                await asyncio.gather(*both, return_exceptions=True)
                 self.close(Unavailable("the session is over"))
-                await asyncio.wait({writing}, timeout=LAST_WRITE_S)
-            writing.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
-            self.close(Unavailable("the session is over"))
 
     async def _send_unless_over(self, messages: list[Out]) -> None:
         self._is_sending = True
@@ -138,6 +138,6 @@ async def first_pack(stream: Stream[object, object]) -> object:
 
 
 def _require_good(packed: object) -> None:
+    """Raises what gRPC read in place of a message that cannot be (`services.rules.reading`)."""
     if isinstance(packed, InvalidMessage):
         raise packed
-    check(cast(Message, packed))

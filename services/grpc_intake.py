@@ -18,9 +18,9 @@ import grpc
 import grpc.aio
 
 from services.error_tables import abort
-from services.errors import CatenaryError, InvalidInput, PayloadTooLarge
+from services.errors import CatenaryError, InvalidInput, InvalidMessage, PayloadTooLarge
 from services.grpc_receiving import MOST_OF_ONE_SOURCE, Receiving
-from services.rules.sizing import bounded
+from services.rules.reading import checked
 
 CONTROL_BYTES = 1 << 20
 """Longest message of a method that says nothing else."""
@@ -37,8 +37,8 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class Gatekeeper(Protocol):
     """Lets calls in."""
 
-    def enter(self, method: str, context: Context) -> str:
-        """Returns who calls, for limits; "" stands for their address.
+    def enter(self, method: str, context: Context, peer: str) -> str:
+        """Returns who calls over a connection, for limits; "" stands for their address.
 
         Raises:
             CatenaryError: they may not.
@@ -108,11 +108,13 @@ class CallIntake(grpc.aio.ServerInterceptor):
 
     def _handler(self, method: str, handler: Handler) -> Handler:
         most = self._most_bytes.get(method, self._usual_bytes)
-        reader = _Reader(self._receiving, most, handler.request_deserializer)
+        parse = handler.request_deserializer
+        empty = _empty_of(parse)
+        if method.startswith(_OURS):
+            parse = checked(parse, counted=bool(handler.request_streaming))
+        reader = _Reader(self._receiving, most, parse, empty)
         # A stream's messages are gRPC's to parse: handlers may read them themselves.
-        parse = handler.request_deserializer if handler.request_streaming else None
-        if parse is not None and method.startswith(_OURS):
-            parse = bounded(parse)
+        parse = parse if handler.request_streaming else None
         call = _Call(method, self._gatekeeper, reader, bool(handler.request_streaming))
         if handler.response_streaming:
             name = "stream_stream" if handler.request_streaming else "unary_stream"
@@ -133,14 +135,18 @@ class _Reader:
     """Reads messages of one method."""
 
     def __init__(
-        self, receiving: Receiving, most_bytes: int, parse: Callable[[bytes], Any] | None
+        self,
+        receiving: Receiving,
+        most_bytes: int,
+        parse: Callable[[bytes], Any] | None,
+        empty: Callable[[], Any] | None,
     ) -> None:
         self._receiving = receiving
         self._most_bytes = most_bytes
         self._parse = parse
-        self._empty = _empty_of(parse)
+        self._empty = empty
 
-    async def one(self, context: Context, source: str) -> Any:
+    async def one(self, context: Context, peer: str, source: str) -> Any:
         """Returns the message of a unary call.
 
         Raises:
@@ -148,17 +154,28 @@ class _Reader:
         """
         if self._empty is not None:
             return self._empty()  # there is nothing to be read
-        raw = await self._raw(context, source)
-        if raw is None:
+        receiving, most = self._receiving, self._most_bytes
+        with receiving.awaiting(peer, source or address_of(peer), most, is_timed=True):
+            raw = await context.read()
+        if not isinstance(raw, bytes):
             raise InvalidInput("request", "the call has no message")
-        return self._parsed(raw)
+        receiving.took(peer, raw.__len__)
+        if len(raw) > most:
+            raise PayloadTooLarge(f"the message has {len(raw)} bytes; at most {most} are accepted")
+        if self._parse is None:
+            return raw
+        try:
+            message = self._parse(raw)
+        except Exception as error:  # protobuf's own kinds differ between its implementations
+            raise InvalidInput("request", "is not a message of this method") from error
+        if isinstance(message, InvalidMessage):
+            # Whoever calls may be a person: told like any other wrong input.
+            raise InvalidInput(message.field, message.message.partition(": ")[2])
+        return message
 
-    async def all(
-        self, requests: AsyncIterable[Any], context: Context, source: str
-    ) -> AsyncIterator[Any]:
+    async def all(self, requests: AsyncIterable[Any], peer: str, source: str) -> AsyncIterator[Any]:
         """Yields the messages of a stream."""
         messages = aiter(requests)
-        peer = context.peer()
         charged = source or address_of(peer)
         receiving, most = self._receiving, self._most_bytes
         while True:
@@ -166,30 +183,10 @@ class _Reader:
                 message = await anext(messages, None)
             if message is None:
                 return
+            if isinstance(message, InvalidMessage):
+                raise message
             receiving.took(peer, partial(_size_of, message))
             yield message
-
-    async def _raw(self, context: Context, source: str) -> bytes | None:
-        peer = context.peer()
-        charged = source or address_of(peer)
-        with self._receiving.awaiting(peer, charged, self._most_bytes, is_timed=True):
-            raw = await context.read()
-        if not isinstance(raw, bytes):
-            return None
-        self._receiving.took(peer, raw.__len__)
-        if len(raw) > self._most_bytes:
-            raise PayloadTooLarge(
-                f"the message has {len(raw)} bytes; at most {self._most_bytes} are accepted"
-            )
-        return raw
-
-    def _parsed(self, raw: bytes) -> Any:
-        if self._parse is None:
-            return raw
-        try:
-            return self._parse(raw)
-        except Exception as error:  # protobuf's own kinds differ between its implementations
-            raise InvalidInput("request", "is not a message of this method") from error
 
 
 class _Call:
@@ -228,11 +225,12 @@ class _Call:
 
     async def _request(self, requests: AsyncIterable[Any], context: Context) -> Any:
         try:
-            source = self._gatekeeper.enter(self._method, context)
+            peer = context.peer()
+            source = self._gatekeeper.enter(self._method, context, peer)
             if self._takes_stream:
-                return self._reader.all(requests, context, source)
+                return self._reader.all(requests, peer, source)
             try:
-                return await self._reader.one(context, source)
+                return await self._reader.one(context, peer, source)
             except CatenaryError as error:
                 self._gatekeeper.refused(self._method, context, error)
                 raise

@@ -17,7 +17,6 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from services.errors import Unavailable
 from services.grpc_intake import FIRST_WINDOW_BYTES, CallIntake, Intake
 from services.grpc_receiving import Receiving
-from services.rules.interceptor import RulesInterceptor
 from services.security.identity import Role, server_name_of
 from services.security.roles import Guard, OpenGate, RoleGate
 from services.security.tls import ClientSecurity, ServerSecurity
@@ -120,11 +119,7 @@ def create_server(
     receiving = Receiving(taken.receiving_bytes, most_of_one=taken.receiving_bytes_of_one)
     return grpc.aio.server(
         options=[*_SERVER_OPTIONS, *_limits(max_message_bytes)],
-        # The first is asked first: who may not call is refused before the message is read.
-        interceptors=[
-            CallIntake(gate, receiving, taken.most_bytes, taken.usual_bytes),
-            RulesInterceptor(),
-        ],
+        interceptors=[CallIntake(gate, receiving, taken.most_bytes, taken.usual_bytes)],
     )
 
 

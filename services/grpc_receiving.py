@@ -14,9 +14,8 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from types import TracebackType
 
 from services.errors import CatenaryError, DeadlineExceeded, Overloaded, PayloadTooLarge
 from services.log import get_logger
@@ -44,21 +43,51 @@ _RECEIVED_AT = 128
 _log = get_logger("services.grpc")
 
 
-@dataclass(eq=False, slots=True)
 class Arriving:
-    """A message somebody waits for."""
+    """A message somebody waits for, inside of `with`.
 
-    peer: str
-    """Its connection, as gRPC names it."""
-    source: str
-    """Who is charged: a key's name, or an address."""
-    most_bytes: int
-    is_timed: bool
-    """False for streams, whose next message may come whenever it likes."""
-    task: asyncio.Task[object]
-    since_s: float = field(default_factory=time.monotonic)
-    cut: CatenaryError | None = None
-    """Why it is waited for no longer."""
+    Attributes:
+        peer: Its connection, as gRPC names it.
+        source: Who is charged: a key's name, or an address.
+        is_timed: False for streams, whose next message may come whenever it likes.
+        cut: Why it is waited for no longer.
+    """
+
+    __slots__ = ("_all", "cut", "is_timed", "most_bytes", "peer", "since_s", "source", "task")
+
+    def __init__(
+        self,
+        every: set[Arriving],
+        peer: str,
+        source: str,
+        most_bytes: int,
+        is_timed: bool,
+        task: asyncio.Task[object],
+    ) -> None:
+        self._all = every
+        self.peer = peer
+        self.source = source
+        self.most_bytes = most_bytes
+        self.is_timed = is_timed
+        self.task = task
+        self.since_s = time.monotonic()
+        self.cut: CatenaryError | None = None
+
+    def __enter__(self) -> Arriving:
+        self._all.add(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._all.discard(self)
+        if self.cut is None or not isinstance(error, asyncio.CancelledError):
+            return
+        if not self.task.uncancel():  # nobody else wants it cancelled
+            raise self.cut from None
 
 
 class _Connection:
@@ -133,31 +162,19 @@ class Receiving:
         """Bytes of messages that have been arriving for a while."""
         return sum(connection.held for connection in self._connections.values())
 
-    @contextmanager
-    def awaiting(
-        self, peer: str, source: str, most_bytes: int, *, is_timed: bool
-    ) -> Iterator[Arriving]:
-        """Watches while a message is waited for.
+    def awaiting(self, peer: str, source: str, most_bytes: int, *, is_timed: bool) -> Arriving:
+        """Returns what watches while a message is waited for, as a context.
 
-        Raises:
+        Raises at its end:
             Overloaded: too much is held, and most of it by this source.
             DeadlineExceeded: it came too slowly.
             PayloadTooLarge: more is sent than this message may have.
         """
         task = asyncio.current_task()
         assert task is not None
-        arriving = Arriving(peer, source, most_bytes, is_timed, task)
-        self._arriving.add(arriving)
         if self._timer is None or (is_timed and self._is_idle):
             self._look_in(LOOK_S)
-        try:
-            yield arriving
-        except asyncio.CancelledError:
-            if arriving.cut is None or task.uncancel():
-                raise
-            raise arriving.cut from None
-        finally:
-            self._arriving.discard(arriving)
+        return Arriving(self._arriving, peer, source, most_bytes, is_timed, task)
 
     def took(self, peer: str, size: Callable[[], int]) -> None:
         """Notes that a message of a connection is complete; `size` is asked if that matters."""

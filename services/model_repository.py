@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from services.content.hashing import digests
 from services.content.keeping import ContentRecords, write_durably
 from services.content.reading import Reading
 from services.content.record import RECORD_FILE, ContentRecord
+from services.decoder_document import decoder_of_document, document_of_decoder
 from services.domain.decoder import DecoderTable
 from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, Nanoseconds
 from services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
@@ -50,9 +50,9 @@ BLOCKS_FILE = "blocks.json"
 BLOCKS_VERSION = 1
 PROFILE_FILE = "profile.json"
 DECODER_FILE = "decoder.json"
-DECODER_VERSION = 1
 PLATFORMS = ("onnxruntime_onnx", "pytorch_exported", "decoder")
 PRECISIONS = ("fp32", "int8", "int4")
+TARGETS = ("cpu", "gpu", "both")
 
 ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
 """Per boundary, per tensor: a shape it really had."""
@@ -60,8 +60,7 @@ ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MANIFEST_KEYS = {
     "platform", "file", "slo_ms", "max_batch", "float16_boundaries", "precision", "session_tokens",
-    "cache_oversubscription",
-    "packing", *OBJECTIVE_KEYS,
+    "target", "cache_oversubscription", "packing", *OBJECTIVE_KEYS,
 }  # fmt: skip
 
 
@@ -243,27 +242,11 @@ class ModelRepository:
             raise ModelNotFound(text) from None
         except (ValueError, RecursionError) as error:
             raise InvalidInput(where, f"is not JSON: {error}") from None
-        version = field(document, "version", int, where)
-        if version != DECODER_VERSION:
-            raise InvalidInput(
-                f"{where}.version", f"is {version}, this program reads {DECODER_VERSION}"
-            )
-        names = [each.name for each in fields(DecoderTable)]
-        values: dict[str, Any] = {
-            name: field(document, name, int, where)
-            for name in names
-            if name not in ("model_hash", "end_token_ids")
-        }
-        ends = field(document, "end_token_ids", list, where)
-        return DecoderTable(
-            model_hash=field(document, "model_hash", str, where),
-            end_token_ids=tuple(integers(ends, 0, f"{where}.end_token_ids")),
-            **values,
-        )
+        return decoder_of_document(document, where)
 
     def write_decoder_table(self, key: ModelKey, table: DecoderTable) -> None:
         """Writes `decoder.json`."""
-        document = {"version": DECODER_VERSION, **asdict(table)}
+        document = document_of_decoder(table)
         self._write(key, DECODER_FILE, json.dumps(document, indent=1) + "\n")
 
     def example_shapes(self, key: ModelKey) -> ExampleShapes:
@@ -331,6 +314,8 @@ class ModelRepository:
         }
         if manifest.platform == "decoder":
             document["precision"] = manifest.precision
+            if manifest.target != "both":
+                document["target"] = manifest.target
             document["session_tokens"] = manifest.session_tokens
             if manifest.objectives is not None:
                 for name, slo_ns in manifest.objectives.named().items():
@@ -481,6 +466,9 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
         raise InvalidInput(
             f"{where}.precision", f"{precision!r} is none of {', '.join(PRECISIONS)}"
         )
+    target = document.get("target", "both")
+    if target not in TARGETS:
+        raise InvalidInput(f"{where}.target", f"{target!r} is none of {', '.join(TARGETS)}")
     session_tokens = document.get("session_tokens", 2048)
     if type(session_tokens) is not int or not 2 <= session_tokens <= 1 << 20:
         raise InvalidInput(
@@ -498,6 +486,7 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
         objectives=_objectives_of(document, platform, where),
         cache_oversubscription=_oversubscription_of(document, platform, where),
         packing=_packing_of(document, platform, where),
+        target=target,
     )
 
 

@@ -24,6 +24,8 @@ def sampling_of_message(message: generation_pb2.SamplingParameters) -> SamplingP
         ignore_eos=message.ignore_eos,
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
+        min_p=message.min_p,
+        logit_bias=tuple((each.token_id, each.bias) for each in message.logit_bias),
     )
 
 
@@ -41,4 +43,9 @@ def message_of_sampling(parameters: SamplingParameters) -> generation_pb2.Sampli
         ignore_eos=parameters.ignore_eos,
         presence_penalty=parameters.presence_penalty,
         frequency_penalty=parameters.frequency_penalty,
+        min_p=parameters.min_p,
+        logit_bias=[
+            generation_pb2.TokenBias(token_id=token, bias=bias)
+            for token, bias in parameters.logit_bias
+        ],
     )

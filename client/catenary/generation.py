@@ -30,6 +30,8 @@ class GenerationOptions(TypedDict, total=False):
         repetition_penalty: Above 1 makes tokens of prompt and answer less likely.
         presence_penalty: Taken off the logit of every token in the answer.
         frequency_penalty: The same, for each time it is in the answer.
+        min_p: No tokens less likely than this share of the likeliest one's probability.
+        logit_bias: Token ids and what is added to their logits, -100 to 100.
         stop: The answer ends before this text, or the first of these.
         seed: Equal seeds give equal answers.
         ignore_eos: An end-of-text token does not end the answer.
@@ -50,6 +52,8 @@ class GenerationOptions(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    min_p: float
+    logit_bias: Mapping[int, float]
     stop: str | Sequence[str]
     seed: int
     ignore_eos: bool
@@ -63,7 +67,7 @@ class GenerationOptions(TypedDict, total=False):
 
 _SAMPLING = (
     "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "seed", "ignore_eos",
+    "presence_penalty", "frequency_penalty", "min_p", "seed", "ignore_eos",
 )  # fmt: skip
 _KNOWN = frozenset(GenerationOptions.__annotations__)
 
@@ -295,6 +299,9 @@ def _call(model: str, options: GenerationOptions) -> Call[GeneratedText]:
             _set(lambda v, name=name: setattr(request.sampling, name, v), name, value)
     if "priority" in options:
         _set(lambda value: setattr(request, "priority", value), "priority", options["priority"])
+    for token, bias in options.get("logit_bias", {}).items():
+        pair = {"token_id": token, "bias": bias}
+        _set(lambda each: request.sampling.logit_bias.add(**each), "logit_bias", pair)
     stop = options.get("stop", ())
     _set(request.sampling.stop.extend, "stop", [stop] if isinstance(stop, str) else stop)
     for name in ("time_to_first_token_slo", "time_per_output_token_slo"):

@@ -109,7 +109,8 @@ class AgentImpairment:
     """One thing that speaks against giving work to an agent.
 
     Attributes:
-        kind: straggling, silent, suspected, draining, broken, quarantined or cannot_load.
+        kind: straggling, silent, suspected, draining, broken, quarantined, cannot_load, or severed
+            (no frames get through between it and another agent).
         partition: What it is about; empty: all of the agent.
         remaining_s: When it is over, or the agent is asked again; None: not by itself.
         why: In words.

@@ -55,6 +55,7 @@ async def request_of(
     except InvalidInput as error:
         error.details["code"] = TOO_LONG
         raise
+    sampling.check_vocabulary(codec.vocabulary_size)
     _check_generated(terms.generated, resolved, codec.vocabulary_size)
     return GenerationRequest(
         model=model,

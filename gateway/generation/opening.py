@@ -8,14 +8,18 @@ from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from gateway.delivery import Links, left_s
 from gateway.generation.session import PendingSession
 from gateway.generation.start import Start
+from services.transport.acknowledgements import Lost
 
 
-async def open_session(session: PendingSession, start: Start, gateway_id: str, hub: Links) -> None:
+async def open_session(
+    session: PendingSession, start: Start, gateway_id: str, hub: Links, lost: Lost | None = None
+) -> None:
     """Pushes the opening of a start, with the token history, to whoever is to know of it.
 
     That is the first agent of its ring; for a start that takes over from another, the first agent
     of the ring that generates now, which brings all else about. Does nothing once the start has
-    been overtaken by another one or by the request's end.
+    been overtaken by another one or by the request's end. Should the link break before the opening
+    has certainly arrived, `lost` is told.
 
     Raises:
         DeadlineExceeded: no time is left.
@@ -32,7 +36,7 @@ async def open_session(session: PendingSession, start: Start, gateway_id: str, h
         start.push_ns = time.monotonic_ns()
         opening = session.opening(start, gateway_id, start.push_ns)
         header = _opened(start, opening) if start.moves is None else _moved(start, opening)
-        await link.push(slot, header.SerializeToString(), left_s(deadline_ns))
+        await link.push(slot, header.SerializeToString(), left_s(deadline_ns), lost)
         start.sent_ns = time.monotonic_ns()
     finally:
         slot.release()

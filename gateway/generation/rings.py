@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from gateway.bookkeeping import Bookkeeping
@@ -199,7 +200,9 @@ class Rings:
         try:
             if not start.order.route:
                 raise InvalidInput("route", "an order needs a route")
-            await open_session(session, start, self._to.gateway_id, self._to.hub)
+            # A move that does not begin is the scheduler's to give up; the session goes on.
+            lost = partial(self._opening_lost, session, start) if start.moves is None else None
+            await open_session(session, start, self._to.gateway_id, self._to.hub, lost)
         except Exception as exc:
             if not session.believes(start):
                 return
@@ -208,6 +211,11 @@ class Rings:
             retryable = not isinstance(error, InvalidInput) and error.reason != "INTERNAL"
             # No agent failed: whom this gateway could not reach, the scheduler knows by the route.
             self._failed(session, start, failure_of(error, retryable=retryable))
+
+    def _opening_lost(self, session: PendingSession, start: Start, error: PartitionLost) -> None:
+        """The link broke behind an opening: unless it has brought tokens, nobody may have it."""
+        if start is session.current and not start.first_token_ns:
+            self._failed(session, start, failure_of(error, retryable=True))
 
     def _failed(self, session: PendingSession, start: Start, failure: common_pb2.Failure) -> None:
         """Leaves a start; the scheduler decides whether there is another.

@@ -9,13 +9,14 @@ from typing import Any
 from gateway.generation.intake import is_unicode
 from gateway.generation.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.openai_http.fields import Fields, flag, integer, mapping, number, text
-from services.domain.sampling import MAX_SEED, SamplingParameters
+from services.domain.sampling import MAX_BIASED_TOKENS, MAX_SEED, SamplingParameters
 from services.errors import InvalidInput
 
 COMPLETION_TOKENS = 16
 """Most tokens of a completion that names no limit, as OpenAI and vLLM have it; a chat has none."""
 _PRIORITY_LIMIT = 2**31 - 1
 _MOST_VARIABLES = 32
+_MOST_DIGITS = 10
 _ROLES = {role: role for role in ("system", "user", "assistant")} | {"developer": "system"}
 """Templates know `developer`, OpenAI's newer word, as `system`."""
 
@@ -110,7 +111,23 @@ def _sampling(fields: Fields, max_tokens: int) -> SamplingParameters:
         ignore_eos=flag(fields, "ignore_eos"),
         presence_penalty=number(fields, "presence_penalty", 0.0),
         frequency_penalty=number(fields, "frequency_penalty", 0.0),
+        min_p=number(fields, "min_p", 0.0),
+        logit_bias=_bias(mapping(fields, "logit_bias")),
     )
+
+
+def _bias(bias: Fields) -> tuple[tuple[int, float], ...]:
+    """Returns what is added to which logits: JSON has token ids as texts."""
+    if len(bias) > MAX_BIASED_TOKENS:
+        raise InvalidInput("logit_bias", f"has more than {MAX_BIASED_TOKENS} tokens")
+    pairs = []
+    for token, value in bias.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= _MOST_DIGITS):
+            raise InvalidInput("logit_bias", f"{token[:20]!r} is not a token id")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidInput("logit_bias", f"that of {token} must be a number")
+        pairs.append((int(token), value))
+    return tuple(pairs)
 
 
 def _stop(value: Any) -> tuple[str, ...]:
@@ -200,8 +217,8 @@ def _table(
 _NOTHING = _is(False, [], {}, "")
 _REFUSED = {
     **_table(("n", "best_of"), _is(1), "is not offered beyond 1: send several requests"),
-    **_table(("logit_bias", "bad_words", "allowed_token_ids"), _NOTHING, "is not offered"),
-    **_table(("min_p", "prompt_logprobs"), _is(0, 0.0, False), "is not offered"),
+    **_table(("bad_words", "allowed_token_ids"), _NOTHING, "is not offered"),
+    **_table(("prompt_logprobs",), _is(0, 0.0, False), "is not offered"),
     **_table(("use_beam_search",), _NOTHING, "beam search is not offered"),
     **_table(("stop_token_ids",), _NOTHING, "is not offered: name the texts in stop"),
     **_table(("skip_special_tokens",), _is(True), "special tokens are always left out"),

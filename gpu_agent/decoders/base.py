@@ -14,17 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from gpu_agent.kv.arrays import CacheArray
 from gpu_agent.kv.span import CacheSpan
-from services.domain.decoder import DecoderTable
+from services.domain.decoder import DecoderTable, HeldSizes
 from services.domain.ids import Nanoseconds, PartitionKey
 from services.errors import InvalidInput
 
-Want = Literal["hidden", "logits", "nothing"]
+if TYPE_CHECKING:
+    from gpu_agent.decoders.sampling import Sampler
+
+Want = Literal["hidden", "token", "logits", "nothing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,12 @@ class StepItem:
     """int64 [n] token ids if the session enters at block 0 of the model, else float32 [n, hidden]:
     the hidden states in front of the block it enters at."""
     want: Want
-    """"hidden": float32 [n, hidden] behind the partition's last block. "logits": float32
-    [vocabulary] of the last row; only where the model's last block is. "nothing": fill the cache
-    only."""
+    """"hidden": float32 [n, hidden] behind the partition's last block. "token": int64 [1], what
+    `sampler` chooses behind the last row, or a negative number of `sampling.NO_TOKEN`. "logits":
+    float32 [vocabulary] of the last row. Both only where the model's last block is. "nothing": fill
+    the cache only."""
+    sampler: Sampler | None = None
+    """Of the session, for "token": at the position behind these inputs. Nothing is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +124,19 @@ class DecoderExecutor(Protocol):
 
     key: PartitionKey
     table: DecoderTable
-    memory_bytes: int
-    """Weights held. Caches may take `table.slot_bytes(layout.memory_tokens(..))` beside them."""
+    sizes: HeldSizes
+    """Of the model in the form that this executor holds it in."""
     commits_on_use: bool
     """Memory of a cache is taken as it is written, and given back when its session is closed."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Weights held, and what else stays: `sizes.weight_bytes(..)`.
+
+        Caches may take `sizes.slot_bytes(layout.memory_tokens(..))` beside them, and steps
+        `sizes.step_bytes(..)`.
+        """
+        ...
 
     @property
     def layout(self) -> CacheLayout:
@@ -185,8 +200,8 @@ class DecoderExecutor(Protocol):
             span: Blocks it runs through here, tokens it has cached.
 
         Returns:
-            `[blocks, 2 (keys, values), tokens, key-value heads, head size]`: float32, or uint16
-            with the bits of bfloat16, as the executor keeps them.
+            `[blocks, 2 (keys, values), tokens, key-value heads, head size]`: float32, float16, or
+            uint16 with the bits of bfloat16, as the executor keeps them.
 
         Raises:
             InvalidInput: If the session is not open or has no such rows.

@@ -11,30 +11,44 @@ from pathlib import Path
 
 from gpu_agent.decoders.import_worker import graph_in_jail
 from gpu_agent.decoders.precision import graph_folder
-from gpu_agent.decoders.sizes import read_table
+from gpu_agent.decoders.sizes import ONNX_FORMS, read_table
 from services.domain.ids import ModelKey
 from services.errors import NotSupported
 from services.jail.orders import JailLimits
 from services.jail.run import Work, run_jailed
 from services.model_repository import ModelRepository
 
-_NEEDED = ("transformers", "torch", "onnxruntime_genai", "accelerate", "gguf")
+_NEEDED = ("transformers", "torch")
+_NEEDED_FOR_GRAPHS = ("onnxruntime_genai", "accelerate", "gguf")
+_NEEDED_FOR_GGUF = ("accelerate", "gguf")
 _TIMEOUT_S = 3600.0
 """A worker that takes longer is killed."""
 _GIBI = 1 << 30
 
 
-def check_libraries() -> None:
-    """Raises NotSupported unless the libraries of the extra [generation] are installed."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+def check_libraries(target: str = "both", *, gguf: bool = False) -> None:
+    """Raises NotSupported unless the libraries of the extra [generation] are installed.
+
+    Args:
+        target: Which agents are to run the model; only CPUs need a graph.
+        gguf: It comes as a GGUF file.
+    """
+    needed = _NEEDED + (_NEEDED_FOR_GRAPHS if target != "gpu" else ())
+    needed += _NEEDED_FOR_GGUF if gguf else ()
+    missing = [name for name in dict.fromkeys(needed) if importlib.util.find_spec(name) is None]
     if missing:
         raise NotSupported(f"importing needs the extra [generation]: {', '.join(missing)}")
 
 
-def import_limits(source: Path) -> JailLimits:
-    """Returns what reading a model may take: its weights several times over, as float32."""
+def import_limits(source: Path, target: str = "both") -> JailLimits:
+    """Returns what reading a model may take: its weights several times over, as float32.
+
+    Where there is no graph to be made, only headers are read and small files written.
+    """
     files = [source] if source.is_file() else [f for f in source.iterdir() if f.is_file()]
     size = sum(file.stat().st_size for file in files)
+    if target == "gpu" and not source.is_file():
+        size = 0
     # GGUF packs a weight into half a byte or less; float32 is eight times that.
     unpacked = 9 * size if source.is_file() else 3 * size
     return JailLimits(
@@ -49,6 +63,8 @@ def import_limits(source: Path) -> JailLimits:
 def ensure_graph(repository: ModelRepository, key: ModelKey, precision: str) -> Path:
     """Returns the folder of a precision's graph; builds it first if it is not there.
 
+    Raises NotSupported for a model that was imported for GPUs only.
+
     Several agents may ask at once: one builds, the others wait for it. A graph that nobody has
     entered into the version's record is what a builder that died has left, and is built anew.
     """
@@ -60,6 +76,11 @@ def ensure_graph(repository: ModelRepository, key: ModelKey, precision: str) -> 
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_there(repository, key, target):
             return target
+        if repository.manifest(key).target == "gpu":
+            raise NotSupported(
+                f"{key} was imported for GPUs: agents on a CPU run it with PyTorch only"
+                " (decoder: torch), or after an import with --target both"
+            )
         check_libraries()
         work = Work(
             target=f"{graph_in_jail.__module__}:{graph_in_jail.__name__}",
@@ -80,13 +101,14 @@ def ensure_graph(repository: ModelRepository, key: ModelKey, precision: str) -> 
                 run_jailed(work, into=made)
             (made / target.name).rename(target)
         repository.enter_derived(key, target.name)
+        table = repository.decoder_table(key)
+        sizes = read_table(folder, precision, table.model_hash)
+        # What PyTorch holds depends on the precision of the manifest, not of this graph.
+        made_forms = [each for each in sizes.forms if each.form is ONNX_FORMS[precision]]
+        table = replace(table, forms=table.with_forms(made_forms))
         if repository.manifest(key).precision == precision:
-            table = repository.decoder_table(key)
-            sizes = read_table(folder, precision, table.model_hash)
-            repository.write_decoder_table(
-                key,
-                replace(table, block_bytes=sizes.block_bytes, head_bytes=sizes.head_bytes),
-            )
+            table = replace(table, block_bytes=sizes.block_bytes, head_bytes=sizes.head_bytes)
+        repository.write_decoder_table(key, table)
     return target
 
 

@@ -39,7 +39,7 @@ from gpu_agent.decoders.slot_book import SlotBook
 from gpu_agent.executors.device import Device
 from gpu_agent.kv.arrays import CacheArray
 from gpu_agent.kv.span import CacheSpan
-from services.domain.decoder import DecoderTable
+from services.domain.decoder import DecoderTable, Form, form_of
 from services.domain.ids import PartitionKey
 from services.errors import InvalidInput
 from services.model_repository import ModelRepository
@@ -49,6 +49,11 @@ _TIMES = (
     "decode_context_token_ns", "decode_lone_ns", "prefill_floor_ns",
 )  # fmt: skip
 """In the order of `DecoderCost`."""
+_NUMBERS: dict[Form | None, np.dtype[Any]] = {
+    Form.TORCH_FLOAT16: np.dtype(np.float16),
+    Form.TORCH_BFLOAT16: np.dtype(np.uint16),
+}
+"""What caches travel in where it is not float32."""
 _OTHERS = ("head_blocks", "way_ns", "side_by_side")
 _PREFILL_TOKENS_PER_DECODE = 8
 _MULTIPLIER = 2_654_435_761
@@ -61,9 +66,22 @@ class EmulatedDecoder:
     commits_on_use = True
 
     def __init__(
-        self, repository: ModelRepository, key: PartitionKey, device: Device, layout: CacheLayout
+        self,
+        repository: ModelRepository,
+        key: PartitionKey,
+        device: Device,
+        layout: CacheLayout,
+        runtime: str = "",
     ) -> None:
         """Needs the model's tables only, no weights.
+
+        Args:
+            repository: Has them.
+            key: The blocks.
+            device: Emulated.
+            layout: Of the caches.
+            runtime: Which one it stands for, of the executors that hold something; empty: none, and
+                sizes are the table's plain ones.
 
         Raises:
             ModelNotFound: If the model is absent.
@@ -75,7 +93,8 @@ class EmulatedDecoder:
         if not 0 <= key.first_block < key.last_block <= self.table.blocks:
             raise InvalidInput("partition", f"{key} is not within {self.table.blocks} blocks")
         self._book = SlotBook(key, self.table, layout)
-        self.memory_bytes = self.table.weight_bytes(key.first_block, key.last_block)
+        precision = repository.manifest(key.model).precision if runtime else ""
+        self.sizes = self.table.held(form_of(runtime, precision))
         self._slowdown = device.slowdown
         # An entry counts for all blocks alike, so a session that enters late takes its share.
         given = _entry_of(device.profile, key.model.name)
@@ -93,6 +112,12 @@ class EmulatedDecoder:
             prefill_floor_ns=alone.prefill_floor_ns + way_ns if alone.prefill_floor_ns else 0,
         )
         """Of the whole partition, slowdown and the way to it included."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the weights would take."""
+        entries = len(self._book.layout.entry_blocks)
+        return self.sizes.weight_bytes(self.key.first_block, self.key.last_block, entries)
 
     @property
     def layout(self) -> CacheLayout:
@@ -127,7 +152,7 @@ class EmulatedDecoder:
         self._book.close(session)
 
     def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
-        """Returns zeros and one-hot logits after the emulated time; see `DecoderExecutor.step`."""
+        """Returns zeros and made up tokens after the emulated time; see `DecoderExecutor.step`."""
         started = time.perf_counter_ns()
         self._book.check(items)
         results = [self._result(item) for item in items]
@@ -181,7 +206,8 @@ class EmulatedDecoder:
         """Returns zeros, as many as a real cache has; see `DecoderExecutor.export_cache`."""
         self._book.check_export(session, span)
         row = (self.table.key_value_heads, self.table.head_size)
-        return np.zeros((span.blocks, 2, span.tokens, *row), np.float32)
+        dtype: np.dtype[Any] = _NUMBERS.get(self.sizes.form) or np.dtype(np.float32)
+        return np.zeros((span.blocks, 2, span.tokens, *row), dtype)
 
     def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
         """Counts; see `DecoderExecutor.import_cache`."""
@@ -205,8 +231,11 @@ class EmulatedDecoder:
             return np.zeros((len(item.inputs), self.table.hidden_size), np.float32)
         if item.want == "nothing":
             return None
+        token = token_at(item.position + len(item.inputs), self.table)
+        if item.want == "token":
+            return np.array([token])
         logits = np.zeros(self.table.vocabulary_size, np.float32)
-        logits[token_at(item.position + len(item.inputs), self.table)] = 1.0
+        logits[token] = 1.0
         return logits
 
     def _cost_from(self, entry: int) -> DecoderCost:

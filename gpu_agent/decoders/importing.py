@@ -6,71 +6,63 @@ when it is whole, so nobody ever sees half of one. It then has
     model.yaml, blocks.json, decoder.json     what the whole platform reads
     content.json                              the digest of every file here
     config.json, tokenizer*, chat_template*   what the gateway and PyTorch agents read
-    model.safetensors                         the weights: PyTorch agents, and the embedding
+    model.safetensors                         the weights, as they came; or shards of them and
+    model.safetensors.index.json              what is in which, with the digest of each
     onnx-fp32/ (onnx-int8/, onnx-int4/)       the graph CPU agents cut by block, and its weights
+
+Agents on GPUs read the weights as they are, so that an import for them (`target` "gpu") makes no
+graph and computes nothing ("ADR 0027"). Shards are linked where they can be, else copied.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
 
 from gpu_agent.decoders.building import check_libraries, import_limits
-from gpu_agent.decoders.import_worker import build_graph, convert_gguf
-from gpu_agent.decoders.sizes import read_table
-from gpu_agent.decoders.timing import time_blocks
-from gpu_agent.decoders.weights import WEIGHTS_FILE, is_own_file, write_joined
+from gpu_agent.decoders.checkpoint import index_text
+from gpu_agent.decoders.import_worker import (
+    COPIED,
+    Graphed,
+    Imported,
+    ImportOptions,
+    ImportOrder,
+    check_config,
+    graph_and_times_in_jail,
+    make_in_jail,
+    manifest_of,
+)
+from gpu_agent.decoders.taking import take_over
+from gpu_agent.decoders.weights import INDEX_FILE, WEIGHTS_FILE
 from gpu_agent.partitioning.jailed import answer_of
-from services.bounded_files import LARGEST_CONFIG_BYTES, read_bounded
-from services.domain.decoder import DecoderTable
-from services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey
-from services.domain.model import BlockTable, Boundary, ModelManifest
+from gpu_agent.profiling.decoder_roofline import decode_ns
+from services.content.hashing import digests
+from services.domain.decoder import DecoderTable, HeldSizes
+from services.domain.ids import ModelKey
+from services.domain.model import BlockTable, Boundary
 from services.domain.tensors import ANY, TensorSpec
 from services.errors import InvalidInput
-from services.jail.child import Room
 from services.jail.run import Work, run_jailed
-from services.model_repository import PRECISIONS, ModelRepository
+from services.model_repository import PRECISIONS, TARGETS, ModelRepository
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""`model_type`s whose layers are all alike and take nothing but hidden states and positions."""
-_COPIED = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-    "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
+__all__ = ["ImportOptions", "block_table", "import_decoder"]
 
-_WRITTEN = ("model.yaml", "decoder.json", "blocks.json")
-"""Of the platform; those from the jail are written anew."""
+_USUAL = ImportOptions()
 _LARGEST_SIZE = 1 << 50
 _MOST_BLOCKS = 4096
 _MOST_END_TOKENS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ImportOptions:
-    """How an imported model wants to be served."""
-
-    precision: str = "fp32"
-    """Of the weights on CPU agents."""
-    session_tokens: int = 2048
-    """Most tokens of one session; cut down to the model's context."""
-    slo_ns: int = 60 * NANOSECONDS_PER_SECOND
-    """A whole answer has to be there by then unless the request says otherwise."""
-    max_sessions: int = 32
-    """At a time on one agent."""
+_MOST_TENSORS = 100_000
 
 
 def import_decoder(
     repository: ModelRepository,
     source: Path,
     key: ModelKey,
-    options: ImportOptions = ImportOptions(),
+    options: ImportOptions = _USUAL,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DecoderTable:
     """Imports a decoder language model; does nothing if `key` is there already.
@@ -87,8 +79,10 @@ def import_decoder(
         NotSupported: If the libraries of the extra [generation] are missing.
         InternalError: If a library fails; the message has its last words.
     """
-    if options.precision not in PRECISIONS:
-        raise InvalidInput("precision", f"{options.precision!r} is none of {', '.join(PRECISIONS)}")
+    for name, known in (("precision", PRECISIONS), ("target", TARGETS)):
+        if getattr(options, name) not in known:
+            said = f"{getattr(options, name)!r} is none of {', '.join(known)}"
+            raise InvalidInput(name, said)
     target = repository.folder(key)
     if not target.exists():
         repository.root.mkdir(parents=True, exist_ok=True)
@@ -115,93 +109,91 @@ def _bring_in(
     gguf = source.suffix == ".gguf"
     if not source.is_file() if gguf else not (source / "config.json").is_file():
         raise InvalidInput("source", f"{source} is no GGUF file and no folder with a config.json")
-    check_libraries()
-    inside = f"{key.name}/{key.version}"
-    wanted = (*_COPIED, WEIGHTS_FILE, *_WRITTEN, f"onnx-{options.precision}/*")
+    check_libraries(options.target, gguf=gguf)
+    folder, graph = repository.folder(key), options.target != "gpu"
+    folder.mkdir(parents=True)
+    order = msgspec.json.encode(ImportOrder(key, gguf, options))
     work = Work(
         target=f"{make_in_jail.__module__}:{make_in_jail.__name__}",
-        job=msgspec.json.encode(_Order(key, gguf, options)),
+        job=order,
         subject=source.name,
-        imports=("torch",),
+        imports=("torch",) if gguf or not graph else (),
         inputs=(source,),
-        wanted=tuple(f"{inside}/{name}" for name in wanted),
-        limits=import_limits(source),
+        wanted=(*COPIED, WEIGHTS_FILE) if gguf else COPIED,
+        limits=import_limits(source, options.target),
     )
-    made = answer_of(run_jailed(work, repository.root, progress), _Imported, source.name)
-    _check_family(repository.folder(key))
-    _check_sizes(made, source.name)
-    manifest = _manifest(key, options, made.table.context_tokens)
-    repository.write_manifest(manifest)
-    table = replace(made.table, model_hash=repository.model_hash(key))
+    made = answer_of(run_jailed(work, folder, progress), Imported, source.name)
+    check_config(folder, options)
+    _check_sizes(made.table, source.name)
+    if made.places:
+        progress("taking over the weights")
+        take_over(source, folder, set(made.places.values()), copies=options.copies)
+    file = _weights_file(folder, made, source.name)
+    table, compute_ns = made.table, decode_ns(made.table)
+    if graph:
+        table, compute_ns = _with_graph(folder, order, options, progress)
+    repository.write_manifest(manifest_of(key, options, file, table.context_tokens))
+    table = replace(table, model_hash=repository.model_hash(key))
     repository.write_decoder_table(key, table)
-    repository.write_block_table(key, block_table(table, made.compute_ns))
+    repository.write_block_table(key, block_table(table, compute_ns))
     progress("recording what the files are")
     repository.record_content(key)
 
 
-def make_in_jail(job: bytes, room: Room) -> bytes:
-    """Makes the model of an encoded `_Order` in a repository of its own; answers `_Imported`."""
-    order = msgspec.json.decode(job, type=_Order)
-    # What the files are is recorded by whoever takes them over.
-    repository = ModelRepository(room.output, records=False)
-    key, source = order.key, room.inputs[0]
-    folder = repository.folder(key)
-    folder.mkdir(parents=True)
-    if order.gguf:
-        room.tell("reading the weights")
-        convert_gguf(source, folder)
-    else:
-        _check_family(source)
-        room.tell("copying the weights")
-        for name in _COPIED:
-            if is_own_file(source, name):
-                shutil.copyfile(source / name, folder / name)
-        write_joined(source, folder / WEIGHTS_FILE)
-    _check_family(folder)
-    precision = order.options.precision
-    room.tell(f"building the {precision} graph")
-    build_graph(folder, precision, folder)
-    # What the timing reads; the repository gets files of our own making.
-    repository.write_manifest(_manifest(key, order.options, order.options.session_tokens))
-    table = read_table(folder, precision, repository.model_hash(key))
-    repository.write_decoder_table(key, table)
-    room.tell("timing the blocks")
-    return msgspec.json.encode(_Imported(table, time_blocks(repository, key)))
-
-
-class _Order(msgspec.Struct, frozen=True):
-    key: ModelKey
-    gguf: bool
-    options: ImportOptions
-
-
-class _Imported(msgspec.Struct, frozen=True):
-    table: DecoderTable
-    compute_ns: tuple[int, ...]
-
-
-def _manifest(key: ModelKey, options: ImportOptions, context_tokens: int) -> ModelManifest:
-    return ModelManifest(
-        key=key,
-        platform="decoder",
-        file=WEIGHTS_FILE,
-        slo_ns=options.slo_ns,
-        max_batch=options.max_sessions,
-        float16_boundaries=False,  # hidden states of larger models overflow float16
-        precision=options.precision,
-        session_tokens=min(context_tokens, options.session_tokens),
+def _with_graph(
+    folder: Path, order: bytes, options: ImportOptions, progress: Callable[[str], None]
+) -> tuple[DecoderTable, tuple[int, ...]]:
+    """Has the graph of a model built and timed; returns its sizes and times."""
+    graph = f"onnx-{options.precision}"
+    work = Work(
+        target=f"{graph_and_times_in_jail.__module__}:{graph_and_times_in_jail.__name__}",
+        job=order,
+        subject=folder.parent.name,
+        imports=("torch",),
+        inputs=(folder,),
+        wanted=(f"*/*/{graph}/*",),
+        limits=import_limits(folder),
     )
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as scratch:
+        built = answer_of(run_jailed(work, Path(scratch), progress), Graphed, work.subject)
+        (Path(scratch) / folder.parent.name / folder.name / graph).rename(folder / graph)
+    _check_sizes(built.table, work.subject)
+    times = built.compute_ns
+    if len(times) != built.table.blocks or not all(0 < ns < _LARGEST_SIZE for ns in times):
+        raise InvalidInput(work.subject, "has times that no model has")
+    return built.table, times
 
 
-def _check_sizes(made: _Imported, subject: str) -> None:
-    """Raises unless the sizes from the jail can be those of a model."""
-    values = [value for value in asdict(made.table).values() if isinstance(value, int)]
-    ends = made.table.end_token_ids
-    plain = all(0 < value < _LARGEST_SIZE for value in values) and len(ends) <= _MOST_END_TOKENS
-    fitting = len(made.compute_ns) == made.table.blocks <= _MOST_BLOCKS
-    times = all(0 < ns < _LARGEST_SIZE for ns in made.compute_ns)
-    if not (plain and fitting and times and all(0 <= e < _LARGEST_SIZE for e in ends)):
+def _weights_file(folder: Path, made: Imported, subject: str) -> str:
+    """Returns the file that stands for the weights: the only one, or an index of our making."""
+    files = sorted(set(made.places.values()))
+    if files in ([], [WEIGHTS_FILE]):
+        return WEIGHTS_FILE
+    if len(made.places) > _MOST_TENSORS or not 0 < made.weight_bytes < _LARGEST_SIZE:
         raise InvalidInput(subject, "has sizes that no model has")
+    hashes = {name: digests().whole(folder / name) for name in files}
+    (folder / INDEX_FILE).write_text(index_text(made.places, made.weight_bytes, hashes))
+    return INDEX_FILE
+
+
+def _check_sizes(table: DecoderTable, subject: str) -> None:
+    """Raises unless the sizes from the jail can be those of a model."""
+    values = [value for value in asdict(table).values() if isinstance(value, int)]
+    ends, blocks = table.end_token_ids, table.blocks
+    plain = all(0 < value < _LARGEST_SIZE for value in values) and len(ends) <= _MOST_END_TOKENS
+    fitting = blocks <= _MOST_BLOCKS and all(0 <= end < _LARGEST_SIZE for end in ends)
+    if not (plain and fitting and all(_can_be(form, blocks) for form in table.forms)):
+        raise InvalidInput(subject, "has sizes that no model has")
+
+
+def _can_be(sizes: HeldSizes, blocks: int) -> bool:
+    """Returns False for sizes that no form of a model has."""
+    some = [*sizes.block_bytes, sizes.head_bytes, sizes.cache_bytes_per_token]
+    maybe = [sizes.embedding_bytes, sizes.shared_bytes, sizes.fixed_bytes, sizes.entry_bytes]
+    maybe += asdict(sizes.step).values()
+    counts = len(sizes.block_bytes) == blocks and sizes.form is not None
+    possible = all(0 <= size < _LARGEST_SIZE for size in (*some, *maybe))
+    return counts and possible and all(some)
 
 
 def block_table(table: DecoderTable, compute_ns: tuple[int, ...]) -> BlockTable:
@@ -224,13 +216,3 @@ def block_table(table: DecoderTable, compute_ns: tuple[int, ...]) -> BlockTable:
         boundaries=tuple(boundaries),
         compute_ns=compute_ns,
     )
-
-
-def _check_family(folder: Path) -> None:
-    try:
-        config = json.loads(read_bounded(folder / "config.json", LARGEST_CONFIG_BYTES))
-        family = config["model_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput("config.json", f"cannot be read: {error}") from None
-    if family not in FAMILIES:
-        raise InvalidInput("config.json", f"{family!r} is none of {', '.join(FAMILIES)}")

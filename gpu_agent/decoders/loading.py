@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from gpu_agent.decoders.base import CacheLayout, DecoderExecutor
 from gpu_agent.executors.device import Device
+from services.domain.decoder import Runtime
 from services.domain.ids import PartitionKey
 from services.errors import NotSupported
 from services.model_repository import ModelRepository
 
 DecoderLibrary = Literal["auto", "onnx", "torch"]
+DecoderNumbers = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderChoice:
+    """How an agent is to run decoders."""
+
+    library: DecoderLibrary = "auto"
+    """"auto": ONNX Runtime on a CPU, PyTorch on CUDA."""
+    numbers: DecoderNumbers = "auto"
+    """PyTorch only, what weights and caches are kept in; "auto": float32 on a CPU, on CUDA bfloat16
+    where there is hardware for it, else float16."""
+
+
+def runtime_of(device: Device, choice: DecoderChoice = DecoderChoice()) -> Runtime | None:
+    """Returns what decoders run with on a device; None on an emulated one that stands for none.
+
+    Raises:
+        NotSupported: If the device has no such runtime.
+    """
+    if device.kind == "emulated" and choice.library == "auto":
+        return None
+    if choice.library == "onnx" or (choice.library == "auto" and device.kind == "cpu"):
+        return Runtime.ONNX
+    if choice.numbers != "auto":
+        return Runtime(f"torch-{choice.numbers}")
+    if device.kind == "emulated":
+        return Runtime.TORCH_BFLOAT16
+    from gpu_agent.decoders import torch_weights as weights
+
+    return weights.runtime_of(weights.compute_dtype(weights.torch_device(device)))
 
 
 def commits_on_use(device: Device, library: DecoderLibrary = "auto") -> bool:
@@ -21,18 +54,19 @@ def commits_on_use(device: Device, library: DecoderLibrary = "auto") -> bool:
     return device.kind != "cuda" and (device.kind == "emulated" or library != "torch")
 
 
-def load_decoder(
+def load_decoder(  # noqa: PLR0913, PLR0917  (two of them are settings of the agent)
     repository: ModelRepository,
     key: PartitionKey,
     device: Device,
     layout: CacheLayout,
     threads: int = 1,
     library: DecoderLibrary = "auto",
+    numbers: DecoderNumbers = "auto",
 ) -> DecoderExecutor:
     """Returns an executor of blocks `[first, last)`, ready to step.
 
-    On "emulated:CLASS" it is one that sleeps, whatever `library` says; "auto" is ONNX Runtime on
-    "cpu" and PyTorch on "cuda".
+    On "emulated:CLASS" it is one that sleeps, and counts the memory of what `library` and `numbers`
+    name; "auto" is ONNX Runtime on "cpu" and PyTorch on "cuda".
 
     Raises:
         ModelNotFound: If the model is absent.
@@ -46,13 +80,14 @@ def load_decoder(
     if device.kind == "emulated":
         from gpu_agent.decoders.emulated import EmulatedDecoder
 
-        return EmulatedDecoder(repository, key, device, layout)
+        stands_for = runtime_of(device, DecoderChoice(library, numbers)) or ""
+        return EmulatedDecoder(repository, key, device, layout, stands_for)
     if device.kind == "cuda" and library == "onnx":
         raise NotSupported("decoders run on CUDA with PyTorch, not with ONNX Runtime")
     if device.kind == "cuda" or library == "torch":
         from gpu_agent.decoders.torch_executor import TorchDecoder
 
-        return TorchDecoder(repository, key, device, layout, threads)
+        return TorchDecoder(repository, key, device, layout, threads, numbers)
     from gpu_agent.decoders.onnx_executor import OnnxDecoder
 
     return OnnxDecoder(repository, key, layout, threads)

@@ -20,13 +20,17 @@ from gpu_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from gpu_agent.decoders.building import ensure_graph
 from gpu_agent.decoders.cache_rows import CacheRows, cover
 from gpu_agent.decoders.cache_store import CacheShape, CacheStore
-from gpu_agent.decoders.embedding import Embedding
-from gpu_agent.decoders.onnx_graph import part_bytes
+from gpu_agent.decoders.checkpoint import places_in
+from gpu_agent.decoders.embedding import EMBEDDING, Embedding
+from gpu_agent.decoders.numpy_arrays import numpy_chooser
 from gpu_agent.decoders.onnx_segment import DecodeBuffers, Head, Segment
+from gpu_agent.decoders.row_results import row_results
+from gpu_agent.decoders.sizes import graph_bytes
 from gpu_agent.decoders.slot_book import SlotBook
 from gpu_agent.kv.arrays import CacheArray, to_float32
 from gpu_agent.kv.span import CacheSpan
 from services.content.reading import Reading
+from services.domain.decoder import Runtime, form_of
 from services.domain.ids import PartitionKey
 from services.errors import InvalidInput
 from services.model_repository import ModelRepository
@@ -67,26 +71,35 @@ class OnnxDecoder:
         manifest = repository.manifest(key.model)
         self._folder = ensure_graph(repository, key.model, manifest.precision)
         self.table = repository.decoder_table(key.model)
+        self.sizes = self.table.held(form_of(Runtime.ONNX, manifest.precision))
         if not 0 <= key.first_block < key.last_block <= self.table.blocks:
             raise InvalidInput("partition", f"{key} is not within {self.table.blocks} blocks")
         self._threads = threads
+        self._chooser = numpy_chooser(self.table.vocabulary_size)
         self._book = SlotBook(key, self.table, layout)
         self._rows = CacheRows()
         self._segments: tuple[Segment, ...] = ()
         with repository.reading(key.model) as reading:
             self._segments = self._prepare(layout, reading).segments
             self._install(CacheStore(CacheShape.of(key, self.table, layout)))
-            blocks, head = part_bytes(self._folder)
-            self.memory_bytes = sum(blocks[key.first_block : key.last_block])
+            stored = graph_bytes(self._folder)
+            self._block_bytes = sum(stored.blocks[key.first_block : key.last_block])
+            self._angle_bytes = stored.angles
             self._embedding: Embedding | None = None
             if key.first_block == 0:
-                self._embedding = Embedding(repository.model_file(key.model), reading)
+                file, _ = places_in(reading)[EMBEDDING]
+                self._embedding = Embedding(file, reading)
             self._head: Head | None = None
             if key.last_block == self.table.blocks:
                 self._head = Head(self._folder, threads, reading)
-                self.memory_bytes += head
+                self._block_bytes += stored.head
         self.bridged_rows = _BRIDGED_ROWS[manifest.precision]
         """Holes of up to so many rows are computed rather than the weights read again."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Weights held, with tables of angles in each segment; the embedding stays in its file."""
+        return self._block_bytes + len(self._segments) * self._angle_bytes
 
     @property
     def layout(self) -> CacheLayout:
@@ -142,7 +155,7 @@ class OnnxDecoder:
         """See `DecoderExecutor.step`."""
         self._book.check(items)
         results: list[np.ndarray | None] = [None] * len(items)
-        sampled: list[tuple[int, np.ndarray]] = []
+        ends: dict[int, np.ndarray] = {}
         # Rows in between are computed along with decode rows and write at their own next position:
         # before the prefill chunks, which write there for good.
         hidden = self._decode([item for item in items if len(item.inputs) == 1])
@@ -153,12 +166,13 @@ class OnnxDecoder:
                 made = hidden[self._rows.row_of[item.session]][None]
             if item.want == "hidden":
                 results[index] = made.copy() if len(item.inputs) == 1 else made
-            elif item.want == "logits":
-                sampled.append((index, made[-1]))
-        if sampled and self._head is not None:
-            logits = self._head.logits(np.stack([row for _, row in sampled]))
-            for (index, _), row in zip(sampled, logits, strict=True):
-                results[index] = row
+            elif item.want != "nothing":
+                ends[index] = made[-1]
+        if ends and self._head is not None:
+            logits = self._head.logits(np.stack(list(ends.values())))
+            wanting = [items[index] for index in ends]
+            for index, made in zip(ends, row_results(self._chooser, logits, wanting), strict=True):
+                results[index] = made
         for item in items:
             cached = item.position + len(item.inputs)
             self._book.cached[item.session] = cached

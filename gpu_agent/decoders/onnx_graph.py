@@ -23,6 +23,8 @@ HIDDEN_IN = "hidden_in"
 HIDDEN_OUT = "hidden_out"
 LOGITS = "logits"
 _ATTENTION = "GroupQueryAttention"
+_SCALES = ".MatMul.weight_scales"
+_ANGLES = ("cos_cache", "sin_cache")
 WeightRanges = dict[str, list[tuple[int, int]]]
 """File name -> offset and length of every weight in it."""
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _TOTAL = 3, 4, 5, 6
@@ -92,18 +94,33 @@ def cut_head(folder: Path) -> tuple[bytes, WeightRanges]:
 
 
 def part_bytes(folder: Path) -> tuple[list[int], int]:
-    """Returns the weights of each block, and of the head, in bytes as the graph stores them."""
+    """Returns the weights of each block, and of the head, in bytes as ONNX Runtime keeps them.
+
+    That is what the graph stores, but that the scales of quantised matrices are there twice: they
+    are packed together with the matrix, and kept as they were (measured, 1.31).
+    """
     model = _load(folder)
     blocks = len(_attention_nodes(model))
     sizes, head = [0] * blocks, 0
     for name, value in model.graph.initializers.items():
         parts = name.split(".")
         size = value.const_value.nbytes if value.const_value is not None else 0
+        size *= 2 if name.endswith(_SCALES) else 1
         if name.startswith("model.layers.") and int(parts[2]) < blocks:
             sizes[int(parts[2])] += size
         elif name.startswith(("model.layers.", "lm_head.")):
             head += size
     return sizes, head
+
+
+def angle_bytes(folder: Path) -> int:
+    """Returns what every range of blocks has whatever blocks these are: angles of positions."""
+    values = _load(folder).graph.initializers.items()
+    return sum(
+        value.const_value.nbytes
+        for name, value in values
+        if name in _ANGLES and value.const_value is not None
+    )
 
 
 def _load(folder: Path) -> ir.Model:

@@ -132,7 +132,8 @@ class SlotBook:
         if cached + len(array) > limit:
             raise InvalidInput("position", f"{cached + len(array)} tokens, at most {limit}")
         at_end = self.key.last_block == self.table.blocks
-        if item.want not in ("hidden", "logits", "nothing") or (
-            item.want == "logits" and not at_end
-        ):
+        is_known = item.want in ("hidden", "token", "logits", "nothing")
+        if not is_known or (item.want in ("token", "logits") and not at_end):
             raise InvalidInput("want", f"{item.want!r} does not come out of {self.key}")
+        if item.want == "token" and item.sampler is None:
+            raise InvalidInput("sampler", "says how to choose a token, and is not there")

@@ -15,7 +15,9 @@ from functools import partial
 import numpy as np
 
 from gpu_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, Want
+from gpu_agent.decoders.sampling import Sampler
 from services.domain.ids import ModelKey, PartitionKey
+from services.domain.sampling import SamplingParameters
 from services.model_repository import ModelRepository
 
 PREFILL_TOKENS = (2, 8, 24, 64, 128, 256, 512)
@@ -68,7 +70,8 @@ class Probe:
         self._blocks = key.last_block - key.first_block
         self.most_sessions = executor.free_block_slots // self._blocks
         self.most_tokens = executor.layout.session_tokens
-        self._want: Want = "logits" if key.last_block == table.blocks else "hidden"
+        self._want: Want = "token" if key.last_block == table.blocks else "hidden"
+        self._sampler = Sampler(SamplingParameters(), (), 0, ())  # greedy
         self._random = np.random.default_rng(0)
         self._depths: dict[int, int] = {}
         """Filled sessions -> tokens they have cached."""
@@ -87,7 +90,7 @@ class Probe:
             items = []
             for name, length in zip(names, lengths, strict=True):
                 self._executor.open_session(name, self._executor.key.first_block)
-                items.append(StepItem(name, 0, self._rows(length), self._want))
+                items.append(self._item(name, 0, length))
             return self._timed(items)
         finally:
             self.close()
@@ -109,7 +112,7 @@ class Probe:
     def decode_deep(self, sessions: int) -> tuple[int, int]:
         """Returns context tokens and nanoseconds of one step of the first filled sessions."""
         names = list(self._depths)[:sessions]
-        items = [StepItem(name, self._depths[name], self._rows(1), self._want) for name in names]
+        items = [self._item(name, self._depths[name], 1) for name in names]
         context = sum(self._depths[name] for name in names)
         for name in names:
             self._depths[name] += 1
@@ -123,6 +126,9 @@ class Probe:
 
     def _names(self, count: int) -> range:
         return range(_MEASURED_SESSION, _MEASURED_SESSION - count, -1)
+
+    def _item(self, session: int, position: int, tokens: int) -> StepItem:
+        return StepItem(session, position, self._rows(tokens), self._want, self._sampler)
 
     def _timed(self, items: Sequence[StepItem]) -> int:
         started = time.perf_counter_ns()

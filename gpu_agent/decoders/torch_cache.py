@@ -73,6 +73,11 @@ class SlotPool:
         self._free = list(range(slots - 1, -1, -1))
 
     @property
+    def spare_bytes(self) -> int:
+        """Of that row: beside the slots the pool takes nothing else."""
+        return self.keys[self.scratch].nbytes + self.values[self.scratch].nbytes
+
+    @property
     def scratch(self) -> int:
         """A row nobody reads."""
         return self.slots * self.tokens
@@ -102,7 +107,8 @@ class SlotPool:
             first_block: Of the partition.
 
         Returns:
-            `[blocks, 2, tokens, heads, head_size]`: float32, or uint16 with the bits of bfloat16.
+            `[blocks, 2, tokens, heads, head_size]`: float32, float16, or uint16 with the bits of
+            bfloat16.
         """
         parts = []
         for block in range(span.first_block, span.last_block):
@@ -113,7 +119,7 @@ class SlotPool:
         if whole.dtype == torch.bfloat16:
             bits: CacheArray = whole.view(torch.int16).cpu().numpy().view(np.uint16)
             return bits
-        host: CacheArray = whole.float().cpu().numpy()
+        host: CacheArray = whole.cpu().numpy()
         return host
 
     def write_part(
@@ -124,7 +130,10 @@ class SlotPool:
             whole = torch.from_numpy(np.array(to_bfloat16(rows)).view(np.int16))
             whole = whole.to(self.shape.device).view(torch.bfloat16)
         else:
-            whole = torch.from_numpy(np.array(to_float32(rows))).to(self.shape.device)
+            exact = rows if self.shape.dtype == torch.float16 else to_float32(rows)
+            if exact.dtype == np.uint16:
+                exact = to_float32(exact)
+            whole = torch.from_numpy(np.array(exact)).to(self.shape.device)
         for index, block in enumerate(range(span.first_block, span.last_block)):
             target = _rows_of(cache, block - first_block, span)
             self.keys[target].copy_(whole[index, 0])

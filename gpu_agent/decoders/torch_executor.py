@@ -14,16 +14,26 @@ import numpy as np
 import torch
 
 from gpu_agent.decoders.base import CacheLayout, StepItem
+from gpu_agent.decoders.row_results import row_results
 from gpu_agent.decoders.slot_book import SlotBook
+from gpu_agent.decoders.torch_arrays import torch_chooser
 from gpu_agent.decoders.torch_attention import Kernel, StepPlan, StepTensors
 from gpu_agent.decoders.torch_cache import CacheShape, SessionCache, SlotPool
 from gpu_agent.decoders.torch_flash import why_not_flash
 from gpu_agent.decoders.torch_graphs import DecodeGraphs, graphable
 from gpu_agent.decoders.torch_model import BlockModel
-from gpu_agent.decoders.torch_weights import compute_dtype, load_blocks, torch_device
+from gpu_agent.decoders.torch_weights import (
+    Numbers,
+    compute_dtype,
+    load_blocks,
+    runtime_of,
+    torch_device,
+)
+from gpu_agent.device_errors import let_go
 from gpu_agent.executors.device import Device
 from gpu_agent.kv.arrays import CacheArray
 from gpu_agent.kv.span import CacheSpan
+from services.domain.decoder import form_of
 from services.domain.ids import PartitionKey
 from services.errors import InternalError
 from services.log import get_logger
@@ -44,6 +54,7 @@ class TorchDecoder:
         device: Device,
         layout: CacheLayout,
         threads: int,
+        dtype: str = "auto",
     ) -> None:
         """Loads the weights and allocates the caches.
 
@@ -54,6 +65,7 @@ class TorchDecoder:
             layout: Of the caches.
             threads: Of computation on a CPU. PyTorch has one thread pool per process, so the last
                 one given holds for all its executors.
+            dtype: See `compute_dtype`.
 
         Raises:
             NotSupported: If PyTorch does not see the device or does not know the model's family.
@@ -75,16 +87,21 @@ class TorchDecoder:
             if device.virtual_level > 1:
                 share = 1.0 / device.virtual_level
                 torch.cuda.set_per_process_memory_fraction(share, self._device)
-        dtype = compute_dtype(self._device)
+        numbers = compute_dtype(self._device, dtype)
+        precision = repository.manifest(key.model).precision
+        self.sizes = self.table.held(form_of(runtime_of(numbers), precision))
+        self._chooser = torch_chooser(self._device, self.table.vocabulary_size)
         with self._on_stream():
             with repository.reading(key.model) as reading:
-                blocks = load_blocks(reading, key, self.table.blocks, self._device, dtype)
-            self.memory_bytes = blocks.memory_bytes
+                blocks = load_blocks(
+                    reading, key, self.table.blocks, Numbers(self._device, numbers, precision)
+                )
             self._model = BlockModel(blocks)
             heads, size = self.table.key_value_heads, self.table.head_size
-            self._shape = CacheShape(heads, size, dtype, self._device)
+            self._shape = CacheShape(heads, size, numbers, self._device)
             self._kernel = self._choose_kernel()
             self._pool = self._new_pool(layout.block_slots, layout.session_tokens)
+            self.memory_bytes = blocks.memory_bytes + self._pool.spare_bytes
             self._renew_graphs()
 
     @property
@@ -120,6 +137,7 @@ class TorchDecoder:
         """Frees a session's slots at once. Does nothing for a session that is not open."""
         if self._book.close(session):
             self._pool.close(self._caches.pop(session))
+            self._chooser.forget(session)
             self._fit_pool()
 
     def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
@@ -134,7 +152,8 @@ class TorchDecoder:
             with self._on_stream(), torch.inference_mode():
                 results = self._run(ordered)
         except (RuntimeError, torch.OutOfMemoryError) as error:
-            text = str(error).splitlines()[0][:300]
+            let_go(error)
+            text = (str(error).splitlines() or [""])[0][:300]
             raise InternalError(f"{self.key} failed: {text}") from error
         for item in items:
             self._book.cached[item.session] += len(item.inputs)
@@ -196,22 +215,21 @@ class TorchDecoder:
         if self._graphs is not None and graphable(plan):
             done = self._graphs.run(plan, joining[0])
         hidden, logits = done or (self._run_eagerly(plan, joining), None)
-        rows = [plan.bounds[i + 1] - 1 for i, item in enumerate(items) if item.want == "logits"]
+        results: list[np.ndarray | None] = [None] * len(items)
+        ends = [i for i, item in enumerate(items) if item.want in ("token", "logits")]
+        rows = [plan.bounds[i + 1] - 1 for i in ends]
         if rows and (logits is None or len(rows) < len(logits)):
             logits = self._model.logits(hidden[rows]) if logits is None else logits[rows]
+        if rows and logits is not None:
+            made = row_results(self._chooser, logits, [items[i] for i in ends])
+            for i, result in zip(ends, made, strict=True):
+                results[i] = result
         # On a CPU these are this step's own tensors, and a CUDA graph's are copied by cpu().
-        of_rows = iter(logits.cpu().numpy() if rows and logits is not None else ())
-        states: np.ndarray | None = None
         if any(item.want == "hidden" for item in items):
             states = hidden.float().cpu().numpy()
-        results: list[np.ndarray | None] = []
-        for i, item in enumerate(items):
-            if item.want == "logits":
-                results.append(next(of_rows))
-            elif item.want == "hidden" and states is not None:
-                results.append(states[plan.bounds[i] : plan.bounds[i + 1]])
-            else:
-                results.append(None)
+            for i, item in enumerate(items):
+                if item.want == "hidden":
+                    results[i] = states[plan.bounds[i] : plan.bounds[i + 1]]
         return results
 
     def _run_eagerly(self, plan: StepPlan, joining: dict[int, torch.Tensor]) -> torch.Tensor:

@@ -1,11 +1,12 @@
 """Decoder layers of `transformers` with the weights of a range of blocks, and of nothing else.
 
 The model is built without memory (meta device); then only the tensors of the blocks wanted are read
-from the safetensors files, by name.
+from the safetensors files, by name, each straight to its device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +14,30 @@ from typing import Any
 
 import torch
 
+from gpu_agent.decoders.checkpoint import places_in
+from gpu_agent.decoders.embedding import EMBEDDING
+from gpu_agent.decoders.families import embedding_scale, logit_scale, why_not
+from gpu_agent.decoders.quantisation import (
+    CODES,
+    Stored,
+    is_quantised,
+    stored_as,
+    why_not_precision,
+)
 from gpu_agent.decoders.torch_attention import ATTENTION, attend
-from gpu_agent.decoders.weights import StoredTensor, checked_tensors
+from gpu_agent.decoders.torch_quantised import Quantised, from_files, quantised
 from gpu_agent.executors.device import Device
 from services.content.reading import Reading
+from services.domain.decoder import Runtime
 from services.domain.ids import PartitionKey
 from services.errors import InvalidInput, NotSupported
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of `model_type`; SmolLM2 is a "llama"."""
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles do not depend on how long the longest session of a step is."""
 
-_EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
+_PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
+"""All that a model may have below its head; anything else would have to be computed too."""
 
 
 @dataclass(slots=True)
@@ -44,10 +55,37 @@ class DecoderBlocks:
     """Where the last block is: hidden states -> logits."""
     dtype: torch.dtype
     memory_bytes: int
+    """Of weights, tied ones once, and of the angles of positions."""
+
+
+class Scaled(torch.nn.Module):
+    """A module whose results are multiplied with a number."""
+
+    def __init__(self, inner: torch.nn.Module, factor: float) -> None:
+        """Wraps a module."""
+        super().__init__()
+        self.inner = inner
+        self.factor = factor
+
+    def forward(self, entering: torch.Tensor) -> torch.Tensor:
+        """Returns what the module makes, times the number."""
+        result: torch.Tensor = self.inner(entering) * self.factor
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What weights are held in, and where."""
+
+    device: torch.device
+    dtype: torch.dtype
+    """Of what is computed, and of weights that are not quantised."""
+    precision: str = "fp32"
+    """Of the matrices of layers: "fp32" (as they are), "int8" or "int4"."""
 
 
 def load_blocks(
-    reading: Reading, key: PartitionKey, blocks: int, device: torch.device, dtype: torch.dtype
+    reading: Reading, key: PartitionKey, blocks: int, numbers: Numbers
 ) -> DecoderBlocks:
     """Reads blocks `[first, last)`, with embedding and head where they belong.
 
@@ -55,49 +93,100 @@ def load_blocks(
         reading: Of a folder with `config.json` and one or more `.safetensors` files.
         key: The partition.
         blocks: Of the whole model.
-        device: Where the weights go.
-        dtype: Of weights and computation.
+        numbers: Of weights and computation.
+
+    Raises:
+        NotSupported: If the model's family, its rotary embedding or how its weights are quantised
+            is not one of ours.
+        InvalidInput: If a tensor is missing or has another shape than the configuration says.
+    """
+    reading.begin(reading.folder / "config.json", first=True)
+    dtype, device = numbers.dtype, numbers.device
+    config, model, stored = skeleton(reading.folder, dtype, str(key.model))
+    if config.num_hidden_layers != blocks:
+        raise InvalidInput(
+            f"{key.model}/config.json", f"has {config.num_hidden_layers} layers, not {blocks}"
+        )
+    reason = why_not_precision(stored, numbers.precision)
+    if reason is not None:
+        raise NotSupported(f"{key.model} {reason}")
+    base = model.model
+    wanted = _modules(model, key.first_block, key.last_block)
+    with _Files(reading, device) as files:
+        memory = _fill(wanted, files, numbers, stored)
+    rotary = type(base.rotary_emb)(config=config).to(device)
+    memory += sum(buffer.nbytes for buffer in rotary.buffers())
+    last = key.last_block == blocks
+    return DecoderBlocks(
+        layers=[base.layers[i] for i in range(key.first_block, key.last_block)],
+        rotary=rotary,
+        embedding=_scaled(base.embed_tokens, embedding_scale(config)) if not key[1] else None,
+        norm=base.norm if last else None,
+        head=_scaled(model.lm_head, logit_scale(config)) if last else None,
+        dtype=dtype,
+        memory_bytes=memory,
+    )
+
+
+def check_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises unless a folder's tensors are all that its configuration wants.
+
+    Args:
+        folder: With a `config.json`.
+        shapes: Of the tensors it has.
 
     Raises:
         NotSupported: If the model's family, or its rotary embedding, is not one of ours.
-        InvalidInput: If a tensor is missing or has another shape than the configuration says.
+        InvalidInput: If a tensor is missing or has another shape.
+    """
+    config, model, stored = skeleton(folder, torch.bfloat16, "the model")
+    for prefix, module in _modules(model, 0, config.num_hidden_layers).items():
+        for name, linear in _linears(prefix, module):
+            if stored is None or f"{name}.{CODES}" not in shapes:
+                continue
+            assert stored is not None
+            for part, shape in stored.parts(linear.out_features, linear.in_features).items():
+                _check_there(f"{name}.{part}", shape, shapes)
+            linear.weight = None
+        for name, expected in module.state_dict().items():
+            _check_there(_stored_name(prefix + name, shapes), tuple(expected.shape), shapes)
+
+
+def skeleton(folder: Path, dtype: torch.dtype, what: str) -> tuple[Any, Any, Stored | None]:
+    """Returns configuration, model and how its files are quantised; the model is without memory.
+
+    Raises:
+        NotSupported: If it is of a family, has rotary embeddings or is quantised in a way that is
+            none of ours.
     """
     import transformers
 
-    folder = reading.folder
-    reading.begin(folder / "config.json", first=True)
     transformers.AttentionInterface.register(ATTENTION, attend)
     config = transformers.AutoConfig.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False
     )
-    _check(config, blocks, key)
+    facts = config.to_dict()
+    reason = why_not(facts)
+    if reason is not None:
+        raise NotSupported(f"{what}: {reason}")
+    stored = stored_as(facts)
+    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if kind not in ROTARY_TYPES:
+        raise NotSupported(f"{what} has rotary embeddings of type {kind!r}")
     automatic: Any = transformers.AutoModelForCausalLM
     with torch.device("meta"):
         model = automatic.from_config(config, attn_implementation=ATTENTION, dtype=dtype)
-    model.requires_grad_(False).eval()
-    base = model.model
-    last = key.last_block == blocks
-    wanted = {f"model.layers.{i}.": base.layers[i] for i in range(key.first_block, key.last_block)}
-    if key.first_block == 0:
-        wanted["model.embed_tokens."] = base.embed_tokens
-    if last:
-        wanted["model.norm."] = base.norm
-        # Tied to an embedding that may not be here; its weight is set below.
-        model.lm_head = torch.nn.Linear(
-            config.hidden_size, config.vocab_size, bias=False, device="meta", dtype=dtype
-        ).requires_grad_(False)
-        wanted["lm_head."] = model.lm_head
-    memory = _fill(wanted, reading, device, dtype)
-    rotary = type(base.rotary_emb)(config=config).to(device)
-    return DecoderBlocks(
-        layers=[base.layers[i] for i in range(key.first_block, key.last_block)],
-        rotary=rotary,
-        embedding=base.embed_tokens if key.first_block == 0 else None,
-        norm=base.norm if last else None,
-        head=model.lm_head if last else None,
-        dtype=dtype,
-        memory_bytes=memory,
+    others = {name for name, _ in model.model.named_children()} - _PARTS
+    if others:
+        raise NotSupported(f"{what} has parts that nobody computes: {', '.join(sorted(others))}")
+    if getattr(model.lm_head, "bias", None) is not None:
+        raise NotSupported(f"{what} has a projection with a bias")
+    # Tied to an embedding that may not be here; its weight is set when it is loaded.
+    model.lm_head = torch.nn.Linear(
+        config.hidden_size, config.vocab_size, bias=False, device="meta", dtype=dtype
     )
+    model.requires_grad_(False).eval()
+    return config, model, stored
 
 
 def torch_device(device: Device) -> torch.device:
@@ -115,65 +204,144 @@ def torch_device(device: Device) -> torch.device:
     return torch.device("cpu")
 
 
-def compute_dtype(device: torch.device) -> torch.dtype:
+def compute_dtype(device: torch.device, wanted: str = "auto") -> torch.dtype:
     """Returns what to compute in: float32 on a CPU, bfloat16 or float16 on a CUDA device.
 
     bfloat16 wherever there is hardware for it: residual streams of this family overflow float16.
+
+    Args:
+        device: Where.
+        wanted: "float32", "bfloat16" or "float16", whatever is fast there; "auto": as above.
     """
+    if wanted != "auto":
+        dtype: torch.dtype = getattr(torch, wanted)
+        return dtype
     if device.type != "cuda":
         return torch.float32
     capable = torch.cuda.get_device_capability(device) >= (8, 0)
     return torch.bfloat16 if capable else torch.float16
 
 
-def _check(config: Any, blocks: int, key: PartitionKey) -> None:
-    if config.model_type not in FAMILIES:
-        families = ", ".join(FAMILIES)
-        raise NotSupported(f"{key.model} is a {config.model_type!r}; families known: {families}")
-    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if kind not in ROTARY_TYPES:
-        raise NotSupported(f"{key.model} has rotary embeddings of type {kind!r}")
-    if config.num_hidden_layers != blocks:
-        raise InvalidInput(
-            f"{key.model}/config.json", f"has {config.num_hidden_layers} layers, not {blocks}"
-        )
+def runtime_of(dtype: torch.dtype) -> Runtime:
+    """Returns what an executor that computes in a datatype is called."""
+    return Runtime(f"torch-{str(dtype).removeprefix('torch.')}")
 
 
-def _files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise InvalidInput(folder.name, "has no .safetensors file")
-    return files
+def _modules(model: Any, first: int, last: int) -> dict[str, Any]:
+    """Returns the modules of blocks `[first, last)`, by how their tensors' names begin."""
+    base = model.model
+    wanted = {f"model.layers.{i}.": base.layers[i] for i in range(first, last)}
+    if first == 0:
+        wanted["model.embed_tokens."] = base.embed_tokens
+    if last == len(base.layers):
+        wanted |= {"model.norm.": base.norm, "lm_head.": model.lm_head}
+    return wanted
 
 
-def _fill(
-    wanted: dict[str, Any], reading: Reading, device: torch.device, dtype: torch.dtype
-) -> int:
+def _scaled(module: torch.nn.Module, factor: float) -> torch.nn.Module:
+    return module if factor == 1.0 else Scaled(module, factor)
+
+
+def _stored_name(name: str, stored: Mapping[str, object]) -> str:
+    """Returns under which name a tensor is in the files: a tied projection is the embedding."""
+    return EMBEDDING if name == _HEAD and name not in stored else name
+
+
+def _check_there(
+    name: str, expected: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    if name not in shapes:
+        raise InvalidInput(name, "is not in the model's files")
+    _check_shape(name, shapes[name], expected)
+
+
+def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
+        raise InvalidInput(name, f"is {list(found)}, not {list(expected)}")
+
+
+def _linears(prefix: str, module: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Returns the matrices of a layer by full name; of embedding and head there are none."""
+    if not prefix.startswith("model.layers."):
+        return []
+    found = [(n, each) for n, each in module.named_modules() if isinstance(each, torch.nn.Linear)]
+    return [(prefix + name, each) for name, each in found]
+
+
+class _Files:
+    """Tensors of a model's files, each read when it is wanted, straight to its device."""
+
+    def __init__(self, reading: Reading, device: torch.device) -> None:
+        self._reading = reading
+        self._device = device
+        self._readers: dict[Path, Any] = {}
+        self._stack = ExitStack()
+        self.places = places_in(reading)
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def read(self, name: str, expected: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Returns a tensor as it is stored.
+
+        Raises:
+            InvalidInput: If it is not there, or of another shape.
+        """
+        from safetensors import safe_open
+
+        if name not in self.places:
+            raise InvalidInput(name, "is not in the model's files")
+        file, where = self.places[name]
+        if expected is not None:
+            _check_shape(name, where.shape, expected)
+        if file not in self._readers:
+            opened = safe_open(file, framework="pt", device=str(self._device))
+            self._readers[file] = self._stack.enter_context(opened)
+        self._reading.begin(file, [(where.offset, where.nbytes)])
+        tensor: torch.Tensor = self._readers[file].get_tensor(name)
+        return tensor
+
+
+def _fill(wanted: dict[str, Any], files: _Files, numbers: Numbers, stored: Stored | None) -> int:
     """Gives the modules their weights; returns the bytes they take, shared ones counted once."""
-    from safetensors import safe_open
+    read: dict[str, torch.Tensor] = {}
+    memory = 0
+    for prefix, module in wanted.items():
+        for name, linear in _linears(prefix, module):
+            made = _quantised(name, linear, files, numbers, stored)
+            if made is not None:
+                module.set_submodule(name.removeprefix(prefix), made)
+                memory += sum(buffer.nbytes for buffer in made.buffers())
+        state = {}
+        for name, expected in module.state_dict().items():
+            full = _stored_name(prefix + name, files.places)
+            if full not in read:
+                read[full] = files.read(full, tuple(expected.shape)).to(numbers.dtype)
+            else:
+                _check_shape(full, tuple(read[full].shape), tuple(expected.shape))
+            state[name] = read[full]
+        module.load_state_dict(state, assign=True)
+    return memory + sum(tensor.nbytes for tensor in read.values())
 
-    with ExitStack() as stack:
-        place: dict[str, tuple[Any, Path, StoredTensor]] = {}
-        for file in _files(reading.folder):
-            stored_here = checked_tensors(file, reading)
-            reader = stack.enter_context(safe_open(file, framework="pt", device=str(device)))
-            place |= {name: (reader, file, each) for name, each in stored_here.items()}
-        read: dict[str, torch.Tensor] = {}
-        for prefix, module in wanted.items():
-            state = {}
-            for name, expected in module.state_dict().items():
-                full = prefix + name
-                stored = _EMBEDDING if full == _HEAD and full not in place else full
-                if stored not in place:
-                    raise InvalidInput(stored, "is not in the model's files")
-                if stored not in read:
-                    reader, file, where = place[stored]
-                    reading.begin(file, [(where.offset, where.nbytes)])
-                    read[stored] = reader.get_tensor(stored).to(dtype)
-                if read[stored].shape != expected.shape:
-                    raise InvalidInput(
-                        stored, f"is {list(read[stored].shape)}, not {list(expected.shape)}"
-                    )
-                state[name] = read[stored]
-            module.load_state_dict(state, assign=True)
-    return sum(tensor.nbytes for tensor in read.values())
+
+def _quantised(
+    name: str, linear: Any, files: _Files, numbers: Numbers, stored: Stored | None
+) -> Quantised | None:
+    """Returns what takes the place of a matrix; None if it stays as it is."""
+    shape = linear.out_features, linear.in_features
+    bias = None
+    if linear.bias is not None and numbers.precision != "fp32":
+        bias = files.read(f"{name}.bias", shape[:1]).to(numbers.dtype)
+    if stored is not None and f"{name}.{CODES}" in files.places:
+        parts = stored.parts(*shape)
+        index = f"{name}.g_idx"
+        return from_files(
+            stored, lambda part: files.read(f"{name}.{part}", parts[part]), bias, numbers.dtype,
+            files.read(index, shape[1:]) if index in files.places else None,
+        )  # fmt: skip
+    if stored is not None or not is_quantised(numbers.precision, *shape):
+        return None
+    return quantised(files.read(f"{name}.weight", shape), bias, numbers.precision, numbers.dtype)

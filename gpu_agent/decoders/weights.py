@@ -1,15 +1,15 @@
-"""Reading what a safetensors file holds without loading it, and joining the files of a shard."""
+"""Reading what a safetensors file holds without loading it."""
 
 from __future__ import annotations
 
 import json
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from services.bounded_files import LARGEST_JSON_BYTES, read_bounded
 from services.content.reading import Reading
 from services.errors import InvalidInput
 
@@ -24,7 +24,6 @@ _BITS = {
 }  # fmt: skip
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_PIECE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,44 +124,18 @@ def checked_tensors(file: Path, reading: Reading) -> dict[str, StoredTensor]:
     return stored_tensors(file)
 
 
-def write_joined(source: Path, target: Path) -> None:
-    """Writes the weights in folder `source`, one file or several, as the one file `target`.
+def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> bytes:
+    """Returns the beginning of a file in which tensors follow each other.
 
-    Raises:
-        InvalidInput: If there are none, or a file is damaged.
+    Args:
+        tensors: Name -> datatype, shape and bytes, in their order.
     """
-    if is_own_file(source, WEIGHTS_FILE):
-        shards = [source / WEIGHTS_FILE]
-    elif is_own_file(source, INDEX_FILE):
-        index = json.loads(read_bounded(source / INDEX_FILE, LARGEST_JSON_BYTES))
-        names = sorted(set(index["weight_map"].values()))
-        if any(Path(name).name != name or not is_own_file(source, name) for name in names):
-            raise InvalidInput(INDEX_FILE, "names a file that is missing or outside its folder")
-        shards = [source / name for name in names]
-    else:
-        raise InvalidInput(source.name, f"has no {WEIGHTS_FILE}")
-    tensors = [(shard, name, t) for shard in shards for name, t in stored_tensors(shard).items()]
-    header, end = {}, 0
-    for _, name, tensor in tensors:
-        span = [end, end + tensor.nbytes]
-        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": span}
-        end += tensor.nbytes
-    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape, nbytes) in tensors.items():
+        span = [end, end + nbytes]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": span}
+        end += nbytes
+    text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with target.open("wb") as out:
-        out.write(struct.pack("<Q", len(text)))
-        out.write(text)
-        for shard, name, tensor in tensors:
-            _append(shard, name, tensor, out)
-
-
-def _append(shard: Path, name: str, tensor: StoredTensor, out: BinaryIO) -> None:
-    with shard.open("rb") as file:
-        file.seek(tensor.offset)
-        left = tensor.nbytes
-        while left:
-            piece = file.read(min(left, _PIECE_BYTES))
-            if not piece:
-                raise InvalidInput(shard.name, f"ends within {name}")
-            out.write(piece)
-            left -= len(piece)
+    return struct.pack("<Q", len(text)) + text

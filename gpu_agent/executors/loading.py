@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -24,8 +25,17 @@ def load_executor(
     device: Device,
     float16_boundaries: bool,
     threads: int = 1,
+    engine_cache: Path | None = None,
 ) -> Executor:
     """Returns an executor of blocks `[first, last)`, ready to run.
+
+    Args:
+        repository: Has the model.
+        key: The blocks.
+        device: What it runs on.
+        float16_boundaries: Inner tensors travel as float16.
+        threads: Of computation on a CPU.
+        engine_cache: See `OnnxOptions.engine_cache`.
 
     Raises:
         ModelNotFound: If the model or its block table is absent.
@@ -42,7 +52,8 @@ def load_executor(
         return load_torch_part(repository, key, float16_boundaries, device, threads)
     from gpu_agent.executors.onnx_part import OnnxOptions, load_onnx_part
 
-    return load_onnx_part(repository, key, float16_boundaries, OnnxOptions(device, threads))
+    options = OnnxOptions(device, threads, engine_cache=engine_cache)
+    return load_onnx_part(repository, key, float16_boundaries, options)
 
 
 def measure(executor: Executor, max_batch: int) -> tuple[int, ...]:

@@ -20,6 +20,11 @@ from gpu_agent.device import cuda_memory_bytes
 from gpu_agent.device_errors import of_executor
 from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
 from gpu_agent.executors.device import Device
+from gpu_agent.executors.onnx_device import (
+    DeviceRuns,
+    choose_providers,
+    preload_libraries,
+)
 from gpu_agent.partitioning.jailed import PartOrder, write_part_jailed
 from gpu_agent.partitioning.onnx_graph import (
     OnnxModel,
@@ -30,7 +35,7 @@ from gpu_agent.partitioning.onnx_graph import (
 from gpu_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
 from services.domain.ids import PartitionKey
 from services.domain.model import BlockTable
-from services.errors import InvalidInput, NotSupported
+from services.errors import InvalidInput
 from services.jail.child import Room
 from services.model_repository import ModelRepository
 
@@ -54,6 +59,8 @@ class OnnxOptions:
     threads: int = 1
     optimise: bool = True
     """False turns graph optimisation off: parts then equal the whole model bit for bit."""
+    engine_cache: Path | None = None
+    """Where TensorRT keeps the engines it builds; None: TensorRT is not used."""
 
 
 class OnnxPart:
@@ -85,6 +92,10 @@ class OnnxPart:
         metadata = self._session.get_modelmeta().custom_metadata_map
         self._shapes_repeat = metadata.get("shapes_repeat") == "1"
         self._seen_shapes: dict[tuple[Shape, ...], list[Shape]] = {}
+        self._on_device: DeviceRuns | None = None
+        if options.device.kind == "cuda":
+            place = ("cuda", options.device.index)
+            self._on_device = DeviceRuns(self._session, *place, keep=self._shapes_repeat)
 
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
         """Returns the outputs' shapes: from the specs, or as seen in an earlier run."""
@@ -104,7 +115,8 @@ class OnnxPart:
         else:
             results = list(outputs)
             check_outputs(self.outputs, results)
-            if sum(array.nbytes for array in results) <= _COPIED_BYTES:
+            size = sum(array.nbytes for array in results)
+            if self._on_device is not None or size <= _COPIED_BYTES:
                 for index, made in enumerate(self._run_new(inputs, feeds)):
                     self._copy(index, made, results)
             else:
@@ -116,13 +128,18 @@ class OnnxPart:
 
     def close(self) -> None:
         """Frees the session."""
+        self._on_device = None
         self._session = None
 
     def _run_new(
         self, inputs: Sequence[np.ndarray], feeds: dict[str, np.ndarray]
     ) -> list[np.ndarray]:
         try:
-            made = iter(self._session.run(list(self._made.values()), feeds))
+            names = list(self._made.values())
+            on_device = self._on_device
+            made = iter(
+                on_device.run(feeds, names) if on_device else self._session.run(names, feeds)
+            )
         except Exception as error:  # ONNX Runtime's own exception classes share no root
             raise self._failure(error) from error
         return [next(made) if source is None else inputs[source] for source in self._sources]
@@ -210,20 +227,6 @@ def write_part(source: OnnxModel, table: BlockTable, ends: Ends, folder: Path) -
     )
 
 
-def provider_options(provider: str, device: Device, total_bytes: int) -> dict[str, str]:
-    """Returns the options of a CUDA provider: which GPU, and how much of its `total_bytes`.
-
-    A session of a virtual GPU may take 1/level; 0 total bytes means that nobody knows and sets no
-    cap. The cap is the arena's, per session: what a session holds beside it is little.
-    """
-    options = {"device_id": str(device.index)}
-    if device.virtual_level > 1 and total_bytes:
-        cap = str(total_bytes // device.virtual_level)
-        tensorrt = provider == "TensorrtExecutionProvider"
-        options["trt_max_workspace_size" if tensorrt else "gpu_mem_limit"] = cap
-    return options
-
-
 def _open_session(path: Path, options: OnnxOptions) -> onnxruntime.InferenceSession:
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = options.threads
@@ -234,21 +237,11 @@ def _open_session(path: Path, options: OnnxOptions) -> onnxruntime.InferenceSess
     settings.log_severity_level = 3
     if not options.optimise:
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(str(path), settings, providers=_providers(options.device))
-
-
-def _providers(device: Device) -> list[object]:
-    if device.kind == "cpu":
-        return ["CPUExecutionProvider"]
-    installed = onnxruntime.get_available_providers()
-    chosen: list[object] = [
-        (name, provider_options(name, device, cuda_memory_bytes(device.index)))
-        for name in ("TensorrtExecutionProvider", "CUDAExecutionProvider")
-        if name in installed
-    ]
-    if not chosen:
-        raise NotSupported(
-            f"{device}: this onnxruntime has no CUDA provider; install onnxruntime-gpu or serve "
-            "the model's pytorch_exported form"
-        )
-    return [*chosen, "CPUExecutionProvider"]
+    device = options.device
+    total_bytes = cuda_memory_bytes(device.index) if device.kind == "cuda" else 0
+    providers = choose_providers(
+        device, total_bytes, options.engine_cache, onnxruntime.get_available_providers()
+    )
+    if device.kind == "cuda":
+        preload_libraries()
+    return onnxruntime.InferenceSession(str(path), settings, providers=providers)

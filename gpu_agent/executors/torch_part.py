@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.export.passes import move_to_device_pass
 
-from gpu_agent.device_errors import of_executor
+from gpu_agent.device_errors import let_go, of_executor
 from gpu_agent.executors.base import Ends, Shape, check_arrays, check_outputs, shapes_from_specs
 from gpu_agent.executors.device import Device
 from gpu_agent.partitioning.jailed import PartOrder, write_part_jailed
@@ -108,7 +108,8 @@ class TorchPart:
                 result: Sequence[torch.Tensor] = self._model(*moved)
                 return result
         except Exception as error:  # PyTorch raises RuntimeError and its relatives for anything
-            text = str(error).splitlines()[0][:300]
+            let_go(error)
+            text = (str(error).splitlines() or [""])[0][:300]
             refused = None
             if any(-1 in s.shape[1 if self.batched else 0 :] for s in self.inputs):
                 message = f"the model refuses this size: {text}"

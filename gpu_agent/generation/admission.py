@@ -66,6 +66,7 @@ def admit(event: Opened, lanes: Sequence[Lane], arriving: Arriving | None = None
     sampler = None
     if facts.is_last:
         parameters = sampling_of_message(opening.sampling)
+        parameters.check_vocabulary(table.vocabulary_size)
         sampler = Sampler(parameters, tokens, opening.prompt_tokens, table.end_token_ids)
     executor.open_session(facts.session_id, facts.own_hop.first_block, room)
     return Session(

@@ -84,7 +84,7 @@ class CachePushing:
 
     def advanced(self, session: Session) -> None:
         """A step has cached more of a session with outlets, or it begins to leave."""
-        row_bytes = session.lane.executor.table.cache_bytes_per_token
+        row_bytes = session.lane.executor.sizes.cache_bytes_per_token
         for outlet in session.outlets:
             is_listed, added = outlet.has_more, outlet.extend(session.cached)
             self._left_bytes += added * (outlet.last_block - outlet.first_block) * row_bytes
@@ -142,7 +142,7 @@ class CachePushing:
 
     def _export(self, session: Session, outlet: CacheOutlet, line: _Line) -> None:
         executor = session.lane.executor
-        span = outlet.take(executor.table.cache_bytes_per_token, self._limits.frame_bytes)
+        span = outlet.take(executor.sizes.cache_bytes_per_token, self._limits.frame_bytes)
         try:
             rows = executor.export_cache(session.facts.session_id, span)
         except Exception:

@@ -10,7 +10,8 @@ from gpu_agent.content import check_content, is_content_as_ordered
 from gpu_agent.decoders.base import CacheLayout, DecoderCost, DecoderExecutor
 from gpu_agent.generation.lane import Lane
 from gpu_agent.generation.measuring import measure_between_steps
-from gpu_agent.generation.table import LoadedDecoder, cache_bytes
+from gpu_agent.generation.table import LoadedDecoder, cache_bytes, step_bytes
+from services.domain.decoder import LargestStep
 from services.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class DecoderLoader:
         present = self._generation.decoders.get(key)
         if present is not None:
             check_content(f"what is loaded of {key.model}", present.content, order)
-            return await self._relay(present, layout)
+            return await self._relay(present, layout, self._step(layout, order))
         # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
         opening = asyncio.ensure_future(asyncio.to_thread(self._load, key, layout, order))
         try:
@@ -73,16 +74,17 @@ class DecoderLoader:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_late)
             raise
-        lane = Lane(executor)
+        lane, step = Lane(executor), self._step(layout, order)
         try:
-            self._check(key, executor.memory_bytes + cache_bytes(lane, layout))
+            size = executor.memory_bytes + cache_bytes(lane, layout) + step_bytes(lane, step)
+            self._check(key, size)
             lane.cost = await self._measure(executor)
             await self._check_answer(executor, content)
         except BaseException:
             # A measurement may still run: close behind it, on the same thread.
             self._generation.add_call(executor.close)
             raise
-        loaded = LoadedDecoder(lane, layout, lane.cost, content)
+        loaded = LoadedDecoder(lane, layout, lane.cost, content, step)
         self._generation.add_decoder(loaded)
         return loaded
 
@@ -94,16 +96,30 @@ class DecoderLoader:
             await self._generation.on_thread(lambda: learn(cost))
         return cost
 
-    async def _relay(self, present: LoadedDecoder, layout: CacheLayout) -> LoadedDecoder:
+    def _step(self, layout: CacheLayout, order: scheduler_pb2.LoadPartition) -> LargestStep:
+        """Returns the largest step: of the sessions that were ordered, beside a chunk."""
+        return LargestStep(
+            order.max_batch,
+            self._generation.chunk_tokens,
+            layout.session_tokens,
+            len(layout.entry_blocks),
+        )
+
+    async def _relay(
+        self, present: LoadedDecoder, layout: CacheLayout, step: LargestStep
+    ) -> LoadedDecoder:
         """Changes the layout; running sessions go on between two steps as if nothing was."""
         if layout == present.layout:
             return present
-        more = cache_bytes(present.lane, layout) - cache_bytes(present.lane, present.layout)
+        lane, executor = present.lane, present.lane.executor
+        more = cache_bytes(lane, layout) - cache_bytes(lane, present.layout)
+        more += step_bytes(lane, step) - step_bytes(lane, present.step)
+        entries = len(layout.entry_blocks) - len(present.layout.entry_blocks)
+        more += entries * executor.sizes.entry_bytes
         self._check(present.key, max(0, more))
-        executor = present.lane.executor
         prepared = await asyncio.to_thread(executor.prepare_layout, layout)
         await self._generation.on_thread(lambda: executor.apply_layout(prepared))
-        present.layout = layout
+        present.layout, present.step = layout, step
         return present
 
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_agent.generation.cache_wire import CacheFrame
@@ -42,7 +43,8 @@ class Peers:
     """Delivers frames to agents and gateways.
 
     Invariants: frames of one line leave in the order of `send`; at most `max_bytes` and
-    `_MAX_FRAMES` wait in it; every session of a frame that does not leave is failed.
+    `_MAX_FRAMES` wait in it; every session of a frame that does not leave is failed, and so is
+    every one of a frame that left over a link that broke before it had certainly arrived.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class Peers:
         self._sent = sent
         self._lines: dict[str, _Line] = {}
         self._links: dict[str, Link] = {}
+        self._lost: dict[str, dict[int, None]] = {}
+        """Sessions whose frames left and may not have arrived, by peer, until that was told."""
 
     def send(self, peer: str, frame: Frame) -> None:
         """Queues a frame; what goes wrong is told to `failed`."""
@@ -151,11 +155,28 @@ class Peers:
                 frame.fill(slot.view)
             if self._uplink is not None and frame.nbytes:
                 await self._uplink.turn(frame.nbytes)
-            await link.push(slot, self._header_of(frame), self._timeout_s)
+            lost = partial(self._lost_on_its_way, peer, frame.session_ids)
+            await link.push(slot, self._header_of(frame), self._timeout_s, lost)
         finally:
             slot.release()
         if self._sent is not None and isinstance(frame, CacheFrame):
             self._sent.add(peer, frame.nbytes, time.monotonic_ns() - began_ns)
+
+    def _lost_on_its_way(
+        self, peer: str, session_ids: tuple[int, ...], error: CatenaryError
+    ) -> None:
+        """The link broke behind a frame; those of one link are told of together."""
+        known = self._lost.get(peer)
+        if known is None:
+            known = self._lost[peer] = {}
+            asyncio.get_running_loop().call_soon(self._tell_lost, peer, error)
+        known.update(dict.fromkeys(session_ids))
+
+    def _tell_lost(self, peer: str, error: CatenaryError) -> None:
+        ids = tuple(self._lost.pop(peer))
+        if ids:
+            _log.warning("link_broke", peer=peer, sessions=len(ids), error=error.message)
+            self._failed(ids, self._told(peer, error), peer)
 
 
 def _can_wait(frame: Frame) -> bool:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_agent.decoders.base import StepItem, Want
-from gpu_agent.decoders.sampling import choose
+from gpu_agent.decoders.sampling import NO_TOKEN
 from gpu_agent.device_errors import failure
 from gpu_agent.generation import admission
 from gpu_agent.generation.cache_budget import affordable
@@ -38,7 +38,6 @@ from gpu_agent.generation.events import (
     TokenArrived,
     TokenOut,
 )
-from gpu_agent.generation.incidents import incident
 from gpu_agent.generation.moving import Moving
 from gpu_agent.generation.session import Arrived, Chunk, Work
 from gpu_agent.generation.sessions import REPORT_NS, Sessions
@@ -339,7 +338,7 @@ class Ring:
             )
         elif work.sample:
             assert output is not None
-            self._sample(work, output, times)
+            self._accept(work, int(output[0]), times)
         if facts.side == "prefill" and session.cached >= facts.history:
             session.leaves = True
         if not session.closed:
@@ -347,27 +346,24 @@ class Ring:
         if not session.closed and session.pending:
             self._go_on(session)
 
-    def _sample(self, work: Work, logits: np.ndarray, times: Times) -> None:
+    def _accept(self, work: Work, token_id: int, times: Times) -> None:
+        """Sends on the token that was chosen behind a session's part of a step."""
         session, facts = work.session, work.session.facts
         assert session.sampler is not None
-        try:
-            [choice] = choose(logits[None], [session.sampler])
-        except Exception:
-            self.sessions.fail(facts.session_id, incident("no token could be chosen"))
-            return
-        if choice.error:
-            self.sessions.fail(facts.session_id, InternalError(choice.error))
+        if token_id in NO_TOKEN:
+            self.sessions.fail(facts.session_id, InternalError(NO_TOKEN[token_id]))
             return
         position = session.cached
-        reason = choice.finish_reason or ("length" if position + 1 >= session.limit else "")
+        reason = session.sampler.accept(token_id)
+        reason = reason or ("length" if position + 1 >= session.limit else "")
         self.sessions.out.tokens.append(
-            TokenOut(facts, position, choice.token_id, reason, work.arrived, *times)
+            TokenOut(facts, position, token_id, reason, work.arrived, *times)
         )
         if reason:
             self.sessions.finish(session)
         elif facts.is_first and facts.side != "prefill":
             session.arrived = Arrived(times[1])
-            session.tokens.append(choice.token_id)
+            session.tokens.append(token_id)
 
     def _step_failed(self, works: list[Work], error: CatenaryError) -> None:
         """Fails every session of a step; what is in their caches now is not known."""
@@ -395,5 +391,5 @@ def _item(work: Work) -> StepItem:
     session = work.session
     want: Want = "hidden"
     if session.facts.is_last:
-        want = "logits" if work.sample else "nothing"
-    return StepItem(session.facts.session_id, session.cached, work.inputs, want)
+        want = "token" if work.sample else "nothing"
+    return StepItem(session.facts.session_id, session.cached, work.inputs, want, session.sampler)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from gpu_agent.generation.reporting import key_message
+from services.domain.decoder import LargestStep
 
 if TYPE_CHECKING:
     from gpu_agent.decoders.base import CacheLayout, DecoderCost
@@ -25,6 +26,8 @@ class LoadedDecoder:
     cost: DecoderCost
     content: str = ""
     """Digest of the model version's content; empty if nothing is known of it."""
+    step: LargestStep = field(default_factory=LargestStep)
+    """The largest it is to run."""
 
     @property
     def key(self) -> PartitionKey:
@@ -33,9 +36,9 @@ class LoadedDecoder:
 
     @property
     def memory_bytes(self) -> int:
-        """Weights, and what the caches may take."""
-        executor = self.lane.executor
-        return executor.memory_bytes + cache_bytes(self.lane, self.layout)
+        """Weights, and what caches and steps may take."""
+        beside = cache_bytes(self.lane, self.layout) + step_bytes(self.lane, self.step)
+        return self.lane.executor.memory_bytes + beside
 
     def described(self) -> scheduler_pb2.PartitionLoaded:
         """Returns what the scheduler is told of it."""
@@ -63,7 +66,14 @@ def cache_bytes(lane: Lane, layout: CacheLayout) -> int:
     """Returns the bytes a layout's caches may take."""
     executor = lane.executor
     tokens = layout.memory_tokens(commits_on_use=executor.commits_on_use)
-    return executor.table.slot_bytes(tokens)
+    return executor.sizes.slot_bytes(tokens)
+
+
+def step_bytes(lane: Lane, step: LargestStep) -> int:
+    """Returns the bytes that a lane's steps take at most."""
+    executor = lane.executor
+    has_head = executor.key.last_block == executor.table.blocks
+    return executor.sizes.step_bytes(step, has_head=has_head)
 
 
 class LoadedDecoders:

@@ -1,7 +1,8 @@
 """Cached keys and values as arrays: `[blocks, 2 (keys, values), tokens, heads, head size]`.
 
-float32 ("FP32") travels as it is; bfloat16 ("BF16"), which NumPy does not know, as uint16 with its
-bits. Who has the other one converts: to bfloat16 by rounding to nearest, ties to even.
+Rows travel as their sender keeps them: float32 ("FP32") and float16 ("FP16") as they are, bfloat16
+("BF16"), which NumPy does not know, as uint16 with its bits. Who keeps others converts: to bfloat16
+and float16 by rounding to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from gpu_agent.kv.span import CacheSpan
 from services.errors import InvalidInput
 
 CacheArray = NDArray[Any]
-"""float32, or uint16 with the bits of bfloat16."""
+"""float32, float16, or uint16 with the bits of bfloat16."""
 
-_TYPES: dict[str, np.dtype[Any]] = {"FP32": np.dtype(np.float32), "BF16": np.dtype(np.uint16)}
+_TYPES: dict[str, np.dtype[Any]] = {
+    "FP32": np.dtype(np.float32),
+    "FP16": np.dtype(np.float16),
+    "BF16": np.dtype(np.uint16),
+}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _QUIET_NAN = np.uint16(0x7FC0)
 
@@ -57,6 +62,8 @@ def to_float32(array: CacheArray) -> NDArray[np.float32]:
     """Returns float32, the array itself if it is."""
     if array.dtype == np.float32:
         return array
+    if array.dtype == np.float16:
+        return array.astype(np.float32)
     return (array.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -64,6 +71,7 @@ def to_bfloat16(array: CacheArray) -> NDArray[np.uint16]:
     """Returns the bits of bfloat16, the array itself if it has them."""
     if array.dtype == np.uint16:
         return array
+    array = to_float32(array)
     bits = np.ascontiguousarray(array).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(array), _QUIET_NAN, rounded.astype(np.uint16))

@@ -55,7 +55,7 @@ class Trouble:
     """One thing that speaks against an agent, for people."""
 
     kind: str
-    """Name of the impairment in lower case, or "cannot_load"."""
+    """Name of the impairment in lower case, "cannot_load", or "severed" (from another agent)."""
     partition: PartitionKey | None
     """None: all of the agent."""
     until: Nanoseconds | None
@@ -88,6 +88,8 @@ class Availability:
         self._everything_loaded = everything_loaded
         self._agents: dict[AgentId, _Known] = {}
         self._connected: set[AgentId] = set()
+        self._severed: dict[frozenset[AgentId], Mark] = {}
+        """Pairs between which frames get lost; each end may be well with everybody else."""
         self._next_expiry: Nanoseconds | None = None
         self.version = 0
         """Grows with every change; who has seen this version need not ask again."""
@@ -164,11 +166,23 @@ class Availability:
         if known is not None and known.unable.pop(partition, None) is not None:
             self.version += 1
 
+    def sever(self, one: AgentId, other: AgentId, until: Nanoseconds, why: str = "") -> None:
+        """Frames between two agents were lost: a way over both is as if one were suspected."""
+        self._severed[frozenset((one, other))] = Mark(until, why)
+        self._expires(until)
+        self.version += 1
+
     def expire(self, now: Nanoseconds) -> None:
         """Clears the impairments whose time is over."""
         if self._next_expiry is None or self._next_expiry > now:
             return
         self._next_expiry = None
+        for pair, severed in list(self._severed.items()):
+            if severed.until is not None and severed.until <= now:
+                del self._severed[pair]
+                self.version += 1
+            else:
+                self._expires(severed.until)
         for agent, known in list(self._agents.items()):
             for key, mark in list(known.marks.items()):
                 if mark.until is None:
@@ -217,6 +231,10 @@ class Availability:
         """Returns an impairment of an agent as a whole, or of one partition on it."""
         known = self._agents.get(agent)
         return known.marks.get((partition, impairment)) if known is not None else None
+
+    def are_severed(self, one: AgentId, other: AgentId) -> bool:
+        """True if frames between two agents were lost a while ago at most."""
+        return bool(self._severed) and frozenset((one, other)) in self._severed
 
     def impaired_by(self, impairment: Impairment) -> frozenset[AgentId]:
         """Returns the agents that are, as a whole, impaired by this."""
@@ -285,6 +303,11 @@ class Availability:
         found += [
             Trouble("cannot_load", partition, mark.until, mark.why)
             for partition, mark in sorted(known.unable.items())
+        ]
+        found += [
+            Trouble("severed", None, mark.until, mark.why)
+            for pair, mark in self._severed.items()
+            if agent in pair
         ]
         return found
 

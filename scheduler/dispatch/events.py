@@ -174,6 +174,8 @@ class SessionFailed:
     reason: str
     message: str
     retryable: bool
+    told_by: AgentId | None = None
+    """The agent that says so; None: a gateway, or this scheduler."""
 
 
 MoveMode = Literal["kv", "tokens"]
@@ -212,7 +214,10 @@ class BoundariesMeasured:
     links: tuple[tuple[AgentId, AgentId, int], ...] = ()
     """Caches travel from the first agent to the second with so many bytes per second."""
     cache_bytes: tuple[tuple[ModelKey, int], ...] = ()
-    """Key and value of one token of a model take so many bytes in one block."""
+    """Key and value of one token of a model take so many bytes in one block, as agents send them of
+    which nobody knows how they hold it."""
+    held_bytes: tuple[tuple[ModelKey, str, int], ...] = ()
+    """The same, of agents with a runtime."""
 
 
 @dataclass(frozen=True, slots=True)

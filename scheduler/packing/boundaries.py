@@ -59,7 +59,8 @@ class Boundaries:
         """Of uplinks and downlinks, by their agents."""
         self._seen: dict[str, int] = {}
         """Of uplinks and downlinks, the most that one pair was measured with."""
-        self._cache_bytes: dict[ModelKey, int] = {}
+        self._cache_bytes: dict[tuple[ModelKey, str], int] = {}
+        """By runtime of who sends them; of the empty one: of who has said none."""
         self._sent: Allowances[str] = Allowances(self.config.epoch_ns)
         self._read: Allowances[Hashable] = Allowances(self.config.epoch_ns)
 
@@ -84,9 +85,9 @@ class Boundaries:
                 self._seen[link] = max(self._seen.get(link, 0), bytes_per_second)
                 _forget_oldest(self._seen)
 
-    def model_has(self, model: ModelKey, cache_bytes_per_token: int) -> None:
-        """Key and value of one token take so many bytes in one block."""
-        self._cache_bytes[model] = cache_bytes_per_token
+    def model_has(self, model: ModelKey, cache_bytes_per_token: int, runtime: str = "") -> None:
+        """Key and value of one token take so many bytes in one block where a runtime has them."""
+        self._cache_bytes[model, runtime] = cache_bytes_per_token
 
     def rate(self, link: str) -> int:
         """Returns bytes per second of a link; 0: nothing is known of it.
@@ -104,14 +105,20 @@ class Boundaries:
         self, source: Sequence[ChainHop], target: Sequence[ChainHop], tokens: int
     ) -> MoveCost | None:
         """Returns what a move takes; None if it is not known how large the model's caches are."""
-        cache_bytes = self._cache_bytes.get(source[0].partition.model)
-        if cache_bytes is None:
+        model = source[0].partition.model
+        plain = self._cache_bytes.get((model, ""))
+        if plain is None:
             return None
+        row_bytes = {}
+        for hop in source:
+            agent = self._agents.get(hop.agent)
+            runtime = agent.runtime if agent is not None else ""
+            row_bytes[hop.agent] = self._cache_bytes.get((model, runtime), plain)
         hops = (*source, *target)
         servers = {
             hop.agent: self._agents[hop.agent].server for hop in hops if hop.agent in self._agents
         }
-        return move_cost(source, target, tokens, cache_bytes, servers)
+        return move_cost(source, target, tokens, row_bytes, servers)
 
     def per_epoch(self, link: str) -> int:
         """Returns the communication boundary of a link, in bytes per epoch."""

@@ -90,7 +90,7 @@ def move_cost(
     source: Sequence[ChainHop],
     target: Sequence[ChainHop],
     tokens: int,
-    cache_bytes_per_token: int,
+    cache_bytes_per_token: int | Mapping[AgentId, int],
     servers: Mapping[AgentId, ServerId],
 ) -> MoveCost:
     """Returns what it takes to move a session between two chains of one model.
@@ -103,7 +103,8 @@ def move_cost(
         source: Where it is.
         target: Where it goes; the same blocks, however they are cut.
         tokens: That are cached.
-        cache_bytes_per_token: Key and value of one token in one block, by the decoder table.
+        cache_bytes_per_token: Key and value of one token in one block, by the decoder table: rows
+            travel as their sender keeps them, so it may be another number for every source.
         servers: Of the agents; one that is not named is alone on its server.
     """
     link_bytes: dict[str, int] = {}
@@ -113,7 +114,8 @@ def move_cost(
             blocks = min(old.last_block, new.last_block) - max(old.first_block, new.first_block)
             if blocks <= 0 or old.agent == new.agent:
                 continue
-            size = blocks * tokens * cache_bytes_per_token
+            given = cache_bytes_per_token
+            size = blocks * tokens * (given if isinstance(given, int) else given[old.agent])
             cache_bytes += size
             for link in _links(old.agent, new.agent, servers):
                 link_bytes[link] = link_bytes.get(link, 0) + size

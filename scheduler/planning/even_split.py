@@ -16,7 +16,7 @@ from scheduler.planning.placement import (
     Placement,
     StagePlacement,
 )
-from services.domain.decoder import DecoderTable
+from services.domain.decoder import DecoderTable, HeldSizes
 from services.domain.ids import AgentId, ModelKey, Nanoseconds
 from services.domain.latency import TokenObjectives
 from services.domain.model import BlockTable
@@ -52,6 +52,18 @@ class DeployedModel:
     """Of such a model: what its sessions are moved for."""
     block_bytes: tuple[int, ...] = ()
     """Memory of each block's weights; empty if that is not known."""
+    precision: str = "fp32"
+    """Of such a model that generates text: what CPU agents keep its weights in."""
+
+    def held_by(self, agent: Agent) -> HeldSizes:
+        """Returns the sizes of a model that generates text where an agent holds it.
+
+        Raises:
+            PlanInfeasible: If it does not generate text.
+        """
+        if self.decoder is None:
+            raise PlanInfeasible(f"{self.key} does not generate text")
+        return self.decoder.held_by(agent.runtime, self.precision)
 
 
 def even_split(models: Sequence[DeployedModel], agents: Sequence[Agent]) -> Placement:

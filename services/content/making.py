@@ -87,7 +87,8 @@ def _meaning(path: Path) -> str | None:
             del said["compute_ns"]
         elif path.name == "decoder.json":
             said = json.loads(read_bounded(path, LARGEST_JSON_BYTES))
-            for name in ("block_bytes", "head_bytes"):  # as stored, which depends on the precision
+            # As stored, which depends on the precision; and of the forms those that were made.
+            for name in ("block_bytes", "head_bytes", "forms", "forms_version"):
                 said.pop(name, None)
         else:
             return None

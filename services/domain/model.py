@@ -81,3 +81,6 @@ class ModelManifest:
     the scheduler is set."""
     packing: PackingGoal | None = None
     """Of a decoder: what its sessions are moved for; None: as is usual in its cluster."""
+    target: str = "both"
+    """Of a decoder: what it was imported for, "cpu", "gpu" or "both"; "gpu": it has no graph, and
+    only PyTorch runs it."""

@@ -13,6 +13,7 @@ from services.errors import InvalidInput
 MAX_SEED = (1 << 64) - 1
 MAX_STOP_TEXTS = 16
 MAX_STOP_CHARACTERS = 1024
+MAX_BIASED_TOKENS = 1024
 _MAX_TOKENS = 1 << 31
 
 
@@ -46,6 +47,11 @@ class SamplingParameters:
     """Taken off the logit of every token that the answer contains."""
     frequency_penalty: float = 0.0
     """Taken off the logit of a token, once for each time the answer contains it."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest one's probability are left out; 0: none,
+    1: all but the likeliest."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each once, and what is added to their logits before anything else."""
 
     def __post_init__(self) -> None:
         _check_integer("max_tokens", self.max_tokens, _MAX_TOKENS)
@@ -62,6 +68,8 @@ class SamplingParameters:
         _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_bias(self.logit_bias)
         if self.seed is not None:
             _check_integer("seed", self.seed, MAX_SEED)
         if len(self.stop) > MAX_STOP_TEXTS:
@@ -69,6 +77,12 @@ class SamplingParameters:
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_CHARACTERS:
                 raise InvalidInput("stop", f"a text has not 1..{MAX_STOP_CHARACTERS} characters")
+
+    def check_vocabulary(self, size: int) -> None:
+        """Raises InvalidInput if a token is named that a vocabulary of `size` has not."""
+        for token, _ in self.logit_bias:
+            if token >= size:
+                raise InvalidInput("logit_bias", f"token ids of this model lie in 0..{size - 1}")
 
     @property
     def greedy(self) -> bool:
@@ -113,6 +127,17 @@ class SamplingParameters:
             min_tokens=min(self.min_tokens, self.max_tokens or room),
             seed=seed if self.seed is None else self.seed,
         )
+
+
+def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
+    if len(bias) > MAX_BIASED_TOKENS:
+        text = f"{len(bias)} tokens, at most {MAX_BIASED_TOKENS} allowed"
+        raise InvalidInput("logit_bias", text)
+    for token, value in bias:
+        _check_integer("logit_bias", token, _MAX_TOKENS)
+        _check_number("logit_bias", value, -100.0, 100.0)
+    if len({token for token, _ in bias}) < len(bias):
+        raise InvalidInput("logit_bias", "names a token twice")
 
 
 def _check_integer(field: str, value: int, highest: int) -> None:

@@ -2,8 +2,11 @@
 
 * `vocabulary` - reads the rules that stand beside the fields in the .proto files.
 * `relations` - what one field says about another, by message; rules of one field cannot.
-* `checking` - one checker per type of message, compiled once: `check(message)`.
-* `interceptor` - checks the requests of unary calls.
+* `walking` - looks at the bytes of a message, compiled; nearly all there is to do for a good one.
+* `compiling` - looks at a message: where nothing is compiled, and at what `walking` doubts.
+* `checking` - both, one checker per type of message: `parsed(kind, data)`.
+* `reading` - the same for what gRPC reads: streams, and requests of unary calls.
+* `sizing` - counts the values in a message before it is made.
 * `offences` - counts who sends what cannot be, and says for how long nobody should listen.
 
 docs/message-rules.md says how a rule is written, docs/adr/0017 why there are rules.

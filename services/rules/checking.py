@@ -1,14 +1,15 @@
 """One checker for each type of message, compiled from its rules when it is first needed.
 
-A message that is as it should be, which is nearly every one, is only looked at by `passes`, which
-`services.rules.compiling` writes. It may doubt a good message, never believe a bad one; what it
-doubts is looked at by `trouble`, field by field, which says what is wrong.
+A message that is as it should be, which is nearly every one, is only looked at by `walk`, which
+reads its bytes (`services.rules.walking`); where that is not compiled, by `passes`, which
+`services.rules.compiling` writes. Both may doubt a good message, never believe a bad one; what both
+doubt is looked at by `trouble`, field by field, which says what is wrong.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from services.errors import InvalidMessage
 from services.rules.compiling import Passes, compiled
-from services.rules.relations import RELATIONS, Relation
+from services.rules.relations import RELATIONS, Relation, holds
 from services.rules.vocabulary import (
     FLOATS,
     INTEGERS,
@@ -27,6 +28,7 @@ from services.rules.vocabulary import (
     is_nested,
     lowest,
 )
+from services.rules.walking import walk_of
 
 _SHOWN = 64
 """Characters of a wrong value that are repeated."""
@@ -39,22 +41,40 @@ class Checker:
 
     Attributes:
         name: Of the type.
-        passes: True if a message is as it should be; False if it has to be looked at.
+        walk: True if the bytes of a message are as they should be; False if it has to be looked at.
+            None if that was not compiled.
+        passes: The same of a message.
     """
 
-    __slots__ = ("_fields", "_relations", "name", "passes")
+    __slots__ = ("_fields", "_relations", "name", "passes", "walk")
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.name = descriptor.name
         self._fields = [(field, bounds_of(field)) for field in descriptor.fields]
-        self._relations: tuple[Relation, ...] = RELATIONS.get(descriptor.full_name, ())
+        self._relations: list[tuple[Relation, Callable[[Any], bool]]] = [
+            (relation, holds(descriptor, relation))
+            for relation in RELATIONS.get(descriptor.full_name, ())
+        ]
         passes = [
             checker_of(f.message_type).passes if is_nested(f) else None for f, _ in self._fields
         ]
         self.passes: Passes = compiled(
             descriptor.name, list(zip(self._fields, passes, strict=True)),
-            [relation.holds for relation in self._relations],
+            [is_true for _, is_true in self._relations],
         )  # fmt: skip
+        self.walk = walk_of(descriptor)
+
+    def offence(self, message: Any, data: bytes | None = None) -> InvalidMessage | None:
+        """Returns what is wrong with a message; None if nothing is.
+
+        Args:
+            message: What was read.
+            data: The bytes it was made of, if they are at hand: to look at them is cheaper.
+        """
+        if data is not None and self.walk is not None and self.walk(data):
+            return None
+        found = None if self.passes(message) else self.trouble(message)
+        return None if found is None else InvalidMessage(*found)
 
     def trouble(self, message: Any) -> tuple[str, str, str] | None:
         """Returns type, field and what is wrong with it; None if nothing is."""
@@ -62,8 +82,8 @@ class Checker:
             found = self._trouble_of(message, field, bounds)
             if found is not None:
                 return found
-        for relation in self._relations:
-            if not relation.holds(message):
+        for relation, is_true in self._relations:
+            if not is_true(message):
                 return self.name, relation.field, relation.why
         return None
 
@@ -97,25 +117,24 @@ def check(message: Message) -> None:
     Raises:
         InvalidMessage: naming message and field.
     """
-    checker = checker_of(message.DESCRIPTOR)
-    if checker.passes(message):
-        return
-    found = checker.trouble(message)
-    if found is not None:
-        raise InvalidMessage(*found)
+    offence = checker_of(message.DESCRIPTOR).offence(message)
+    if offence is not None:
+        raise offence
 
 
-def parsed(kind: type[M], data: bytes | memoryview) -> M:
+def parsed(kind: type[M], data: bytes) -> M:
     """Returns a message from bytes of a peer.
 
     Raises:
         InvalidMessage: they are none, or one that cannot be true.
     """
     try:
-        message = kind.FromString(data)  # type: ignore[arg-type]
+        message = kind.FromString(data)
     except DecodeError:
         raise InvalidMessage(kind.DESCRIPTOR.name, "", "cannot be read") from None
-    check(message)
+    offence = checker_of(kind.DESCRIPTOR).offence(message, data)
+    if offence is not None:
+        raise offence
     return message
 
 

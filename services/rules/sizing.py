@@ -5,12 +5,10 @@ An empty message takes two bytes on the wire and eighty in memory: 16 MiB could 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import Message
 
 from services.errors import InvalidMessage
 from services.rules.vocabulary import is_nested
@@ -21,22 +19,11 @@ _COUNTED_FROM_BYTES = 512 * 1024
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
-def bounded(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Returns a parser that answers with an `InvalidMessage` where too much is in the bytes.
-
-    It is returned, not raised: gRPC would keep what a parser raises to itself.
-    """
-    kind = getattr(parse, "__self__", None)
-    if not isinstance(kind, type) or not issubclass(kind, Message):
-        return parse
-    descriptor: Any = kind.DESCRIPTOR
-
-    def parse_bounded(data: bytes) -> Any:
-        if len(data) > _COUNTED_FROM_BYTES and not has_few(descriptor, data, MOST_VALUES):
-            return InvalidMessage(descriptor.name, "", f"has more than {MOST_VALUES} values")
-        return parse(data)
-
-    return parse_bounded
+def too_many(descriptor: Descriptor, data: bytes) -> InvalidMessage | None:
+    """Returns an offence if more values are in the bytes of a message than anybody needs."""
+    if len(data) <= _COUNTED_FROM_BYTES or has_few(descriptor, data, MOST_VALUES):
+        return None
+    return InvalidMessage(descriptor.name, "", f"has more than {MOST_VALUES} values")
 
 
 def has_few(descriptor: Descriptor, data: bytes, most: int) -> bool:

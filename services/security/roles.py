@@ -169,7 +169,7 @@ class RoleGate:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
 
-    def enter(self, method: str, context: Context) -> str:
+    def enter(self, method: str, context: Context, peer: str) -> str:
         """Returns who calls, for limits: their address stands for them.
 
         Raises:
@@ -191,7 +191,7 @@ class RoleGate:
 class OpenGate:
     """Lets everybody in: a server without a guard."""
 
-    def enter(self, method: str, context: Context) -> str:
+    def enter(self, method: str, context: Context, peer: str) -> str:
         """Returns who calls, for limits: their address stands for them."""
         return ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable
 
 import grpc
@@ -13,6 +14,7 @@ import grpc.aio
 from services.errors import InvalidInput, PartitionLost, PayloadTooLarge
 from services.security.identity import peer_name_of
 from services.security.tls import ClientSecurity
+from services.transport.acknowledgements import Lost
 from services.transport.exchange import MemorySlot, lost, push_timed_out, pushable, unless_stalled
 from services.transport.frames import PREFIX_BYTES, Kind, Prefix, decode_prefix, encode_prefix
 from services.transport.interface import Capabilities, Slot
@@ -35,6 +37,8 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 3_000),
 ]
+_PROVEN_S = 10.0
+"""What was sent so long ago has arrived: otherwise keepalive would have ended the connection."""
 
 
 class GrpcLink:
@@ -63,6 +67,8 @@ class GrpcLink:
         self._chunk = CHUNK_BYTES
         self._credit = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
+        self._unproven: deque[tuple[float, Lost]] = deque()
+        """Frames that may yet be lost, and when they were sent."""
         self._reading: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._error: PartitionLost | None = None
@@ -121,7 +127,9 @@ class GrpcLink:
             block = await self._share.acquire(nbytes, timeout_s)
         return MemorySlot(self, self._share, block, nbytes)
 
-    async def push(self, slot: Slot, header: bytes, timeout_s: float) -> None:
+    async def push(
+        self, slot: Slot, header: bytes, timeout_s: float, lost_frame: Lost | None = None
+    ) -> None:
         """Delivers slot and header; see `Link.push`."""
         owned = pushable(self, slot, header)
         if self._error is not None:
@@ -142,6 +150,17 @@ class GrpcLink:
             if task.cancelled() and self._error is not None and not cancelled_itself:
                 raise self._error from None
             raise
+        if lost_frame is not None:
+            self._note_sent(lost_frame)
+
+    def _note_sent(self, lost_frame: Lost) -> None:
+        now_s = time.monotonic()
+        while self._unproven and now_s - self._unproven[0][0] > _PROVEN_S:
+            self._unproven.popleft()
+        if self._error is not None:
+            lost_frame(self._error)
+        else:
+            self._unproven.append((now_s, lost_frame))
 
     async def _send(self, slot: MemorySlot, header: bytes) -> None:
         try:
@@ -193,6 +212,11 @@ class GrpcLink:
         for task in self._sending:
             task.cancel()
         self._closing = asyncio.get_running_loop().create_task(self._release_channel())
+        unproven, self._unproven = self._unproven, deque()
+        now_s = time.monotonic()
+        for sent_s, lost_frame in unproven:
+            if now_s - sent_s <= _PROVEN_S:
+                lost_frame(error)
 
     async def _release_channel(self) -> None:
         try:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.security.identity import Role
+from services.transport.acknowledgements import Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +130,13 @@ class Link(Protocol):
         """
         ...
 
-    async def push(self, slot: Slot, header: bytes, timeout_s: float) -> None:
+    async def push(
+        self, slot: Slot, header: bytes, timeout_s: float, lost_frame: Lost | None = None
+    ) -> None:
         """Delivers slot and header; returns when the bytes have left this process.
 
-        Frames of one link arrive in the order of their pushes.
+        Frames of one link arrive in the order of their pushes. Should the link break after the
+        push and before the frame is known to have arrived, `lost_frame` is told.
 
         Raises:
             DeadlineExceeded: the peer took no byte for `timeout_s`; the link is closed. A slow

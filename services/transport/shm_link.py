@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 
 from services.errors import PartitionLost, PayloadTooLarge
+from services.transport.acknowledgements import Lost
 from services.transport.exchange import MemorySlot, lost, push_timed_out, pushable, unless_stalled
 from services.transport.frames import Kind, Prefix, encode_prefix
 from services.transport.interface import Capabilities, Slot
@@ -74,8 +75,10 @@ class ShmLink:
             block = await self._share.acquire(nbytes, timeout_s)
         return MemorySlot(self, self._share, block, nbytes)
 
-    async def push(self, slot: Slot, header: bytes, timeout_s: float) -> None:
-        """Delivers slot and header; see `Link.push`."""
+    async def push(
+        self, slot: Slot, header: bytes, timeout_s: float, lost_frame: Lost | None = None
+    ) -> None:
+        """Delivers slot and header; see `Link.push`. What has left has arrived: none is lost."""
         owned = pushable(self, slot, header)
         if self._error is not None:
             owned.give_back()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from services.errors import CatenaryError, InvalidInput, PartitionLost, PayloadTooLarge
+from services.transport.acknowledgements import Lost
 from services.transport.exchange import (
     MemorySlot,
     Received,
@@ -274,7 +275,9 @@ class TcpLink:
             block = await self._share.acquire(nbytes, timeout_s)
         return MemorySlot(self, self._share, block, nbytes)
 
-    async def push(self, slot: Slot, header: bytes, timeout_s: float) -> None:
+    async def push(
+        self, slot: Slot, header: bytes, timeout_s: float, lost_frame: Lost | None = None
+    ) -> None:
         """Delivers slot and header; see `Link.push`."""
         owned = pushable(self, slot, header)
         if self._error is not None:
@@ -282,7 +285,7 @@ class TcpLink:
             raise self._error
         head = encode_prefix(Prefix(Kind.FRAME, len(header), len(owned.view))) + header
         try:
-            await self.stream.send(head, owned.view, owned.give_back, timeout_s)
+            await self.stream.send(head, owned.view, owned.give_back, timeout_s, lost_frame)
         except TimeoutError:
             self.stream.close(lost("tcp", "the peer takes no frames"))
             raise push_timed_out("tcp", timeout_s) from None

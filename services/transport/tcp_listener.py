@@ -13,7 +13,7 @@ import contextlib
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from services.errors import Unavailable
@@ -25,7 +25,10 @@ ACCEPTED_AT_ONCE = 64
 OPEN_S = 3.0
 """From its turn on it must be known who it is within this time."""
 _GRACE_S = 0.05
-"""An honest peer nearby is through by then; who takes longer makes room where others wait."""
+"""An honest peer nearby is through by then. Who takes longer makes room where others wait, if its
+source has more than an equal share of the places."""
+_LONG_GRACE_S = 0.5
+"""The same for sources with no more than that: a busy machine may take so long over a handshake."""
 _LOOK_S = 0.02
 _TLS_HANDSHAKE = b"\x16"
 _FULL_S = 0.2
@@ -213,20 +216,24 @@ class TcpListener:
         for connection in list(self._waiting.values()):
             if now_s - connection.since_s > self._limits.wait_s:
                 self._drop(connection)
-        waiting = sum(each.has_spoken for each in self._waiting.values())
-        slow = [each for each in self._opening if now_s - each.since_s > _GRACE_S]
-        is_full = len(self._opening) >= self._limits.most_opening
-        while is_full and waiting and slow:
-            slowest = self._least_wanted(slow)
-            slow.remove(slowest)
-            waiting -= 1
-            self._drop(slowest)
+        if len(self._opening) >= self._limits.most_opening:
+            self._make_room(now_s)
         if self._dropped and not self._waiting:
             _log.warning("connections_dropped", count=self._dropped)
             self._dropped = 0
             give_back_soon()
         if self._waiting or self._opening:
             self._look_soon()
+
+    def _make_room(self, now_s: float) -> None:
+        ready = [each.source for each in self._waiting.values() if each.has_spoken]
+        opening = list(self._opening)
+        since = [(each.source, each.since_s) for each in opening]
+        slow = [opening[at] for at in too_slow(since, ready, self._limits.most_opening, now_s)]
+        for _ in range(min(len(ready), len(slow))):
+            slowest = self._least_wanted(slow)
+            slow.remove(slowest)
+            self._drop(slowest)
 
     def _least_wanted(self, among: list[_Connection]) -> _Connection:
         """Returns the oldest of the source that has most; who has spoken is better than silent."""
@@ -249,3 +256,25 @@ class TcpListener:
             with contextlib.suppress(ValueError, OSError):
                 self._loop.remove_reader(connection.sock.fileno())
             connection.sock.close()
+
+
+def too_slow(
+    opening: Sequence[tuple[str, float]], waiting: Sequence[str], places: int, now_s: float
+) -> list[int]:
+    """Returns which of the handshakes take longer than they may while others wait, by index.
+
+    Args:
+        opening: The source of each, and since when.
+        waiting: The sources of those that wait for a place.
+        places: How many handshakes there may be at a time.
+        now_s: On the same clock as `opening`.
+    """
+    counts = Counter(source for source, _ in opening)
+    sources = counts.keys() | set(waiting)
+    # Of one source alone nobody is worse off than another; of many, each may have one.
+    share = max(1.0, places / len(sources)) if len(sources) > 1 else 1.0
+    return [
+        at
+        for at, (source, since_s) in enumerate(opening)
+        if now_s - since_s > (_GRACE_S if counts[source] > share else _LONG_GRACE_S)
+    ]

@@ -7,13 +7,23 @@ with a header is copied. When the pool is used up, reading stops and TCP holds u
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import struct
+import termios
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import cast
 
 from services.errors import InvalidInput, OverloadError, PartitionLost, PayloadTooLarge
+from services.transport.acknowledgements import (
+    LOOK_S,
+    SILENT_S,
+    Acknowledgements,
+    Lost,
+    Outgoing,
+)
 from services.transport.exchange import EMPTY, MEMORY_WAIT_S, lost, refused, unless_stalled
 from services.transport.frames import PREFIX_BYTES, Kind, Prefix, decode_prefix
 from services.transport.memory import Block, Share
@@ -34,6 +44,10 @@ _INFO_BYTES = 192
 _ACKNOWLEDGED = struct.Struct("<Q")
 _ACKNOWLEDGED_AT = 120
 """Where `struct tcp_info` has `tcpi_bytes_acked`."""
+_COUNT = struct.Struct("<I")
+_UNACKNOWLEDGED_AT = 24
+"""Where it has `tcpi_unacked`, packets that were sent and not acknowledged."""
+_QUEUED = struct.Struct("i")
 
 OnFrame = Callable[[Prefix, bytes, memoryview, Callable[[], None]], None]
 """Gets prefix, header, payload, and what releases the payload."""
@@ -75,6 +89,8 @@ class TcpStream(asyncio.BufferedProtocol):
         self._writing_paused = False
         self._drained: asyncio.Future[None] | None = None
         self._after_drain: list[Callable[[], None]] = []
+        self._acknowledgements = Acknowledgements(round(SILENT_S * 1e9))
+        self._look: asyncio.TimerHandle | None = None
         self.closed = False
 
     # ---- the connection ----
@@ -111,8 +127,9 @@ class TcpStream(asyncio.BufferedProtocol):
             self._transport.abort()
         if self._hungry is not None:
             self._hungry.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
+        for timer in (self._watch, self._look):
+            if timer is not None:
+                timer.cancel()
         if self._share is not None:
             if self._block is not None:
                 self._share.release(self._block)
@@ -123,6 +140,8 @@ class TcpStream(asyncio.BufferedProtocol):
             self._drained.exception()  # nobody may be waiting for it
         self._run_after_drain()
         self._on_lost(error)
+        for lost_frame in self._acknowledgements.take():
+            lost_frame(error)
 
     def trust(self) -> None:
         """It is known who sends: frames and long headers are taken from now on."""
@@ -144,9 +163,12 @@ class TcpStream(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     async def send(
-        self, head: bytes, payload: memoryview, done: Callable[[], None], timeout_s: float
-    ) -> None:
+        self, head: bytes, payload: memoryview, done: Callable[[], None], timeout_s: float,
+        lost_frame: Lost | None = None,
+    ) -> None:  # fmt: skip
         """Writes `head` and `payload`; calls `done` once `payload` may be written again.
+
+        `lost_frame` is told if the connection ends later, and they may not have arrived.
 
         Raises:
             TimeoutError: the peer took no byte for `timeout_s`.
@@ -166,17 +188,39 @@ class TcpStream(asyncio.BufferedProtocol):
             # The bytes stay in line if the caller is cancelled: a frame is sent whole or never.
             if self._drained is None or self._drained.done():
                 self._drained = asyncio.get_running_loop().create_future()
-            await unless_stalled(self._drained, timeout_s, self._acknowledged)
+            await unless_stalled(self._drained, timeout_s, lambda: self._outgoing().acknowledged)
+        if self.closed:
+            return
+        if lost_frame is not None:
+            self._acknowledgements.sent(lost_frame)
+        if self._look is None:
+            self._look_soon()
 
-    def _acknowledged(self) -> int:
-        """Returns how many bytes the other side's kernel has taken since the connection began."""
+    def _look_soon(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_after_sent)
+
+    def _look_after_sent(self) -> None:
+        """Gives the connection up if nothing of what was sent is acknowledged."""
+        self._look = None
+        seen = self._outgoing()
+        if self._acknowledgements.look(time.monotonic_ns(), seen):
+            self.close(lost("tcp", f"nothing was acknowledged for {SILENT_S:g} s"))
+        elif not self._acknowledgements.is_settled(seen):
+            self._look_soon()
+
+    def _outgoing(self) -> Outgoing:
+        """Returns what the kernel knows of what was sent."""
         assert self._transport is not None
         sock = self._transport.get_extra_info("socket")
+        left = self._transport.get_write_buffer_size()
         try:
             facts = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-            return int(_ACKNOWLEDGED.unpack_from(facts, _ACKNOWLEDGED_AT)[0])
+            (acknowledged,) = _ACKNOWLEDGED.unpack_from(facts, _ACKNOWLEDGED_AT)
+            (packets,) = _COUNT.unpack_from(facts, _UNACKNOWLEDGED_AT)
+            (queued,) = _QUEUED.unpack(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
         except (OSError, struct.error):  # closed meanwhile
-            return 0
+            return Outgoing(0, 0, unanswered=False, handed_over=False)
+        return Outgoing(acknowledged, queued, packets > 0, left == 0)
 
     def pause_writing(self) -> None:
         """The socket is full."""

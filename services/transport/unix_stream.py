@@ -28,6 +28,8 @@ from services.transport.frames import (
 
 INLINE_BYTES = 8192
 """Payloads up to this travel in the message itself; a slot would cost more than the copy."""
+_CORK_BYTES = 32 << 10
+"""So much of what is written in one turn of the loop leaves with one call of the kernel."""
 _BUFFER_BYTES = 128 << 10
 _FIRST_BUFFER_BYTES = 4 << 10
 """Until it is known who sends: holds the message that says so, and nothing larger."""
@@ -68,6 +70,9 @@ class UnixStream:
         self._start = 0
         self._end = 0
         self._outbox: deque[_Outgoing] = deque()
+        self._corked: list[bytes] = []
+        """Written in this turn; leaves at its end. Empty while anything waits for the peer."""
+        self._corked_bytes = 0
         self._descriptors: deque[int] = deque()
         self._paused = False
         self._is_trusted = False
@@ -78,13 +83,22 @@ class UnixStream:
     # ---- writing ----
 
     def write(self, data: bytes, fd: int = -1) -> asyncio.Future[None] | None:
-        """Sends `data`, with a duplicate of `fd`. Returns None if it left, else when it will."""
+        """Sends `data`, with a duplicate of `fd`, at the latest when this turn of the loop ends.
+
+        Returns:
+            None if the kernel takes it then, as far as is known; else what is done when it left.
+        """
         if self.closed:
             return None
+        if not self._outbox and fd < 0 and self._corked_bytes + len(data) <= _CORK_BYTES:
+            if not self._corked:
+                self._loop.call_soon(self._uncork)
+            self._corked.append(data)
+            self._corked_bytes += len(data)
+            return None
+        self._uncork()
         outgoing = _Outgoing(memoryview(data), fd, None)
-        if not self._outbox and self._send(outgoing):
-            return None
-        if self.closed:
+        if self.closed or (not self._outbox and self._send(outgoing)) or self.closed:
             return None
         if not self._outbox:
             self._loop.add_writer(self._sock.fileno(), self._writable)
@@ -93,6 +107,17 @@ class UnixStream:
         outgoing.left = self._loop.create_future()
         self._outbox.append(outgoing)
         return outgoing.left
+
+    def _uncork(self) -> None:
+        if not self._corked:
+            return
+        data = self._corked[0] if len(self._corked) == 1 else b"".join(self._corked)
+        self._corked.clear()
+        self._corked_bytes = 0
+        outgoing = _Outgoing(memoryview(data), -1, None)
+        if not self._send(outgoing) and not self.closed:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+            self._outbox.append(outgoing)
 
     @property
     def taken_bytes(self) -> int:
@@ -255,6 +280,9 @@ class UnixStream:
 
     def close(self, error: PartitionLost) -> None:
         """Closes the socket and fails what has not left yet with `error`. Idempotent."""
+        if self.closed:
+            return
+        self._uncork()  # as far as the kernel takes it; a failure comes back here
         if self.closed:
             return
         self.closed = True

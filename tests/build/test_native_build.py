@@ -11,6 +11,7 @@ import pytest
 
 import build_native
 from scheduler.book import COMPILED
+from services.rules import walking
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / build_native.RECORD
@@ -26,6 +27,7 @@ def test_with_a_compiler_the_hot_path_is_compiled() -> None:
     if not RECORD.exists():
         pytest.skip("removed on purpose (build_native.py --remove)")
     assert COMPILED
+    assert walking.COMPILED
     assert len(build_native.outputs(ROOT)) == len(build_native.CYTHON + build_native.MYPYC) + 1
 
 

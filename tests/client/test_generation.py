@@ -52,6 +52,7 @@ async def test_every_option_travels(generating_server, connect):
     await connect.to(generating_server).chat(
         "lm", messages, max_tokens=5, min_tokens=1, temperature=0.5, top_p=0.75, top_k=40,
         repetition_penalty=1.5, presence_penalty=-1, frequency_penalty=0.25, stop="END", seed=0,
+        min_p=0.125, logit_bias={7: -100, 9: 0.5},
         ignore_eos=True, timings=True, time_to_first_token_slo_ms=100,
         time_per_output_token_slo_ms=0.5, timeout_s=30,
     )  # fmt: skip
@@ -61,6 +62,8 @@ async def test_every_option_travels(generating_server, connect):
     assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.5, 0.75, 1.5)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1, 0.25)
     assert (list(sampling.stop), sampling.ignore_eos) == (["END"], True)
+    assert sampling.min_p == 0.125
+    assert [(each.token_id, each.bias) for each in sampling.logit_bias] == [(7, -100), (9, 0.5)]
     assert sampling.HasField("seed")
     assert request.time_to_first_token_slo_ns == 100_000_000
     assert request.time_per_output_token_slo_ns == 500_000
@@ -83,6 +86,9 @@ async def test_what_is_left_out_is_left_to_the_server(generating_server, connect
         ("chat", "hi", {"max_tokens": -1}, "max_tokens"),
         ("chat", "hi", {"temperature": "hot"}, "temperature"),
         ("chat", "hi", {"seed": 2**64}, "seed"),
+        ("chat", "hi", {"min_p": "low"}, "min_p"),
+        ("chat", "hi", {"logit_bias": {-1: 1.0}}, "logit_bias"),
+        ("chat", "hi", {"logit_bias": {1: "up"}}, "logit_bias"),
         ("chat", "hi", {"stop": [3]}, "stop"),
         ("chat", "hi", {"time_per_output_token_slo_ms": 0}, "time_per_output_token_slo_ms"),
         ("chat", "hi", {"time_to_first_token_slo_ms": -3}, "time_to_first_token_slo_ms"),

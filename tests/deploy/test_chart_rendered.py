@@ -228,6 +228,7 @@ def test_gpus_are_asked_for_and_shared_as_the_values_say() -> None:
     sets = of_kind(rendered("gpu-classes.yaml"), "StatefulSet")
     l4 = sets["cat-catenary-agent-l4"]["spec"]["template"]["spec"]
     assert l4["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert "/catenary-agent-gpu:" in f"/{l4['containers'][0]['image']}"
     assert l4["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-L4"}
     a100 = sets["cat-catenary-agent-a100"]["spec"]["template"]["spec"]
     variables = {each["name"]: each.get("value") for each in a100["containers"][0]["env"]}

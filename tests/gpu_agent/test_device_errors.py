@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import traceback
+import weakref
 
 import pytest
 
-from gpu_agent.device_errors import Trouble, failure, of_executor, trouble_of
+from gpu_agent.device_errors import Trouble, failure, let_go, of_executor, trouble_of
 from gpu_agent.engine.reporting import is_retryable
 from services.errors import (
     DeviceFailed,
@@ -41,6 +43,8 @@ MEMORY = [
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "bfc_arena.cc:376 Failed to allocate memory for requested buffer of size 1073741824",
     "std::bad_alloc",
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)",
 ]
 OTHER = [
     "mat1 and mat2 shapes cannot be multiplied (1x3 and 4x5)",
@@ -93,3 +97,28 @@ def test_all_are_retryable_elsewhere_and_tell_nothing_of_the_model(text, kind):
     assert type(told) is kind
     assert is_retryable(told)
     assert text not in told.message
+
+
+def test_what_a_failed_step_held_is_free_while_its_error_is_handled():
+    class Activations:
+        """Stands for gigabytes."""
+
+    seen = []
+
+    def step():
+        held = Activations()
+        seen.append(weakref.ref(held))
+        raise RuntimeError("CUDA out of memory")
+
+    def run():
+        try:
+            step()
+        except RuntimeError as error:
+            let_go(error)
+            raise InternalError("the step failed") from error
+
+    with pytest.raises(InternalError) as caught:
+        run()
+    assert seen[0]() is None
+    assert "in step" in "".join(traceback.format_exception(caught.value))
+    assert trouble_of(caught.value) is Trouble.MEMORY

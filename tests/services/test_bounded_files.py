@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_agent.decoders.weights import INDEX_FILE, WEIGHTS_FILE, write_joined
+from gpu_agent.decoders.checkpoint import Checkpoint
+from gpu_agent.decoders.weights import INDEX_FILE, WEIGHTS_FILE
 from services.bounded_files import LARGEST_YAML_BYTES, read_bounded
 from services.domain.ids import ModelKey
 from services.errors import InvalidInput
@@ -56,7 +57,7 @@ def test_deep_json_tables_are_refused(tmp_path: Path) -> None:
 def test_an_index_of_weights_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"a": "../../secret"}}))
     with pytest.raises(InvalidInput, match="outside its folder"):
-        write_joined(tmp_path, tmp_path / "joined")
+        Checkpoint.of(tmp_path)
 
 
 def test_a_header_longer_than_headers_may_be_is_not_read(tmp_path: Path) -> None:
@@ -64,4 +65,4 @@ def test_a_header_longer_than_headers_may_be_is_not_read(tmp_path: Path) -> None
         file.write(struct.pack("<Q", 200_000_000))
         file.truncate(300_000_000)
     with pytest.raises(InvalidInput):
-        write_joined(tmp_path, tmp_path / "joined")
+        Checkpoint.of(tmp_path)

@@ -32,7 +32,7 @@ class Gate:
     def __init__(self) -> None:
         self.refusals: list[CatenaryError] = []
 
-    def enter(self, method: str, context: Any) -> str:
+    def enter(self, method: str, context: Any, peer: str) -> str:
         if dict(context.invocation_metadata()).get("authorization") != "yes":
             raise Unauthenticated("no API key")
         return "somebody"

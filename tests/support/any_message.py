@@ -17,7 +17,8 @@ from catenary_protos.catenary.v1 import (
     generation_pb2,
     scheduler_pb2,
 )
-from services.rules.vocabulary import FLOATS, INTEGERS, is_nested
+from services.rules.relations import RELATIONS, AtMost
+from services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, bounds_of, is_nested, lowest
 
 _FILES = (admin_pb2, common_pb2, frame_pb2, generation_pb2, scheduler_pb2)
 _NAMES = ("", "agent-0", "gateway-0", "toy", "llm", "1", "liar", "../x", "a|b", "\x00", "n" * 5_000)
@@ -83,3 +84,80 @@ def _values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
     if field.type == FieldDescriptor.TYPE_BYTES:
         return st.binary(max_size=64)
     return st.sampled_from(_NAMES)
+
+
+def good_messages(descriptor: Descriptor) -> st.SearchStrategy[Any]:
+    """Returns a strategy for messages of a type that keep every rule."""
+
+    @st.composite
+    def make(draw: st.DrawFn) -> Message:
+        message = GetMessageClass(descriptor)()
+        _fill_well(draw, message, ())
+        return message
+
+    return make()
+
+
+def _fill_well(draw: st.DrawFn, message: Message, least: tuple[str, ...]) -> None:
+    """Sets fields within their bounds: `least` to their least, what bounds them to its most."""
+    parts, mosts = {"peer_id", *least}, set[str]()
+    for relation in RELATIONS.get(message.DESCRIPTOR.full_name, ()):
+        if isinstance(relation, AtMost):
+            parts.update(part for part in relation.parts if isinstance(part, str))
+            mosts.update([relation.most] if isinstance(relation.most, str) else [])
+        else:
+            parts.add(relation.other)
+    fields = list(message.DESCRIPTOR.fields)
+    for oneof in message.DESCRIPTOR.oneofs:
+        chosen = draw(st.sampled_from(list(oneof.fields)))
+        fields = [f for f in fields if f.containing_oneof is not oneof or f is chosen]
+    for field in fields:
+        bounds = bounds_of(field)
+        inner = tuple(p.partition(".")[2] for p in parts if p.startswith(f"{field.name}."))
+        wanted = bounds.required or field.name in parts | mosts
+        if not is_nested(field):
+            values = _good_values(field, field.name in parts - mosts, field.name in mosts)
+            must = wanted or _needs(field)
+            if field.is_repeated:
+                most = min(3, bounds.max_items or 0)
+                getattr(message, field.name).extend(draw(st.lists(values, max_size=most)))
+            elif must or draw(st.booleans()):
+                setattr(message, field.name, draw(values))
+        elif field.is_repeated:
+            for _ in range(draw(st.integers(0, min(2, bounds.max_items or 0)))):
+                _fill_well(draw, getattr(message, field.name).add(), inner)
+        elif wanted or draw(st.booleans()):
+            getattr(message, field.name).SetInParent()
+            _fill_well(draw, getattr(message, field.name), inner)
+
+
+def _needs(field: FieldDescriptor) -> bool:
+    return field.type in INTEGERS and lowest(bounds_of(field)) > 0
+
+
+def _good_values(field: FieldDescriptor, is_part: bool, is_most: bool) -> st.SearchStrategy[Any]:
+    bounds = bounds_of(field)
+    if field.type == FieldDescriptor.TYPE_BOOL:
+        return st.booleans()
+    if field.type in FLOATS:
+        if bounds.unbounded:
+            return st.sampled_from(_FLOATS)
+        low, high = lowest(bounds), bounds.high
+        return st.sampled_from([v for v in (low, high, 0.0, 1.5) if low <= v <= high])
+    if field.type in INTEGERS:
+        own_low, own_high = INTEGERS[field.type]
+        least, most = int(max(lowest(bounds), own_low)), int(min(bounds.high, own_high))
+        if is_part or is_most:
+            return st.just(most if is_most else least)
+        return st.one_of(st.integers(least, most), st.sampled_from((least, most)))
+    assert field.type in TEXTS
+    if is_part:
+        return st.just("name")
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return st.binary(max_size=min(64, bounds.max_len or 64))
+    most = min(40, bounds.max_len or 40)
+    if bounds.pattern is None:
+        return st.text(max_size=most)
+    text = st.from_regex(bounds.pattern, fullmatch=True)
+    text = text.filter(lambda found: bounds.required <= len(found) <= most)
+    return text if bounds.required else st.one_of(st.just(""), text)

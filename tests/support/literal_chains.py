@@ -127,7 +127,9 @@ def literal_groups(task: ChainTask, c: int) -> tuple[list[list[int]], dict[int, 
     """Algorithm 1 in fractions: groups, and (first block from 1, blocks) per server."""
     blocks = {}
     for number, server in enumerate(task.servers):
-        room = exact(server.memory) / (exact(task.block_memory) + exact(task.cache_memory) * c)
+        block = exact(task.block_memory if server.block_memory is None else server.block_memory)
+        cache = exact(task.cache_memory if server.cache_memory is None else server.cache_memory)
+        room = exact(server.memory) / (block + cache * c)
         blocks[number] = min(math.floor(room), task.blocks)
 
     def service(number: int) -> Fraction:
@@ -187,7 +189,14 @@ def decimals(least: int, most: int, places: int = 1) -> st.SearchStrategy[float]
 def chain_tasks(draw: st.DrawFn, most_servers: int = 6, *, linked: bool = False) -> ChainTask:
     """Tiny tasks full of ties and of divisions without remainder."""
     servers = tuple(
-        Server(str(number), draw(decimals(0, 60)), draw(decimals(0, 20)), draw(decimals(1, 5)))
+        Server(
+            str(number),
+            draw(decimals(0, 60)),
+            draw(decimals(0, 20)),
+            draw(decimals(1, 5)),
+            draw(st.sampled_from((None, None, 0.5, 2))),
+            draw(st.sampled_from((None, None, 0.2, 1.0))),
+        )
         for number in range(draw(st.integers(1, most_servers)))
     )
     task = ChainTask(

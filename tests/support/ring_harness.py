@@ -12,6 +12,8 @@ import numpy as np
 
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from gpu_agent.decoders.base import CacheLayout, DecoderCost, StepItem
+from gpu_agent.decoders.numpy_arrays import numpy_chooser
+from gpu_agent.decoders.row_results import row_results
 from gpu_agent.decoders.slot_book import SlotBook
 from gpu_agent.generation.engine import GenerationEngine
 from gpu_agent.generation.lane import Lane
@@ -56,11 +58,13 @@ class ToyDecoder:
     def __init__(self, key: PartitionKey, layout: CacheLayout) -> None:
         self.key = key
         self.table = TABLE
+        self.sizes = TABLE.held(None)
         self.memory_bytes = 1000
         self.book = SlotBook(key, TABLE, layout)
         self._state: dict[tuple[int, int], list[np.ndarray]] = {}
         """Per session and block: the state in front of each token, and behind the last one."""
         self.closed = False
+        self.chooser = numpy_chooser(VOCABULARY)
         self.steps: list[list[tuple[int, int, int]]] = []
         """Per step: session, position, tokens of each item."""
         self.gate = threading.Event()
@@ -133,7 +137,9 @@ class ToyDecoder:
         if item.want == "nothing":
             return None
         mixed = int(hidden[-1] @ np.array([1, 257, 65_537, 91]))
-        return ((mixed * (np.arange(VOCABULARY) + 3) * 7919) % 10_007).astype(np.float32)
+        logits = ((mixed * (np.arange(VOCABULARY) + 3) * 7919) % 10_007).astype(np.float32)
+        (made,) = row_results(self.chooser, logits[None], [item])
+        return made
 
     def export_cache(self, session: int, span: CacheSpan) -> np.ndarray:
         """Keys are the states behind the tokens, values their negatives."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gpu_agent.decoders.sizes import all_tensors, table_from
 from services.domain.decoder import DecoderTable
 from services.domain.ids import ModelKey
 from services.domain.model import ModelManifest
@@ -57,13 +59,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_tiny_decoder(root: Path, family: str, shards: int = 1) -> tuple[ModelRepository, ModelKey]:
+def make_tiny_decoder(
+    root: Path, family: str, shards: int = 1, values: dict[str, Any] | None = None
+) -> tuple[ModelRepository, ModelKey]:
     """Writes a tiny model of a family into a repository.
 
     Args:
         root: Of the repository.
-        family: One of `FAMILIES`.
+        family: One of `FAMILIES`, or a `model_type` if `values` are given.
         shards: More than 1: the weights are cut into several files.
+        values: Of the configuration, beside the usual ones; None: those of `FAMILIES`.
 
     Returns:
         The repository and the model's key.
@@ -71,7 +76,10 @@ def make_tiny_decoder(root: Path, family: str, shards: int = 1) -> tuple[ModelRe
     import torch
     import transformers
 
-    values = {**_COMMON, **FAMILIES[family]}
+    values = {
+        **_COMMON,
+        **(FAMILIES[family] if values is None else {"model_type": family, **values}),
+    }
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -83,7 +91,7 @@ def make_tiny_decoder(root: Path, family: str, shards: int = 1) -> tuple[ModelRe
     repository.write_manifest(
         ModelManifest(key, "decoder", files[0].name, 10**9, 8, False, "fp32", 128)
     )
-    repository.write_decoder_table(key, _table(model, repository.model_hash(key)))
+    repository.write_decoder_table(key, _table(repository, key))
     return repository, key
 
 
@@ -120,22 +128,12 @@ def prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
     return [[int(token) for token in rng.integers(3, VOCABULARY, size)] for size in lengths]
 
 
-def _table(model: Any, model_hash: str) -> DecoderTable:
-    config = model.config
-    head_size = getattr(config, "head_dim", None) or 16
-    layers = model.model.layers
-    return DecoderTable(
-        model_hash=model_hash,
-        blocks=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        attention_heads=config.num_attention_heads,
-        key_value_heads=config.num_key_value_heads,
-        head_size=head_size,
-        vocabulary_size=config.vocab_size,
-        context_tokens=config.max_position_embeddings,
+def _table(repository: ModelRepository, key: ModelKey) -> DecoderTable:
+    folder = repository.folder(key)
+    config = json.loads((folder / "config.json").read_text())
+    return table_from(
+        config,
+        all_tensors(folder),
+        model_hash=repository.model_hash(key),
         end_token_ids=(2,),
-        block_bytes=sum(p.nbytes for p in layers[0].parameters()),
-        embedding_bytes=model.model.embed_tokens.weight.nbytes,
-        head_bytes=model.lm_head.weight.nbytes + model.model.norm.weight.nbytes,
-        cache_bytes_per_token=2 * config.num_key_value_heads * head_size * 4,
     )

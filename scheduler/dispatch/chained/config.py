@@ -24,6 +24,10 @@ class ChainedConfig:
     """Requests that may be open at once."""
     max_restarts: int = 6
     """How often a request may lose its session and be started again."""
+    last_try_ns: Nanoseconds = 8 * NANOSECONDS_PER_SECOND
+    """A request that lost a session is answered so long before its deadline, or a quarter of its
+    time, if every chain is one on which a session failed a moment ago: a try that fails, too, would
+    only be noticed when it is too late to tell its client why, or to ask anybody else."""
     deadline_grace_ns: Nanoseconds = 250 * NANOSECONDS_PER_MILLISECOND
     """A session that goes on is closed this long after its deadline."""
     delivery_grace_ns: Nanoseconds = 3 * NANOSECONDS_PER_SECOND
@@ -39,6 +43,9 @@ class ChainedConfig:
     """Chains through an agent that failed a session are left alone for so long, and for twice as
     long after every further failure in a row."""
     longest_suspicion_ns: Nanoseconds = 3 * NANOSECONDS_PER_SECOND
+    link_suspicion_ns: Nanoseconds = NANOSECONDS_PER_SECOND
+    """The same for chains over a link that lost frames: longer, as each try there takes seconds to
+    be noticed; twice as long after every further failure in a row."""
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     """When agents whose devices fail get no more than a try now and then."""
     stall_ns: Nanoseconds = 60 * NANOSECONDS_PER_SECOND

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduler.book.slots import SlotLedger
 from scheduler.dispatch.availability import Availability, Impairment
 from scheduler.dispatch.chained.board import Board
+from scheduler.dispatch.chained.failure_backoff import links_of
 from scheduler.dispatch.chained.lines import BoundQueues, CentralQueue, Line
 from scheduler.dispatch.chained.placement_line import PlacementLine
 from scheduler.dispatch.chained.policy import Policy
@@ -27,7 +28,7 @@ class Desk:
         line: Who waits.
         usable: How many chains are whole: their agents are there and have loaded their parts.
         offered: The least impaired of them.
-        must_rest: Each of these has an agent on which a session failed a moment ago.
+        must_rest: Each of these has an agent, or a link, on which a session failed a moment ago.
         packing: What its sessions are moved for.
         board: Who is on which worker, of policies that need to know; else None.
     """
@@ -100,6 +101,8 @@ class Desk:
                 availability.can_serve(hop.agent, hop.partition) for hop in route.hops
             ):
                 ranks = [availability.rank(hop.agent, hop.partition) for hop in route.hops]
+                if _is_severed(route, availability):
+                    ranks.append(int(Impairment.SUSPECTED))
                 found.append((max(ranks), route))
         least = min([rank for rank, _ in found], default=0)
         routes = [route for rank, route in found if rank == least]
@@ -140,4 +143,10 @@ class Desk:
 
 def _is_suspected(route: Route, availability: Availability) -> bool:
     suspected = Impairment.SUSPECTED
-    return any(availability.mark_of(hop.agent, suspected) is not None for hop in route.hops)
+    return _is_severed(route, availability) or any(
+        availability.mark_of(hop.agent, suspected) is not None for hop in route.hops
+    )
+
+
+def _is_severed(route: Route, availability: Availability) -> bool:
+    return any(availability.are_severed(one, other) for one, other in links_of(route.hops))

@@ -19,7 +19,12 @@ class ChainLedger(SessionHolding):
         """Has a request wait for a chain; after a failure, if need be, for the end of a doubt."""
         desk = self.desk(ticket.model)
         if ticket.restarts and desk.must_rest:
+            last = self.last_try(ticket)
+            if self.now >= last:
+                self.tries_no_more(ticket)
+                return
             self.resting[ticket.request] = ticket
+            self.timers.set(ticket, last, len(self.tickets))
             return
         desk.line.push(ticket)
         self.dirty[ticket.model] = None
@@ -40,6 +45,17 @@ class ChainLedger(SessionHolding):
                 Reject(ticket.request, reason, message, retry_after_ns, None, details or {})
             )
             self.forget(ticket)
+
+    def last_try(self, ticket: Ticket) -> Nanoseconds:
+        """Returns until when a request that lost a session waits for chains that failed, too."""
+        spare = min(self.config.last_try_ns, (ticket.deadline - ticket.arrived) // 4)
+        return ticket.deadline - spare
+
+    def tries_no_more(self, ticket: Ticket) -> None:
+        """Answers a request that lost sessions while there is time to ask again."""
+        lost = f"the session was lost {ticket.restarts} times, and there is no other chain now"
+        retry_after = self.config.retry_after_ns
+        self.reject(ticket, PartitionLost.reason, lost, retry_after_ns=retry_after)
 
     def too_late(self, ticket: Ticket, stage: str) -> None:
         """Answers a request whose deadline is over."""

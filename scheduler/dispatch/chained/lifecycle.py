@@ -23,8 +23,8 @@ from scheduler.dispatch.events import (
     SessionsHeld,
     SessionsProgressed,
 )
-from services.domain.ids import AgentId, ModelKey, Nanoseconds
-from services.errors import CacheFull, ComputeFailed, NoActivePlan, Unavailable
+from services.domain.ids import ModelKey, Nanoseconds
+from services.errors import CacheFull, ComputeFailed, NoActivePlan, PartitionLost, Unavailable
 
 
 class ChainLifecycle(ChainOverflow):
@@ -135,6 +135,8 @@ class ChainLifecycle(ChainOverflow):
             self.boundaries.measured(source, target, bytes_per_second)
         for model, cache_bytes in event.cache_bytes:
             self.boundaries.model_has(model, cache_bytes)
+        for model, runtime, cache_bytes in event.held_bytes:
+            self.boundaries.model_has(model, cache_bytes, runtime)
 
     def refitted(self, event: LatencyRefitted) -> None:
         """Chains are faster or slower than was thought."""
@@ -182,7 +184,7 @@ class ChainLifecycle(ChainOverflow):
             names = " and ".join(sorted({agent for agent, _ in ticket.failures}))
             self.reject(ticket, ComputeFailed.reason, f"it made {names} fail: {event.message}")
         else:
-            self._suspect(session, event.agent)
+            self._suspect(session, event)
             self.restart(ticket)
 
     def _is_to_blame(self, ticket: Ticket, session: Session, event: SessionFailed) -> bool:
@@ -203,11 +205,22 @@ class ChainLifecycle(ChainOverflow):
             for hop in session.hops:
                 self.breakers.worked(hop.agent, hop.partition, self.now)
 
-    def _suspect(self, session: Session, blamed: AgentId | None) -> None:
-        """Suspects the agent that is to blame; nobody named, the gateway found no way in."""
+    def _suspect(self, session: Session, event: SessionFailed) -> None:
+        """Suspects the agent that is to blame, and the link it could not be reached over.
+
+        Nobody named: the gateway found no way in. No agent named: the agent found none out.
+        """
+        agents = {hop.agent for hop in session.hops}
+        blamed, told_by = event.agent, event.told_by
         if blamed is None and session.hops:
             blamed = session.hops[0].agent
-        if blamed is not None and self.backoff.failed(blamed, self.now):
+        if blamed not in agents and told_by in agents:
+            blamed = told_by
+        changed = blamed is not None and self.backoff.failed(blamed, self.now)
+        if blamed is not None and told_by is not None and {blamed, told_by} <= agents:
+            is_link = blamed != told_by and event.reason == PartitionLost.reason
+            changed |= is_link and self.backoff.link_failed(told_by, blamed, self.now)
+        if changed:
             self.refresh()
 
     # Cluster
@@ -340,7 +353,11 @@ class ChainLifecycle(ChainOverflow):
     def _is_due(self, ticket: Ticket) -> None:
         last = ticket.deadline + self.config.deadline_grace_ns
         session = ticket.session
-        if session is None:
+        if ticket.request in self.resting:
+            self.tries_no_more(ticket)
+        elif session is None and self.now < ticket.deadline:  # it rested, and waits for its turn
+            self.timers.set(ticket, ticket.deadline, len(self.tickets))
+        elif session is None:
             self.unstarted(ticket)
         elif self.now >= last:
             self.too_late(ticket, "in flight")

@@ -20,7 +20,7 @@ def still_held(task: ChainTask, sizes: Sizes, hosted: Iterable[HostedBlocks]) ->
         if (
             server is not None
             and item.last_block <= task.blocks
-            and sizes.memory[server] >= sizes.block_memory * item.blocks
+            and sizes.memory[server] >= sizes.block_memory[server] * item.blocks
         ):
             held[server] = (item.first_block, item.last_block)
     return held
@@ -71,10 +71,11 @@ def replaced(sizes: Sizes, wanted: Held, server: int, c: int) -> Held:
 def aligned(sizes: Sizes, held: Held, wanted: Held) -> Held:
     """Returns `wanted` with equal servers exchanged so that most find what they host already.
 
-    Equal are servers with the same memory and speed; their communication times may differ.
+    Equal are servers with the same memory, speed and sizes; their communication times may differ.
     """
-    kinds: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-    for server, kind in enumerate(zip(sizes.memory, sizes.compute, strict=True)):
+    kinds: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    columns = (sizes.memory, sizes.compute, sizes.block_memory, sizes.cache_memory)
+    for server, kind in enumerate(zip(*columns, strict=True)):
         kinds[kind].append(server)
     result: Held = {}
     for members in kinds.values():

@@ -47,6 +47,11 @@ class Server:
     """tau_c: time a session spends on the way to this server, all its tokens together."""
     block_s: Number
     """tau_p: time a session computes in one block here, all its tokens together."""
+    block_memory: Number | None = None
+    """s_m here, if it is not the task's: a model takes less on a server that keeps it in smaller
+    numbers. (The paper has one s_m and one s_c; its sums and floors hold server by server.)"""
+    cache_memory: Number | None = None
+    """s_c here, if it is not the task's."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +66,9 @@ class ChainTask:
     blocks: int
     """L."""
     block_memory: Number
-    """s_m: weights of one block."""
+    """s_m: weights of one block, where a server does not say otherwise."""
     cache_memory: Number
-    """s_c: cache of one session in one block."""
+    """s_c: cache of one session in one block, where a server does not say otherwise."""
     rate_per_s: Number
     """lambda: sessions that arrive per second."""
     load: Number = 0.7
@@ -86,9 +91,19 @@ class ChainTask:
     @property
     def largest_c(self) -> int:
         """Largest c worth a try: with more no server has room for a block (section 3.1.4)."""
-        roomiest = max((exact(server.memory) for server in self.servers), default=Fraction(0))
-        room = roomiest - exact(self.block_memory)
-        return max(0, math.floor(room / exact(self.cache_memory)))
+        most = 0
+        for server in self.servers:
+            block, cache = self.memory_at(server)
+            most = max(most, math.floor((exact(server.memory) - block) / cache))
+        return most
+
+    def memory_at(self, server: Server) -> tuple[Fraction, Fraction]:
+        """Returns s_m and s_c at a server."""
+        block, cache = server.block_memory, server.cache_memory
+        return (
+            exact(self.block_memory if block is None else block),
+            exact(self.cache_memory if cache is None else cache),
+        )
 
     def at_rate(self, rate_per_s: Number) -> ChainTask:
         """Returns the same task under another load."""
@@ -203,13 +218,17 @@ def _check_task(task: ChainTask) -> None:
     _require(_positive(task.rate_per_s), "rate_per_s", "must be above 0")
     _require(_positive(task.load) and task.load < 1, "load", "must lie between 0 and 1")
     _require(task.stop in ("rate", "all"), "stop", "is neither 'rate' nor 'all'")
-    most = exact(task.cache_memory) * MOST_SLOTS
     names = set()
     for number, server in enumerate(task.servers):
         field = f"servers[{number}]"
         _require(server.name not in names, f"{field}.name", f"{server.name!r} is there twice")
         names.add(server.name)
         _require(_not_negative(server.memory), f"{field}.memory", "must not be below 0")
+        for name, given in (
+            ("block_memory", server.block_memory), ("cache_memory", server.cache_memory)
+        ):  # fmt: skip
+            _require(given is None or _positive(given), f"{field}.{name}", "must be above 0")
+        most = task.memory_at(server)[1] * MOST_SLOTS
         _require(exact(server.memory) <= most, "cache_memory", f"is too little beside {field}")
         _require(
             _not_negative(server.communication_s), f"{field}.communication_s", "must not be below 0"

@@ -136,14 +136,15 @@ def _steps(task: ChainTask, sizes: Sizes) -> Iterator[tuple[int, int, Blocks]]:
 
 
 def _next_step(sizes: Sizes, limits: Blocks) -> int:
-    if sizes.memory_array is not None:
+    if sizes.memory_arrays is not None:
         used = limits > 0
-        have, mine = sizes.memory_array[used], limits[used]
-        kept: Blocks = (have - sizes.block_memory * mine) // (sizes.cache_memory * mine)
+        have, block, cache = (column[used] for column in sizes.memory_arrays)
+        kept: Blocks = (have - block * limits[used]) // (cache * limits[used])
         return 1 + int(np.min(kept))
     blocks: list[int] = limits.tolist()
     return 1 + min(
-        (sizes.memory[server] - sizes.block_memory * mine) // (sizes.cache_memory * mine)
+        (sizes.memory[server] - sizes.block_memory[server] * mine)
+        // (sizes.cache_memory[server] * mine)
         for server, mine in enumerate(blocks)
         if mine
     )

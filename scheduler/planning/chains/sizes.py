@@ -49,31 +49,40 @@ class Sizes:
 
     blocks: int
     memory: list[int]
-    block_memory: int
-    cache_memory: int
+    block_memory: list[int]
+    """s_m per server."""
+    cache_memory: list[int]
+    """s_c per server."""
     unit: int
     """Time units per second."""
     communication: list[int]
     compute: list[int]
     """Per block."""
-    memory_array: npt.NDArray[np.int64] | None
-    """`memory` again, if all fits into 64 bits."""
+    memory_arrays: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None
+    """`memory`, `block_memory` and `cache_memory` again, if all fits into 64 bits."""
     seconds_arrays: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
     """Communication and compute again, in seconds and rounded."""
     links: LinkTimes | None
 
     def max_blocks(self, c: int) -> Blocks:
         """Returns m_j(c): blocks that fit with c caches each (eq. 8)."""
-        each = self.block_memory + self.cache_memory * c
-        if self.memory_array is not None and each < _INT64:
-            return np.minimum(self.memory_array // each, self.blocks)
-        return np.array([min(have // each, self.blocks) for have in self.memory], dtype=np.int64)
+        largest = max(self.block_memory, default=0) + max(self.cache_memory, default=0) * c
+        if self.memory_arrays is not None and largest < _INT64:
+            memory, block, cache = self.memory_arrays
+            limits: Blocks = np.minimum(memory // (block + cache * c), self.blocks)
+            return limits
+        each = zip(self.memory, self.block_memory, self.cache_memory, strict=True)
+        return np.array(
+            [min(have // (block + cache * c), self.blocks) for have, block, cache in each],
+            dtype=np.int64,
+        )
 
     def cache_slots(self, server: int, blocks: int) -> int:
         """Returns the caches of one block that fit beside so many blocks (eq. 3)."""
         if not blocks:
             return 0
-        return (self.memory[server] - self.block_memory * blocks) // self.cache_memory
+        left = self.memory[server] - self.block_memory[server] * blocks
+        return left // self.cache_memory[server]
 
     def service(self, server: int, blocks: int) -> int:
         """Returns t_j in time units (eq. 9)."""
@@ -91,22 +100,24 @@ def sizes_of(task: ChainTask) -> Sizes:
         InvalidInput: If times of links are too long for 64 bits.
     """
     memory = [exact(server.memory) for server in task.servers]
-    block, cache = exact(task.block_memory), exact(task.cache_memory)
-    scale = _common_denominator([*memory, block, cache])
-    amounts = [int(amount * scale) for amount in memory]
+    pairs = [task.memory_at(server) for server in task.servers]
+    block, cache = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    scale = _common_denominator([*memory, *block, *cache])
+    amounts = [[int(each * scale) for each in column] for column in (memory, block, cache)]
     communication = [exact(server.communication_s) for server in task.servers]
     compute = [exact(server.block_s) for server in task.servers]
     unit = min(_common_denominator([*communication, *compute]), FINEST_UNIT)
-    fits = max(amounts, default=0) < _INT64
+    fits = max((each for column in amounts for each in column), default=0) < _INT64
+    arrays = [np.array(column, dtype=np.int64) for column in amounts] if fits else []
     return Sizes(
         blocks=task.blocks,
-        memory=amounts,
-        block_memory=int(block * scale),
-        cache_memory=int(cache * scale),
+        memory=amounts[0],
+        block_memory=amounts[1],
+        cache_memory=amounts[2],
         unit=unit,
         communication=[round(time * unit) for time in communication],
         compute=[round(time * unit) for time in compute],
-        memory_array=np.array(amounts, dtype=np.int64) if fits else None,
+        memory_arrays=(arrays[0], arrays[1], arrays[2]) if fits else None,
         seconds_arrays=(
             np.array([float(time) for time in communication]),
             np.array([float(time) for time in compute]),

@@ -31,8 +31,10 @@ class ClusterLines:
         costs: GenerationTimes,
         model: ModelKey,
         hop_ns: float = HOP_NS,
+        precision: str = "fp32",
     ) -> None:
         self._decoder = decoder
+        self._precision = precision
         self._hop_ns = hop_ns
         self._agents = {agent.agent_id: agent for agent in agents}
         self._sources: dict[AgentId, list[PartitionKey]] = {}
@@ -52,7 +54,8 @@ class ClusterLines:
         if source is None:
             return None
         agent, key = source
-        share = self._weight(hop.first_block, hop.last_block) / self._weight(*key[1:])
+        whole = self._weight(agent, key.first_block, key.last_block)
+        share = self._weight(agent, hop.first_block, hop.last_block) / whole
         mine = self._agents.get(hop.agent)
         rate = mine.link_bytes_per_second if mine is not None else 0
         row_bytes = self._decoder.hidden_size * _HIDDEN_VALUE_BYTES
@@ -75,13 +78,16 @@ class ClusterLines:
         return max(alike or others, key=self._pace, default=None)
 
     def _pace(self, source: tuple[AgentId, PartitionKey]) -> float:
-        return self._costs[source].decode(1) / self._weight(*source[1][1:])
+        agent, key = source
+        return self._costs[source].decode(1) / self._weight(agent, key.first_block, key.last_block)
 
-    def _weight(self, first_block: int, last_block: int) -> float:
-        """Returns how many blocks a range is worth."""
-        is_last = last_block == self._decoder.blocks
-        head = self._decoder.head_bytes / max(1, self._decoder.block_bytes) if is_last else 0.0
-        return last_block - first_block + head
+    def _weight(self, agent: AgentId, first_block: int, last_block: int) -> float:
+        """Returns how many blocks a range is worth, as large as the agent holds them."""
+        if last_block < self._decoder.blocks:
+            return last_block - first_block
+        known = self._agents.get(agent)
+        held = self._decoder.held_by(known.runtime if known is not None else "", self._precision)
+        return last_block - first_block + held.head_bytes / max(1, held.largest_block_bytes)
 
 
 def _is_known(step_ns: float) -> bool:

@@ -3,7 +3,8 @@
 Every agent's memory that pooled models leave is divided among the models that generate, in
 proportion to their weights. Of its share each model keeps embedding, last norm and projection free
 on *every* agent: any may come to hold the first or the last block. That is conservative (only two
-agents of a chain need them), so no plan asks an agent for more than it has.
+agents of a chain need them), so no plan asks an agent for more than it has. All of it is counted as
+large as the very agent holds it (`HeldSizes`), with what a step of the largest batch takes besides.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from scheduler.planning.chain_placement import (
@@ -24,6 +25,13 @@ from scheduler.planning.even_split import DeployedModel
 from scheduler.planning.live.generation import ChainCosts, GenerationTimes, SessionShape
 from scheduler.planning.live.rings import composition_of, rings
 from scheduler.planning.live.roles import divided, of_role
+from scheduler.planning.live.rooms import (
+    Room,
+    forms_in_words,
+    rooms_of,
+    whole_bytes,
+    within_memory,
+)
 from scheduler.planning.placement import ModelPlacement, Placement
 from services.domain.decoder import DecoderTable
 from services.domain.ids import AgentId, ModelKey
@@ -85,22 +93,27 @@ class ChainJob:
     roles: tuple[ChainJob, ...] = ()
     """The same model with its agents divided by role, if that is wanted."""
     oversubscription: float = 1.0
-    on_use: frozenset[str] = frozenset()
-    """Agents whose caches take memory as they are used."""
+    rooms: Mapping[str, Room] = field(default_factory=dict)
+    """Of every agent."""
 
     @property
     def model_bytes(self) -> int:
         """Weights of the whole model."""
-        return _whole_bytes(_decoder(self.load.deployed))
+        return whole_bytes(_decoder(self.load.deployed).held(None))
 
 
 def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
     """Returns one task per model."""
-    weights = [_whole_bytes(_decoder(load.deployed)) for load in cluster.loads]
     present = {model.model: model for model in cluster.present.models}
     jobs = []
-    for load, weight in zip(cluster.loads, weights, strict=True):
-        task = _task(load, cluster, Fraction(weight, sum(weights)))
+    for load in cluster.loads:
+        rooms = rooms_of(
+            load.deployed,
+            cluster.agents,
+            [each.deployed for each in cluster.loads],
+            cluster.taken_bytes,
+        )
+        task = _task(load, cluster, rooms)
         before = present.get(load.deployed.key)
         previous = composition_of(before, load.rate_per_s) if before is not None else None
         per_chain = load.deployed.partitions or cluster.partitions
@@ -108,7 +121,7 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
         job = ChainJob(
             load, task, previous, per_chain,
             oversubscription=cluster.oversubscription if own is None else own,
-            on_use=frozenset(a.agent_id for a in cluster.agents if a.commits_caches_on_use),
+            rooms=rooms,
         )  # fmt: skip
         jobs.append(replace(job, roles=_by_role(job, cluster, task, before)))
     return jobs
@@ -190,6 +203,7 @@ def placed(job: ChainJob, composition: Composition) -> ModelPlacement:
         for chain in composition.chains
         for slots, tokens in (_slots_and_tokens(job, chain),)
     )
+    chains = within_memory(deployed, job.rooms, chains)
     hosts = hosts_for(chains, deployed.session_tokens)
     return ModelPlacement(
         deployed.key, deployed.slo_ns, deployed.float16_boundaries, (), chains, hosts,
@@ -204,7 +218,9 @@ def _slots_and_tokens(job: ChainJob, chain: ComposedChain) -> tuple[int, int]:
     """
     deployed = job.load.deployed
     whole = min(chain.capacity, deployed.max_batch)
-    if job.oversubscription <= 1.0 or not all(hop.server in job.on_use for hop in chain.hops):
+    if job.oversubscription <= 1.0 or not all(
+        job.rooms[hop.server].agent.commits_caches_on_use for hop in chain.hops
+    ):
         return whole, 0
     slots = min(math.floor(whole * job.oversubscription), deployed.max_batch)
     return (slots, whole * deployed.session_tokens) if slots > whole else (whole, 0)
@@ -223,6 +239,7 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
         f" for {capacity} sessions at a time; composed for {load.rate_per_s:.2g} sessions/s of"
         f" {load.shape.prompt_tokens:.0f} and {load.shape.output_tokens:.0f} tokens."
     ]
+    lines += forms_in_words(load.deployed, job.rooms, {host.agent for host in model.hosts})
     if tokens:
         lines.append(
             f"{load.deployed.key}: slots are {job.oversubscription:g} times what memory holds at"
@@ -260,40 +277,40 @@ def taken_by(
     return {agent: sum(sizes.values()) for agent, sizes in taken.items()}
 
 
-def _task(load: ChainLoad, cluster: ChainCluster, share: Fraction) -> ChainTask:
+def _task(load: ChainLoad, cluster: ChainCluster, rooms: Mapping[str, Room]) -> ChainTask:
     deployed, decoder = load.deployed, _decoder(load.deployed)
     costs = _costs(load, cluster)
-    slot_bytes = decoder.slot_bytes(deployed.session_tokens)
-    ends = decoder.embedding_bytes + decoder.head_bytes
-    # More than a whole model with all its sessions' caches is never used.
-    most = decoder.blocks * (decoder.block_bytes + deployed.max_batch * slot_bytes)
     servers = []
-    for agent in sorted(cluster.agents, key=lambda each: each.agent_id):
-        free = agent.memory_bytes - cluster.taken_bytes.get(agent.agent_id, 0)
-        room = free * share - ends if agent.memory_bytes else Fraction(most)
-        memory = max(Fraction(0), min(Fraction(most), room))
-        servers.append(_timed(Server(agent.agent_id, memory, 0.0, 0.0), costs))
+    for name, room in rooms.items():
+        block, slot = room.held.largest_block_bytes, room.held.slot_bytes(deployed.session_tokens)
+        # More than a whole model with all its sessions' caches is never used.
+        most = Fraction(decoder.blocks * (block + deployed.max_batch * slot))
+        memory = most if room.memory is None else max(Fraction(0), min(most, room.memory))
+        server = Server(name, memory, 0.0, 0.0, Fraction(block), Fraction(slot))
+        servers.append(_timed(server, costs))
     return ChainTask(
         servers=tuple(servers),
         blocks=decoder.blocks,
         block_memory=Fraction(decoder.block_bytes),
-        cache_memory=Fraction(slot_bytes),
+        cache_memory=Fraction(decoder.slot_bytes(deployed.session_tokens)),
         rate_per_s=load.rate_per_s,
     )
 
 
 def _costs(load: ChainLoad, cluster: ChainCluster) -> ChainCosts:
     decoder = _decoder(load.deployed)
-    return ChainCosts(decoder, cluster.agents, cluster.measured, load.deployed.key, load.shape)
+    deployed = load.deployed
+    return ChainCosts(
+        decoder, cluster.agents, cluster.measured, deployed.key, load.shape, deployed.precision
+    )
 
 
 def _timed(server: Server, costs: ChainCosts) -> Server:
     agent = AgentId(server.name)
-    return Server(
-        server.name,
-        server.memory,
-        round(costs.communication_s(agent), _DIGITS),
-        round(max(1e-9, costs.block_s(agent)), _DIGITS),
+    return replace(
+        server,
+        communication_s=round(costs.communication_s(agent), _DIGITS),
+        block_s=round(max(1e-9, costs.block_s(agent)), _DIGITS),
     )
 
 
@@ -301,7 +318,3 @@ def _decoder(deployed: DeployedModel) -> DecoderTable:
     if deployed.decoder is None:
         raise PlanInfeasible(f"{deployed.key} does not generate text")
     return deployed.decoder
-
-
-def _whole_bytes(decoder: DecoderTable) -> int:
-    return max(1, decoder.weight_bytes(0, decoder.blocks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.domain.decoder import DecoderTable
+from services.domain.decoder import DecoderTable, HeldSizes
 from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds, PartitionKey
 from services.domain.plan import Agent, ChainHop
 
@@ -85,15 +85,17 @@ class ChainCosts:
         measured: GenerationTimes,
         model: ModelKey,
         shape: SessionShape,
+        precision: str = "fp32",
     ) -> None:
         self._decoder = decoder
+        self._precision = precision
         self._shape = shape
         self._agents = {agent.agent_id: agent for agent in agents}
         self._block_s: dict[AgentId, float] = {}
         sums: dict[AgentId, list[float]] = {}
         for (agent, key), cost in measured.items():
             if key.model == model:
-                sums.setdefault(agent, []).append(self._pass_s(cost) / self._weight(key))
+                sums.setdefault(agent, []).append(self._pass_s(cost) / self._weight(agent, key))
         for agent, times in sums.items():
             self._block_s[agent] = sum(times) / len(times)
 
@@ -110,7 +112,7 @@ class ChainCosts:
             and other in self._agents
             and self._agents[other].device_class == mine.device_class
         ]
-        return max(alike or self._block_s.values(), default=self._guess_s())
+        return max(alike or self._block_s.values(), default=self._guess_s(agent))
 
     def communication_s(self, agent: AgentId) -> float:
         """Returns tau_c: seconds a mean session's tokens travel to an agent, all together."""
@@ -125,7 +127,7 @@ class ChainCosts:
         seconds = sum(
             self.communication_s(hop.agent) + self.block_s(hop.agent) * hop.blocks for hop in hops
         )
-        seconds += self.block_s(hops[-1].agent) * self._head_blocks()
+        seconds += self.block_s(hops[-1].agent) * self._head_blocks(hops[-1].agent)
         return max(1, round(seconds * NANOSECONDS_PER_SECOND))
 
     def _pass_s(self, cost: GenerationCost) -> float:
@@ -134,15 +136,20 @@ class ChainCosts:
         decode = max(0.0, shape.output_tokens - 1) * step
         return max(1.0, cost.prompt(shape.prompt_tokens) + decode) / NANOSECONDS_PER_SECOND
 
-    def _weight(self, key: PartitionKey) -> float:
+    def _weight(self, agent: AgentId, key: PartitionKey) -> float:
         """Returns how many blocks a partition is worth."""
-        head = self._head_blocks() if key.last_block == self._decoder.blocks else 0.0
+        head = self._head_blocks(agent) if key.last_block == self._decoder.blocks else 0.0
         return key.last_block - key.first_block + head
 
-    def _head_blocks(self) -> float:
-        return self._decoder.head_bytes / max(1, self._decoder.block_bytes)
+    def _held(self, agent: AgentId) -> HeldSizes:
+        known = self._agents.get(agent)
+        return self._decoder.held_by(known.runtime if known is not None else "", self._precision)
 
-    def _guess_s(self) -> float:
-        weights = self._decoder.block_bytes
+    def _head_blocks(self, agent: AgentId) -> float:
+        held = self._held(agent)
+        return held.head_bytes / max(1, held.largest_block_bytes)
+
+    def _guess_s(self, agent: AgentId) -> float:
+        weights = self._held(agent).largest_block_bytes
         prefill_s = self._shape.prompt_tokens * weights * _FLOP_PER_BYTE / _FLOP_PER_SECOND
         return prefill_s + self._shape.output_tokens * weights / _BYTES_PER_SECOND

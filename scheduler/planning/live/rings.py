@@ -113,8 +113,9 @@ def composition_of(model: ModelPlacement, arrivals_per_s: float) -> Composition 
 
 def _sessions(task: ChainTask, server: Server, blocks: int) -> int:
     """Returns how many sessions an agent with so many blocks has room for (eq. 8)."""
-    left = Fraction(server.memory) - blocks * Fraction(task.block_memory)
-    return math.floor(left / (blocks * Fraction(task.cache_memory))) if left > 0 else 0
+    block, cache = task.memory_at(server)
+    left = Fraction(server.memory) - blocks * block
+    return math.floor(left / (blocks * cache)) if left > 0 else 0
 
 
 def _assigned(

@@ -23,6 +23,7 @@ from services.domain.sampling import SamplingParameters
 from services.errors import PartitionLost, RequestCancelled
 from services.telemetry.metrics import Metrics
 from services.telemetry.tracing import TraceContext, Tracer
+from services.transport.acknowledgements import Lost
 from tiny_tokenizer import tiny_tokenizer, tokens_of
 
 ANSWER = "The quick brown fox — jumps."
@@ -31,6 +32,7 @@ TRUTH = PROMPT + tokens_of(ANSWER)
 CODEC = TextCodec(tiny_tokenizer(), None)
 KINDS = [
     "start", *["token"] * 4, "again", "skip", "fail", "reconnect", *["move", "hand over"] * 2, "overtake",
+    "link lost",
 ]  # fmt: skip
 EVENTS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3)), max_size=60)
 
@@ -49,6 +51,8 @@ class Wires:
     reachable: bool = True
     openings: list[tuple[int, frame_pb2.SessionOpening]] = field(default_factory=list)
     messages: list[scheduler_pb2.GatewayMessage] = field(default_factory=list)
+    losses: list[Lost] = field(default_factory=list)
+    """Told of openings that may not have arrived."""
 
     async def link_to(self, peer_id: str, timeout_s: float) -> Wires:
         if peer_id == "gone":
@@ -58,7 +62,11 @@ class Wires:
     async def export(self, nbytes: int, timeout_s: float) -> Slot:
         return Slot()
 
-    async def push(self, slot: Slot, header: bytes, timeout_s: float) -> None:
+    async def push(
+        self, slot: Slot, header: bytes, timeout_s: float, lost: Lost | None = None
+    ) -> None:
+        if lost is not None:
+            self.losses.append(lost)
         frame = frame_pb2.FrameHeader.FromString(header)
         if frame.HasField("move"):
             self.openings.append((frame.move.session_id, frame.move.opening))
@@ -143,6 +151,9 @@ class World:
             await self.start("gone" if which == 3 else "agent", moved=max(1, self.sessions - which))
         elif event == "hand over":
             self.hand_over(which)
+        elif event == "link lost":
+            for lost in self.wires.losses[-1 - which :]:
+                lost(PartitionLost("nothing was acknowledged"))
         elif event == "overtake":
             await self.start("agent", moved=self.sessions)
             self.hand_over(which)
@@ -211,5 +222,28 @@ def test_the_client_gets_every_token_once_and_in_order(
         assert not rings._successors
         assert not rings._deliveries
         assert world.wires.said("finished") + world.wires.said("cancel") == 1
+
+    asyncio.run(run())
+
+
+def test_an_opening_that_a_broken_link_may_have_lost_is_told_to_the_scheduler_once() -> None:
+    async def run() -> None:
+        world = World()
+        await world.start("agent")
+        await world.start("agent")
+        first, second = world.wires.losses
+        first(PartitionLost("of a start that was overtaken"))
+        assert world.wires.said("session_failed") == 0
+        second(PartitionLost("nothing was acknowledged"))
+        second(PartitionLost("nothing was acknowledged"))
+        [failed] = [each.session_failed for each in world.wires.messages
+                    if each.WhichOneof("kind") == "session_failed"]  # fmt: skip
+        assert (failed.session_id, failed.failure.reason) == (2, "PARTITION_LOST")
+        assert failed.failure.retryable
+        await world.start("agent")
+        world.token(3, len(PROMPT))
+        world.wires.losses[-1](PartitionLost("its opening has arrived: there is a token"))
+        assert world.wires.said("session_failed") == 1
+        await world.plane.close(RequestCancelled("over"))
 
     asyncio.run(run())

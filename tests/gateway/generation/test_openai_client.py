@@ -143,13 +143,15 @@ async def test_parameters_reach_the_agent(running: TextStage) -> None:
         assert usual.max_tokens == 512 - 21, "a chat may go on as long as there is room"
         got = await sampling(
             max_completion_tokens=9, max_tokens=5, temperature=0, top_p=0.5, seed=-1,
-            presence_penalty=1, frequency_penalty=-1,
-            extra_body={"top_k": 3, "min_tokens": 2, "ignore_eos": True,
+            presence_penalty=1, frequency_penalty=-1, logit_bias={"7": -100, "0": 1.5},
+            extra_body={"top_k": 3, "min_p": 0.25, "min_tokens": 2, "ignore_eos": True,
                         "repetition_penalty": 1.5, "something_else": {"x": 1}},
         )  # fmt: skip
         assert (got.max_tokens, got.min_tokens, got.temperature, got.top_p) == (9, 2, 0, 0.5)
         assert (got.top_k, got.repetition_penalty, got.ignore_eos) == (3, 1.5, True)
         assert (got.presence_penalty, got.frequency_penalty) == (1, -1)
+        assert got.min_p == 0.25
+        assert [(each.token_id, each.bias) for each in got.logit_bias] == [(7, -100), (0, 1.5)]
         assert got.seed == 2**64 - 1
         assert (await sampling(extra_body={"top_k": -1})).top_k == 0
 
@@ -179,7 +181,9 @@ WRONG = [
     ("top_logprobs", {"top_logprobs": 3}),
     ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ("response_format", {"response_format": {"type": "json_object"}}),
-    ("logit_bias", {"logit_bias": {"1": 2}}),
+    ("logit_bias", {"logit_bias": {"1": 200}}),
+    ("logit_bias", {"logit_bias": {"259": 2}}),
+    ("min_p", {"extra_body": {"min_p": 1.5}}),
     ("modalities", {"modalities": ["audio"]}),
     ("temperature", {"temperature": 3}),
     ("temperature", {"temperature": "warm"}),

@@ -411,6 +411,11 @@ async def test_wrong_requests_name_the_field(tmp_path: Path) -> None:
         "temperature": [asking(sampling=Sampling(temperature=-1))],
         "max_tokens": [asking(sampling=Sampling(max_tokens=511))],
         "stop": [asking(sampling=Sampling(stop=[""]))],
+        "logit_bias": [
+            asking(sampling=Sampling(logit_bias=[{"token_id": 259, "bias": 1}])),
+            asking(sampling=Sampling(logit_bias=[{"token_id": 1, "bias": -101}])),
+        ],
+        "min_p": [asking(sampling=Sampling(min_p=2))],
         "messages[0].role": [Request(model="tiny", messages=[message])],
         "model": [asking(model="toy")],
     }

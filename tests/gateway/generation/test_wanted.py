@@ -17,7 +17,7 @@ FIELDS = (
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p",
     "top_k", "n", "best_of", "stream", "stream_options", "stop", "seed", "logprobs", "tools",
     "min_tokens", "ignore_eos", "priority", "response_format", "echo", "suffix", "logit_bias",
-    "repetition_penalty", "presence_penalty", "chat_template_kwargs", "whatever",
+    "repetition_penalty", "presence_penalty", "min_p", "chat_template_kwargs", "whatever",
 )  # fmt: skip
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -60,6 +60,19 @@ def test_what_is_left_out_has_the_values_of_openai_and_vllm() -> None:
 
 def test_the_lowest_priority_number_goes_first_as_with_vllm() -> None:
     assert chat_of(MEANT | {"priority": -5}).priority == 5
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        {"x": 1}, {"-1": 1}, {"1.5": 1}, {"\u0661": 1}, {"1": "2"}, {"1": True}, {"1": 101},
+        {"1": None}, {"1": 1, "01": 2}, {str(token): 1 for token in range(1025)}, [1], {"9" * 11: 1},
+    ],
+)  # fmt: skip
+def test_a_wrong_bias_is_refused_by_its_name(bias: object) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        chat_of(MEANT | {"logit_bias": bias})
+    assert caught.value.field == "logit_bias"
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[1]", b"\xff", b'{"a":', b"[" * 100_000])

@@ -152,7 +152,7 @@ def test_the_jail_makes_the_same_model(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(importing, "run_jailed", REAL_JAIL)
     key = ModelKey("jailed", "1")
     assert import_decoder(repository, tmp_path / "source", key, progress=told.append) == here
-    assert told[0] == "copying the weights"
+    assert told[0] == "checking the weights"
     for file in ("model.safetensors", "onnx-fp32/model.onnx.data", "tokenizer.json"):
         made = [repository.folder(each) / file for each in (key, ModelKey("here", "1"))]
         assert made[0].read_bytes() == made[1].read_bytes()

@@ -13,13 +13,16 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import itertools
+import weakref
 
 import torch
 
 from gpu_agent.decoders.base import CacheLayout, StepItem, set_layout
 from gpu_agent.decoders.torch_executor import TorchDecoder
+from gpu_agent.device_errors import Trouble, trouble_of
 from gpu_agent.executors.device import Device
 from gpu_agent.generation.measuring import measure_between_steps
+from services.domain.decoder import Form
 from services.domain.ids import ModelKey, PartitionKey
 from services.errors import InternalError, InvalidInput, NotSupported, Overloaded
 from services.model_repository import ModelRepository
@@ -254,9 +257,9 @@ def _decode(ring: Ring, known: list[list[int]]) -> None:
 
 def test_only_the_weights_of_its_blocks_are_held(llama: Tiny) -> None:
     repository, key = llama
-    table = repository.decoder_table(key)
+    held = repository.decoder_table(key).held(Form.TORCH_FLOAT32)
     for first, last in ((0, 1), (1, 3), (3, 4), (0, 4)):
-        assert decoder(llama, first, last).memory_bytes == table.weight_bytes(first, last)
+        assert decoder(llama, first, last).memory_bytes == held.weight_bytes(first, last)
 
 
 def test_weights_in_several_files_are_found(tmp_path: Path) -> None:
@@ -332,6 +335,28 @@ def test_a_library_that_fails_is_our_error_and_the_session_can_go_on(
         patch.setattr(executor._model, "forward", broken)
         with pytest.raises(InternalError, match="illegal memory access"):
             executor.step([item])
+    assert executor.step([item])[0] is not None
+
+
+def test_a_step_without_memory_holds_none_when_it_is_tried_again_in_parts(
+    llama: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = decoder(llama)
+    executor.open_session(1, 0)
+    item = StepItem(1, 0, np.array([5, 6]), "logits")
+    held = []
+
+    def too_large(*_: object) -> None:
+        activations = torch.zeros(10)
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor._model, "forward", too_large)
+        with pytest.raises(InternalError, match="out of memory") as caught:
+            executor.step([item])
+    assert held[0]() is None
+    assert trouble_of(caught.value) is Trouble.MEMORY
     assert executor.step([item])[0] is not None
 
 

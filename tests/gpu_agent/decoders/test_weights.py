@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpu_agent.decoders.weights import is_own_file, stored_tensors, write_joined
+from gpu_agent.decoders.checkpoint import Checkpoint
+from gpu_agent.decoders.weights import is_own_file, stored_tensors
 from services.errors import InvalidInput
 
 
@@ -59,8 +60,7 @@ def test_a_file_as_the_library_writes_it_is_read(tmp_path: Path) -> None:
 def test_headers_that_lie_are_refused(attack: str, tmp_path: Path) -> None:
     file = written(tmp_path / "model.safetensors", HOSTILE[attack], bytes(16))
     with pytest.raises(InvalidInput, match=r"^model\.safetensors"):
-        write_joined(tmp_path, tmp_path / "joined")
-    assert not (tmp_path / "joined").exists()
+        Checkpoint.of(tmp_path)
     assert file.exists()
 
 
@@ -100,5 +100,4 @@ def test_an_index_that_names_a_link_is_refused(tmp_path: Path) -> None:
         if shard == "link":
             (folder / "link").symlink_to(tmp_path / "outside")
         with pytest.raises(InvalidInput):
-            write_joined(folder, tmp_path / "joined")
-        assert not (tmp_path / "joined").exists()
+            Checkpoint.of(folder)

@@ -5,9 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from catenary_protos.catenary.v1 import frame_pb2
+from catenary_protos.catenary.v1 import frame_pb2, generation_pb2
 from gpu_agent.engine.engine import EngineLimits
-from gpu_agent.generation import ring as ring_module
+from services.errors import PartitionLost
 from tests.support.agent_harness import SECOND_NS, entered, until
 from tests.support.ring_harness import BLOCKS, HIDDEN, opening, opening_frame, toy, undisturbed
 
@@ -50,6 +50,9 @@ def _hop(**changes):
     return made
 
 
+BIAS = generation_pb2.TokenBias(token_id=50, bias=1.0)
+
+
 @pytest.mark.parametrize(
     ("made", "reason", "says"),
     [
@@ -67,6 +70,8 @@ def _hop(**changes):
         (opening(ONE, [1] * 512), "INVALID_INPUT", "512"),
         (opening(ONE, [1] * 9, prompt_tokens=1, max_tokens=8), "INVALID_INPUT", "max_tokens"),
         (opening(ONE, PROMPT, temperature=float("nan")), "INVALID_INPUT", "temperature"),
+        (opening(ONE, PROMPT, min_p=1.5), "INVALID_INPUT", "min_p"),
+        (opening(ONE, PROMPT, logit_bias=[BIAS]), "INVALID_INPUT", "logit_bias"),
     ],
 )
 async def test_a_wrong_opening_fails_its_session_and_no_other(rings, made, reason, says):
@@ -300,6 +305,51 @@ async def test_a_lost_agent_fails_what_is_on_the_way_to_it_and_is_named(rings, l
     await rings.all_free()
 
 
+@pytest.mark.parametrize(
+    ("cut", "target"), [("a-0", "a-1"), ("a-2", "a-0")], ids=["rows", "tokens"]
+)
+async def test_what_left_over_a_link_that_broke_fails_with_the_peer_named(rings, cut, target):
+    """The kernel took the frame, and nobody ever acknowledged it."""
+    caller = await rings.caller()
+    await ring_of(rings, THREE)
+    sender = rings.nodes[cut]
+    link_to, losses = sender.node.hub.link_to, []
+
+    class Silent:
+        capabilities, closed = None, False
+
+        def __init__(self, link):
+            self.export = link.export
+
+        async def push(self, slot, header, timeout_s, lost_frame):
+            losses.append(lost_frame)
+
+    async def silent(peer_id, timeout_s):
+        link = await link_to(peer_id, timeout_s)
+        return Silent(link) if peer_id == target else link
+
+    sender.node.hub.link_to = silent
+    for session in (1, 2):
+        await caller.open(session, opening(THREE, PROMPT, max_tokens=8))
+        await until(lambda sent=session: len(losses) == sent)
+    for lost in losses:
+        lost(PartitionLost("tcp link lost: nothing was acknowledged for 4 s"))
+    failures = await sender.told.wait_for("session_failed", 2)
+    assert {each.session_id for each in failures} == {1, 2}
+    for each in failures:
+        assert (each.failure.reason, each.failure.agent_id) == ("PARTITION_LOST", target)
+        assert each.failure.retryable
+    sender.node.hub.link_to = link_to
+    sender.generation._peers._links.clear()
+    for node in rings.nodes.values():
+        node.generation.close_sessions([1, 2])
+    await caller.open(3, opening(THREE, PROMPT, max_tokens=5))
+    assert await caller.finished(3) == undisturbed(PROMPT, 5)
+    for node in rings.nodes.values():
+        node.generation.close_sessions([3])
+    await rings.all_free()
+
+
 async def test_a_lost_gateway_fails_its_sessions_and_not_those_of_others(rings):
     gone, caller = await rings.caller("gw-gone"), await rings.caller()
     nodes = await ring_of(rings, TWO)
@@ -385,20 +435,20 @@ async def test_what_goes_wrong_around_a_step_costs_one_session(rings, monkeypatc
     caller = await rings.caller()
     [node] = await ring_of(rings, ONE)
     decoder = node.decoders[0]
-    real_open, real_choose = decoder.open_session, ring_module.choose
+    real_open, real_choose = decoder.open_session, decoder.chooser.choose
 
     def open_session(session, entry_block, tokens=0):
         real_open(session, entry_block, tokens)
         if session == 1:
             raise OSError("no memory")
 
-    def choose(logits, samplers):
-        if samplers[0].position == len(PROMPT) + 4:
+    def choose(logits, asked):
+        if any(sampler.position == len(PROMPT) + 4 for _, sampler in asked):
             raise FloatingPointError("of session 2")
-        return real_choose(logits, samplers)
+        return real_choose(logits, asked)
 
     decoder.open_session = open_session
-    monkeypatch.setattr(ring_module, "choose", choose)
+    monkeypatch.setattr(decoder.chooser, "choose", choose)
     await caller.open(1, opening(ONE, PROMPT))
     await caller.open(2, opening(ONE, [*PROMPT, 1], max_tokens=9))
     await caller.open(3, opening(ONE, PROMPT, max_tokens=3))

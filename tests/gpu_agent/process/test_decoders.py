@@ -145,6 +145,7 @@ async def test_close_orders_are_obeyed_and_a_new_leader_hears_of_what_is_left(be
     ring = [("a-0", 0, LAYERS)]
     for session in (1, 2):
         await caller.open(session, opening(ring, PROMPT, max_tokens=110, model=KEY))
+    await until(lambda: agent.generation.sessions == 2)  # orders and frames come on two ways
     await scheduler.order(close_sessions=scheduler_pb2.CloseSessions(session_ids=[1, 9]))
     [closed, *_] = await scheduler.wait_for("sessions_closed")
     assert list(closed.session_ids) == [1, 9]

@@ -12,7 +12,7 @@ import pytest
 from gpu_agent import device as device_facts
 from gpu_agent import share
 from gpu_agent.executors.device import Device
-from gpu_agent.executors.onnx_part import provider_options
+from gpu_agent.executors.onnx_device import provider_options
 from gpu_agent.executors.torch_part import memory_fraction
 from gpu_agent.settings import AgentSettings
 from gpu_agent.share import MPS_PERCENTAGE, Claim, default_threads, isolation_of, take_share

@@ -145,3 +145,23 @@ def test_no_more_moves_than_boundaries_say_however_it_is_asked_for(
         # one epoch's worth, or one session, ahead of what there was until now
         assert sent <= 400 * now / SECOND + largest[0] + 1e-6
         assert read <= 1000 * now / SECOND + largest[1] + 1e-6
+
+
+def test_caches_of_a_move_are_as_large_as_their_sender_keeps_them() -> None:
+    known = boundaries()
+    known.agent_joined(Agent(B, "cpu", ServerId("b"), 1, 800, runtime="torch-bfloat16"))
+    for bytes_per_token, runtime in ((8, ""), (4, "torch-bfloat16"), (2, "of nobody")):
+        known.model_has(MODEL, bytes_per_token, runtime)
+    whole = PartitionKey(MODEL, 0, 4)
+    plain, half = (ChainHop(at, whole, 0, 4) for at in (A, B))
+    there, back = known.cost([plain], [half], 10), known.cost([half], [plain], 10)
+    assert there is not None
+    assert back is not None
+    assert (there.cache_bytes, back.cache_bytes) == (4 * 10 * 8, 4 * 10 * 4)
+    parts = [ChainHop(A, PartitionKey(MODEL, 0, 1), 0, 1), ChainHop(B, whole, 1, 4)]
+    mixed = known.cost(parts, [ChainHop(AgentId("a2"), whole, 0, 4)], 10)
+    assert mixed is not None
+    assert mixed.cache_bytes == 10 * 8 + 3 * 10 * 4
+    assert (
+        known.cost([ChainHop(A, PartitionKey(ModelKey("x", "1"), 0, 1), 0, 1)], [half], 1) is None
+    )

@@ -23,6 +23,13 @@ from services.sampling_messages import message_of_sampling, sampling_of_message
         ("repetition_penalty", float("inf")),
         ("presence_penalty", 2.5),
         ("frequency_penalty", -2.5),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
+        ("logit_bias", ((3, 100.5),)),
+        ("logit_bias", ((3, float("nan")),)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", ((3, 1.0), (3, 2.0))),
+        ("logit_bias", tuple((token, 1.0) for token in range(1025))),
         ("seed", MAX_SEED + 1),
         ("stop", ("",)),
         ("stop", ("x",) * 17),
@@ -33,6 +40,14 @@ def test_a_value_outside_its_range_is_refused_by_its_name(field: str, value: obj
     with pytest.raises(InvalidInput) as caught:
         SamplingParameters(**{field: value})  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+def test_a_biased_token_must_be_in_the_vocabulary() -> None:
+    parameters = SamplingParameters(logit_bias=((5, 1.0), (50, -1.0)))
+    parameters.check_vocabulary(51)
+    with pytest.raises(InvalidInput) as caught:
+        parameters.check_vocabulary(50)
+    assert caught.value.field == "logit_bias"
 
 
 def test_more_least_tokens_than_most_are_refused() -> None:
@@ -62,6 +77,8 @@ def test_parameters_survive_the_wire() -> None:
         ignore_eos=True,
         presence_penalty=-0.5,
         frequency_penalty=2.0,
+        min_p=0.125,
+        logit_bias=((7, -100.0), (0, 0.5)),
     )
     assert sampling_of_message(message_of_sampling(parameters)) == parameters
 

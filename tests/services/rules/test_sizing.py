@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from any_message import messages
 from catenary_protos.catenary.v1 import scheduler_pb2
 from services.errors import InvalidMessage
-from services.rules.sizing import MOST_VALUES, bounded, has_few
+from services.rules.reading import checked
+from services.rules.sizing import MOST_VALUES, has_few, too_many
 
 Pack = scheduler_pb2.AgentMessages
 
@@ -20,18 +21,21 @@ def pack_of(partitions: int, times: int = 0) -> scheduler_pb2.AgentMessages:
 
 
 def test_very_many_empty_messages_are_answered_with_an_offence() -> None:
-    parse = bounded(Pack.FromString)
+    parse = checked(Pack.FromString, counted=True)
+    assert parse is not None
     for pack in (
         pack_of(300_000),
         pack_of(1, 2_000_000),
         Pack(messages=[scheduler_pb2.AgentMessage()] * 300_000),
     ):
-        assert isinstance(parse(pack.SerializeToString()), InvalidMessage)
+        offence = parse(pack.SerializeToString())
+        assert isinstance(offence, InvalidMessage)
+        assert "values" in offence.message
 
 
 def test_as_many_as_there_may_be_are_read() -> None:
     pack = pack_of(MOST_VALUES // 2 - 2, 7)
-    assert bounded(Pack.FromString)(pack.SerializeToString()) == pack
+    assert too_many(Pack.DESCRIPTOR, pack.SerializeToString()) is None
 
 
 @given(messages(Pack.DESCRIPTOR))

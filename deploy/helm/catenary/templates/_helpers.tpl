@@ -46,6 +46,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- define "catenary.image" -}}
 {{- $image := .root.Values.image -}}
 {{- $name := printf "%s-%s" $image.repository .component -}}
+{{- with .own.imageVariant }}{{ $name = printf "%s-%s" $name . }}{{ end -}}
 {{- if $image.registry }}{{ $name = printf "%s/%s" $image.registry $name }}{{ end -}}
 {{- if $image.digest -}}
 {{- printf "%s@%s" $name $image.digest -}}

@@ -226,7 +226,9 @@ class AgentImpairment(_message.Message):
     REMAINING_NS_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """"straggling", "silent", "suspected", "draining", "broken", "quarantined" or "cannot_load"."""
+    """"straggling", "silent", "suspected", "draining", "broken", "quarantined", "cannot_load" or
+    "severed": no frames get through between it and another agent.
+    """
     partition: _builtins.str
     """The partition it is about; empty: all of the agent."""
     remaining_ns: _builtins.int

@@ -1172,6 +1172,8 @@ class AgentHello(_message.Message):
     LEADER_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    DECODER_RUNTIME_FIELD_NUMBER: _builtins.int
+    PREFILL_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     incarnation: _builtins.int
     device: _builtins.str
@@ -1199,6 +1201,13 @@ class AgentHello(_message.Message):
     """It is about to stop, and said Drained before."""
     software_version: _builtins.str
     """Of the software it runs."""
+    decoder_runtime: _builtins.str
+    """What it runs decoders with: "onnx", "torch-bfloat16", .. (`services.domain.decoder.Runtime`).
+    With a model's precision that says how large the model is there; empty: the sizes are those of
+    the model as imported, as for emulated devices and agents of older releases.
+    """
+    prefill_chunk_tokens: _builtins.int
+    """Most prompt tokens it computes beside one step of running sessions; 0: it does not say."""
     @_builtins.property
     def peer(self) -> _common_pb2.Peer: ...
     @_builtins.property
@@ -1232,10 +1241,12 @@ class AgentHello(_message.Message):
         leader: _builtins.str = ...,
         draining: _builtins.bool = ...,
         software_version: _builtins.str = ...,
+        decoder_runtime: _builtins.str = ...,
+        prefill_chunk_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "commits_caches_on_use", b"commits_caches_on_use", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "draining", b"draining", "epoch", b"epoch", "incarnation", b"incarnation", "leader", b"leader", "link_bytes_per_second", b"link_bytes_per_second", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "peer", b"peer", "server_id", b"server_id", "sessions", b"sessions", "software_version", b"software_version", "virtual_level", b"virtual_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "commits_caches_on_use", b"commits_caches_on_use", "decoder_runtime", b"decoder_runtime", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "draining", b"draining", "epoch", b"epoch", "incarnation", b"incarnation", "leader", b"leader", "link_bytes_per_second", b"link_bytes_per_second", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "peer", b"peer", "prefill_chunk_tokens", b"prefill_chunk_tokens", "server_id", b"server_id", "sessions", b"sessions", "software_version", b"software_version", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -157,11 +157,15 @@ class Twin:
         return self.serve()
 
     def end(self, request: int) -> list[tuple[int, str]]:
+        """Its agents say so one after the other, and each time somebody may start."""
         (mine,) = [entry for entry in self.running if entry[0] == request]
-        self.running.remove(mine)
-        for at in mine[1].hops:
+        found = []
+        for at in reversed(mine[1].hops):
             self.used[at.agent, at.partition] -= at.blocks
-        return self.serve()
+            if at is mine[1].hops[0]:
+                self.running.remove(mine)
+            found += self.serve()
+        return found
 
     def is_free(self, candidate: Chain) -> bool:
         on_it = sum(1 for _, other in self.running if other.hops == candidate.hops)

@@ -17,9 +17,11 @@ from chain_bench import (
     slots_of,
     started,
 )
+from scheduler.dispatch.availability import Impairment
 from scheduler.dispatch.chained import ChainedConfig
 from scheduler.dispatch.events import (
     AgentLost,
+    Command,
     PlanActivated,
     Reject,
     RequestCancelled,
@@ -245,6 +247,75 @@ def test_a_gateway_that_finds_no_way_in_has_the_first_agent_left_alone() -> None
     session = bench.start(0)
     failure = SessionFailed(session.session, None, "UNAVAILABLE", "no", True)
     assert started(bench.tell(1, failure)) == [(1, "c")]
+
+
+def lost_between(
+    bench: ChainBench, at: int, session: StartSession, one: str, other: str
+) -> list[Command]:
+    """One agent says that frames to the other may not have arrived."""
+    return bench.tell(at, SessionFailed(
+        session.session, AgentId(other), "PARTITION_LOST", "nothing was acknowledged", True,
+        AgentId(one),
+    ))  # fmt: skip
+
+
+def test_a_link_that_lost_frames_is_left_alone_for_longer_than_its_agents() -> None:
+    config = ChainedConfig(suspicion_ns=10 * MS, link_suspicion_ns=100 * MS)
+    others = plan(
+        chain("cut", 2, 50, hop("a", 0, 2), hop("b", 2, 6)),
+        chain("from a", 1, 70, hop("a", 0, 2), hop("c", 2, 6)),
+        chain("to b", 2, 60, hop("d", 0, 2), hop("b", 2, 6)),
+    )
+    bench = ChainBench(others, config)
+    session = bench.start(0)
+    assert session.chain_id == "cut"
+    # While b, which was not reached, is suspected, what does without it is preferred.
+    assert started(lost_between(bench, 1, session, "a", "b")) == [(1, "from a")]
+    # Then both agents serve as before, with others.
+    assert started(bench.ask(20)) == [(2, "to b")]
+    assert started(bench.ask(90)) == [(3, "to b")]
+    assert started(bench.ask(102)) == [(4, "cut")]
+
+
+def test_the_way_back_to_the_first_agent_is_a_link_too() -> None:
+    config = ChainedConfig(suspicion_ns=10 * MS, link_suspicion_ns=100 * MS)
+    three = chain("ring", 2, 50, hop("a", 0, 2), hop("b", 2, 4), hop("c", 4, 6))
+    bench = ChainBench(plan(three, chain("d", 2, 80)), config)
+    assert started(lost_between(bench, 1, bench.start(0), "c", "a")) == [(1, "d")]
+    assert started(bench.ask(20)) == [(2, "d")]
+    assert started(bench.ask(102)) == [(3, "ring")]
+
+
+def test_an_agent_that_cannot_reach_a_gateway_is_left_alone_and_not_the_gateway() -> None:
+    bench = ChainBench(RING, ChainedConfig(suspicion_ns=10 * MS))
+    assert started(lost_between(bench, 1, bench.start(0), "b", "gateway-0")) == [(1, "c")]
+    assert bench.availability.mark_of(AgentId("b"), Impairment.SUSPECTED) is not None
+    assert bench.availability.mark_of(AgentId("gateway-0"), Impairment.SUSPECTED) is None
+
+
+def test_where_every_chain_has_failed_a_client_is_told_while_it_can_ask_again() -> None:
+    config = ChainedConfig(
+        suspicion_ns=10 * MS, link_suspicion_ns=300 * MS, last_try_ns=400 * MS, max_restarts=100
+    )
+    bench = ChainBench(plan(chain("ring", 4, 50, hop("a", 0, 2), hop("b", 2, 6))), config)
+    first = bench.start(0)
+    assert not started(lost_between(bench, 100, first, "a", "b"))
+    [again] = [each for each in bench.tick(400) if isinstance(each, StartSession)]
+    commands = lost_between(bench, 600, again, "a", "b")
+    assert not started(commands)
+    assert not rejects(commands)
+    # A quarter of its time is less than `last_try_ns`.
+    assert rejects(bench.tick(749)) == []
+    assert rejects(bench.tick(750)) == [(1, "PARTITION_LOST")]
+
+
+def test_a_request_that_found_a_chain_again_has_all_of_its_time() -> None:
+    config = ChainedConfig(suspicion_ns=10 * MS, link_suspicion_ns=100 * MS)
+    bench = ChainBench(plan(chain("ring", 4, 50, hop("a", 0, 2), hop("b", 2, 6))), config)
+    lost_between(bench, 100, bench.start(0), "a", "b")
+    assert started(bench.tick(200)) == [(1, "ring")]
+    assert rejects(bench.tick(750)) == rejects(bench.tick(999)) == []
+    assert bench.figure("open_requests") == 1
 
 
 def test_suspicion_grows_with_failures_in_a_row_and_ends_with_a_success() -> None:

@@ -164,9 +164,9 @@ def test_feasibility_is_never_lost_and_memory_always_kept(
         for hop in chain.hops:
             taken[hop.server] += chain.capacity * hop.blocks
     for item in again.hosted:
-        weights = exact(task.block_memory) * item.blocks
+        block, cache = task.memory_at(after.servers[after.number_of[item.server]])
         assert taken[item.server] <= item.slots
-        assert weights + exact(task.cache_memory) * item.slots <= memory[item.server]
+        assert block * item.blocks + cache * item.slots <= memory[item.server]
 
 
 def test_an_evaluator_judges_what_may_be_kept() -> None:

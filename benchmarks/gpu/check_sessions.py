@@ -1,0 +1,189 @@
+"""Stages about sessions: caches that travel, answers that go on, memory that is not there."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.choosing import next_tokens, sampler
+from benchmarks.gpu.models import Made, Wanted, decoder, make, prompt, random_tokens, small
+from benchmarks.gpu.stage import Context
+from gpu_agent.decoders.base import StepItem
+from gpu_agent.device_errors import Trouble, trouble_of
+from gpu_agent.kv.span import CacheSpan
+from services.errors import CatenaryError
+
+ROOT = Path(__file__).resolve().parents[2]
+_TEMPERATURE = 0.9
+
+
+def caches(here: Context) -> None:
+    """Takes sessions to another executor by their caches and compares what they say there."""
+    made = small(here)
+    here_, there = (decoder(here, made, 4, 128) for _ in range(2))
+    blocks, tokens = here_.table.blocks, 40
+    for session in range(3):
+        logits = prompt(here_, session, random_tokens(here_, tokens, session))
+        first = int(logits.argmax())
+        span = CacheSpan(0, blocks, 0, tokens)
+        rows = here_.export_cache(session, span)
+        there.open_session(session, 0)
+        there.import_cache(session, span, rows)
+        again = there.export_cache(session, span)
+        here.row(f"session {session}: values of the cache that changed",
+                 int((rows != again).sum()), at_most=0)  # fmt: skip
+        stayed, moved = (_greedy(each, session, first, 16) for each in (here_, there))
+        here.row(f"session {session}: tokens that differ after it",
+                 sum(a != b for a, b in zip(stayed, moved, strict=True)), at_most=0)  # fmt: skip
+
+
+def _greedy(executor: Any, session: int, token: int, count: int) -> list[int]:
+    said = []
+    for _ in range(count):
+        item = StepItem(session, executor._book.cached[session], np.array([token]), "logits")
+        token = int(executor.step([item])[0].argmax())
+        said.append(token)
+    return said
+
+
+def recovery(here: Context) -> None:
+    """Begins answers anew in their middle, prompt and history in one, as after a lost agent."""
+    made = small(here)
+    sessions, tokens = (16, 64) if here.is_cuda else (3, 12)
+    for name, temperature in (("greedy", 0.0), (f"sampled at {_TEMPERATURE}", _TEMPERATURE)):
+        undisturbed = _answers(here, made, sessions, tokens, temperature, broken_at=0)
+        broken = _answers(here, made, sessions, tokens, temperature, broken_at=tokens // 2)
+        equal = sum(a == b for a, b in zip(undisturbed, broken, strict=True))
+        same = np.mean([
+            np.argmin([*(x == y for x, y in zip(a, b, strict=True)), False])
+            for a, b in zip(undisturbed, broken, strict=True)
+        ])  # fmt: skip
+        here.row(f"{name}: answers equal after a restart", equal / sessions, "",
+                 at_least=None if here.is_cuda else 1.0,
+                 note=f"of {sessions}; equal up to token {same:.1f} of {tokens}")  # fmt: skip
+
+
+def _answers(
+    here: Context, made: Made, sessions: int, tokens: int, temperature: float, *, broken_at: int
+) -> list[list[int]]:
+    """Returns answers of sessions that run together; all are begun anew at a token."""
+    executor = decoder(here, made, sessions, 40 + tokens)
+    texts = [random_tokens(executor, 12 + session, session) for session in range(sessions)]
+    ways = [sampler(text, seed, temperature) for seed, text in enumerate(texts)]
+    said: list[list[int]] = [[] for _ in texts]
+    last = np.stack([prompt(executor, s, text) for s, text in enumerate(texts)])
+    for step in range(tokens):
+        for session, token in enumerate(next_tokens(last, ways)):
+            said[session].append(token)
+        if step + 1 == broken_at:
+            for session in range(sessions):
+                executor.close_session(session)
+            histories = [np.array([*texts[s], *said[s]], np.int64) for s in range(sessions)]
+            last = np.stack([prompt(executor, s, each) for s, each in enumerate(histories)])
+            continue
+        items = [
+            StepItem(s, executor._book.cached[s], np.array([said[s][-1]]), "logits")
+            for s in range(sessions)
+        ]
+        last = np.stack(executor.step(items))
+    executor.close()
+    return said
+
+
+def errors(here: Context) -> None:
+    """Makes steps fail and looks at what is said of them, each in a process of its own."""
+    for name in ("memory", "sticky"):
+        command = [sys.executable, "-m", "benchmarks.gpu.check_sessions", name]
+        command += [str(here.folder), *(["tiny"] * here.tiny)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        print(done.stdout[-3000:], done.stderr[-3000:], flush=True)
+        for line in done.stdout.splitlines():
+            what, found, value = line.partition(": ")
+            if found:
+                here.row(f"{name}: {what}", 0 if value == "yes" else 1, at_most=0, note=value)
+        here.row(f"{name}: exit code", done.returncode, at_most=0)
+
+
+def without_memory(here: Context) -> None:
+    """Takes away all memory but a little, and runs a prompt that needs more."""
+    # Layers as wide as real ones: tiny ones need no memory worth the name.
+    made = make(here, Wanted("smollm2-135m", 4096, layers=1, on_device=True))
+    length, spare_bytes = (4000, 24 << 20) if here.is_cuda else (1600, 6 << 20)
+    executor = decoder(here, made, 2, 4096)
+    logits = prompt(executor, 0, random_tokens(executor, 20, 0))
+    executor.open_session(1, 0)
+    long = StepItem(1, 0, random_tokens(executor, length, 1), "logits")
+    give_back = _take_memory(here, spare_bytes)
+    trouble = Trouble.OTHER
+    try:
+        executor.step([long])
+    except (CatenaryError, MemoryError) as error:
+        trouble = trouble_of(error)
+    _say("a prompt that does not fit is out of memory", trouble is Trouble.MEMORY)
+    token = np.array([int(logits.argmax())])
+    (during,) = executor.step([StepItem(0, 20, token, "logits")])
+    _say("a session beside it goes on", bool(np.isfinite(during).all()))
+    give_back()
+    (after,) = executor.step([long])
+    fresh = decoder(here, made, 2, 4096)
+    fresh.open_session(1, 0)
+    (wanted,) = fresh.step([long])
+    _say("with memory again it says what it should", np.allclose(after, wanted, atol=1e-3))
+
+
+def _take_memory(here: Context, spare: int) -> Any:
+    """Leaves so many bytes, fewer than the prompt needs; returns what gives the rest back."""
+    if here.is_cuda:
+        import torch
+
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.empty_cache()
+        share = (torch.cuda.memory_reserved() + spare) / total
+        torch.cuda.set_per_process_memory_fraction(share)
+        return lambda: torch.cuda.set_per_process_memory_fraction(1.0)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + spare
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    return lambda: resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def with_a_sticky_error(here: Context) -> None:
+    """Looks up a row that is not there, which on a GPU no check but the device's finds."""
+    import torch
+
+    device = here.torch_device
+    table = torch.zeros(4, 8, device=device)
+    began = time.monotonic()
+    trouble = None
+    try:
+        torch.nn.functional.embedding(torch.tensor([5], device=device), table)
+        here.sync()
+    except Exception as error:
+        trouble = trouble_of(error)
+        print(type(error).__name__, str(error).splitlines()[0], flush=True)
+    wanted = Trouble.STICKY if here.is_cuda else Trouble.OTHER
+    _say(f"the error is {wanted.value}", trouble is wanted)
+    _say("it is known within a second", time.monotonic() - began < 1.0 or not here.is_cuda)
+    if here.is_cuda:
+        try:
+            torch.zeros(1, device=device).sum().item()
+        except Exception as error:
+            _say("what follows is sticky as well", trouble_of(error) is Trouble.STICKY)
+        else:
+            _say("what follows is sticky as well", yes=False)
+
+
+def _say(what: str, yes: bool) -> None:
+    print(f"{what}: {'yes' if yes else 'NO'}", flush=True)
+
+
+if __name__ == "__main__":
+    _PARTS = {"memory": without_memory, "sticky": with_a_sticky_error}
+    _PARTS[sys.argv[1]](Context(Path(sys.argv[2]), tiny=len(sys.argv) > 3))

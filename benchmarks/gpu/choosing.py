@@ -1,0 +1,31 @@
+"""Choosing tokens as agents do, for the stages that generate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpu_agent.decoders.choosing import Chooser
+from gpu_agent.decoders.numpy_arrays import numpy_chooser
+from gpu_agent.decoders.sampling import Sampler
+from services.domain.sampling import SamplingParameters
+
+
+def sampler(history: np.ndarray, seed: int, temperature: float, top_p: float = 0.9) -> Sampler:
+    """Returns a session's way of choosing; temperature 0 takes the likeliest token."""
+    parameters = SamplingParameters(
+        temperature=temperature, top_p=top_p, seed=seed, max_tokens=10_000, ignore_eos=True
+    )
+    return Sampler(parameters, [int(token) for token in history], len(history), ())
+
+
+def next_tokens(
+    logits: Any, samplers: Sequence[Sampler], chooser: Chooser | None = None
+) -> list[int]:
+    """Returns the next token of each row of logits, and notes it; on the host without `chooser`."""
+    chosen = (chooser or numpy_chooser(logits.shape[1])).choose(logits, list(enumerate(samplers)))
+    for way, token in zip(samplers, chosen, strict=True):
+        way.accept(token)
+    return chosen

@@ -1,0 +1,30 @@
+"""What FlashAttention computes from exactly the tensors it is given, one query at a time."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_agent.decoders.torch_attention import LayerCall
+
+
+def flash_of_the_tensors(
+    call: LayerCall, query: torch.Tensor, scaling: float, window: int | None
+) -> torch.Tensor:
+    """Returns what the kernel is to return; looks at no plan, as the kernel does not."""
+    step, result = call.step, torch.empty_like(query)
+    group = query.shape[1] // step.pool.keys.shape[1]
+    for i in range(call.sessions):
+        first, last = step.query_starts[i : i + 2].tolist()
+        start, used = int(step.key_starts[call.layer, i]), int(step.used[i])
+        assert last - first <= step.most_new
+        assert used <= step.most_used
+        keys, values = (
+            rows[start : start + used].repeat_interleave(group, 1)
+            for rows in (step.pool.keys, step.pool.values)
+        )
+        for row in range(first, last):
+            end = used - (last - row) + 1
+            begin = 0 if window is None else max(0, end - window)
+            scores = torch.einsum("hd,thd->ht", query[row], keys[begin:end]) * scaling
+            result[row] = torch.einsum("ht,thd->hd", scores.softmax(-1), values[begin:end])
+    return result

@@ -1,0 +1,74 @@
+"""A vision part with random weights: EfficientNet-Lite0 on a GPU, else three small layers."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.stage import Context, Skipped
+from gpu_agent.executors.base import Ends
+from gpu_agent.executors.device import Device
+from services.domain.ids import ModelKey, PartitionKey
+from services.domain.tensors import ANY, TensorSpec
+
+_KEY = ModelKey("random-vision", "1")
+
+
+def image_part(here: Context, device: Device) -> Any:
+    """Returns the executor of a whole exported network."""
+    from gpu_agent.executors.torch_part import TorchPart
+
+    side, classes = (16, 10) if here.tiny else (224, 1000)
+    file = here.folder / "vision.pt2"
+    if not file.exists():
+        _export(_network(here), side, file)
+    image, scores = (3, side, side), (classes,)
+    ends = Ends(
+        PartitionKey(_KEY, 0, 1), True,
+        (TensorSpec("images", "FP32", (ANY, *image)),),
+        (TensorSpec("scores", "FP32", (ANY, *scores)),),
+        ((1, *image),), ((1, *scores),),
+    )  # fmt: skip
+    return TorchPart(ends, file, device)
+
+
+def _network(here: Context) -> Any:
+    import torch
+
+    torch.manual_seed(5)
+    if here.tiny:
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(), torch.nn.Linear(8, 10),
+        ).eval()  # fmt: skip
+    try:
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError:
+        raise Skipped("efficientnet-lite-pytorch is not installed") from None
+    with contextlib.redirect_stdout(sys.stderr):
+        return EfficientNet.from_name("efficientnet-lite0").eval()
+
+
+def _export(network: Any, side: int, file: Path) -> None:
+    import torch
+
+    class Part(torch.nn.Module):
+        """Gives a list of outputs, as parts do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, images: Any) -> list[Any]:
+            return [self.network(images)]
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(
+            Part().eval(), (torch.zeros(2, 3, side, side),),
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=False,
+        )  # fmt: skip
+        torch.export.save(program, file)

@@ -1,0 +1,124 @@
+"""Gumbel noise as a function of seed, position and token id, the same in NumPy and PyTorch.
+
+The token at which logit / temperature + noise is largest is drawn with the probabilities of
+softmax(logits / temperature): the Gumbel-max trick (Gumbel 1954; Maddison, Tarlow, Minka, "A*
+sampling", NeurIPS 2014). Noise belongs to a token, so logits that differ a little, as they do when
+a session was read again elsewhere, mostly choose the same one.
+
+Random numbers are counted, not kept (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+SC 2011). Not their Philox: PyTorch has no unsigned products, and ten rounds of emulated ones cost
+more than the rest of sampling. SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014) is a function of a counter as well, two products of 64 bits whose overflow
+signed integers drop alike everywhere; one result serves two tokens, 31 bits each.
+
+Every function takes `xp`, the module whose arrays it is given: `numpy` or `torch`. Logarithms of
+these differ in the last bit, so theirs only say which few tokens may win (`rough_noise`); those are
+compared in float64 sums and products, which are exact or rounded alike (`exact_noise`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_ALL = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_BITS = 31
+_LN2 = 0.6931471805599453
+_ROOT_OF_HALF = 0.7071067811865476
+_SERIES = 12
+"""Terms of the logarithm; the next one is below 2^-60 of the first."""
+
+
+def stream_of(seed: int, position: int) -> int:
+    """Returns the signed 64-bit number that all noise of one position of one session begins at."""
+    return _signed(_mixed((_mixed((seed + _STEP) & _ALL) + position * _STEP) & _ALL))
+
+
+def counters(xp: Any, vocabulary: int) -> Any:
+    """Returns what `random_bits` adds for each two tokens: int64 [(vocabulary + 1) // 2]."""
+    return xp.arange(1, (vocabulary + 1) // 2 + 1, dtype=xp.int64) * _signed(_STEP)
+
+
+def random_bits(xp: Any, streams: Any, counted: Any) -> Any:
+    """Returns 31 random bits for every row and token: int32 [rows, vocabulary, evened].
+
+    Args:
+        xp: `numpy` or `torch`.
+        streams: int64 [rows], of `stream_of`.
+        counted: Of `counters`, on the same device.
+    """
+    mixed = counted[None] + streams[:, None]
+    _mix(mixed)
+    # Both halves of each, the lower one first on every machine there are wheels for.
+    bits = mixed.view(xp.int32)
+    bits &= (1 << _BITS) - 1
+    return bits
+
+
+def random_bits_of(streams: Any, tokens: Any) -> Any:
+    """Returns what `random_bits` has in these columns: int64 [rows, n].
+
+    Args:
+        streams: int64 [rows], of `stream_of`.
+        tokens: int64 [rows, n], token ids.
+    """
+    mixed = ((tokens >> 1) + 1) * _signed(_STEP)
+    mixed += streams[:, None]
+    _mix(mixed)
+    return (mixed >> ((tokens & 1) << 5)) & ((1 << _BITS) - 1)
+
+
+def _mix(numbers: Any) -> None:
+    """Applies the finaliser of SplitMix64 to int64 in place; `_mixed` does it to one number."""
+    first, second = map(_signed, _FACTORS)
+    # Shifts of signed integers bring their sign along, which the masks take away.
+    numbers ^= (numbers >> 30) & (_ALL >> 30)
+    numbers *= first
+    numbers ^= (numbers >> 27) & (_ALL >> 27)
+    numbers *= second
+    numbers ^= (numbers >> 31) & (_ALL >> 31)
+
+
+def rough_noise(xp: Any, bits: Any) -> Any:
+    """Returns the noise of each number of bits within 1e-5, float32; further off below -2.5."""
+    # u = (bits + 1/2) / 2^31 and, so that it stays below 1 in float32, a trifle less.
+    share = xp.asarray(bits, dtype=xp.float32)
+    share += 0.5
+    share *= -(1 - 2.0**-24) * 2.0**-_BITS
+    xp.log1p(share, out=share)
+    share *= -1
+    xp.log(share, out=share)
+    share *= -1
+    return share
+
+
+def exact_noise(xp: Any, bits: Any) -> Any:
+    """Returns -ln(-ln(1 - u)) for u = (bits + 1/2) / 2^31, float64, equal in every library."""
+    share = (xp.asarray(bits, dtype=xp.float64) + 0.5) * 2.0**-_BITS
+    return -_ln(xp, -_ln(xp, 1.0 - share))
+
+
+def _ln(xp: Any, values: Any) -> Any:
+    """Returns natural logarithms of positive float64 by operations IEEE 754 rounds in one way."""
+    mantissa, exponent = xp.frexp(values)
+    low = mantissa < _ROOT_OF_HALF
+    mantissa = xp.where(low, mantissa * 2.0, mantissa)
+    exponent = xp.asarray(exponent, dtype=xp.float64) - xp.asarray(low, dtype=xp.float64)
+    ratio = (mantissa - 1.0) / (mantissa + 1.0)  # ln m = 2 artanh of it
+    square = ratio * ratio
+    total = square * 0.0 + 1.0 / (2 * _SERIES - 1)
+    for odd in range(2 * _SERIES - 3, 0, -2):
+        total = total * square
+        total = total + 1.0 / odd
+    return exponent * _LN2 + 2.0 * ratio * total
+
+
+def _mixed(value: int) -> int:
+    value = ((value ^ value >> 30) * _FACTORS[0]) & _ALL
+    value = ((value ^ value >> 27) * _FACTORS[1]) & _ALL
+    return value ^ value >> 31
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

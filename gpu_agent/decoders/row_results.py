@@ -1,0 +1,62 @@
+"""What the last rows of a step's sessions come to: tokens, or the logits themselves.
+
+What goes wrong with one session's choice is that session's failure; what is wrong with the device
+is the step's.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_agent.decoders.base import StepItem
+from gpu_agent.decoders.choosing import Asked, Chooser
+from gpu_agent.decoders.sampling import NOT_CHOSEN
+from gpu_agent.device_errors import Trouble, trouble_of
+from services.log import get_logger
+
+_log = get_logger("gpu_agent.decoders")
+
+
+def row_results(chooser: Chooser, logits: Any, items: Sequence[StepItem]) -> list[NDArray[Any]]:
+    """Returns what each item wants of its row, on the host.
+
+    Args:
+        chooser: Of the executor.
+        logits: float32 [items, vocabulary], wherever it is; not changed.
+        items: Each wants "token" or "logits".
+    """
+    rows, asked = [], []
+    for row, item in enumerate(items):
+        if item.want == "token" and item.sampler is not None:
+            rows.append(row)
+            asked.append((item.session, item.sampler))
+    tokens: dict[int, int] = {}
+    if rows:
+        part = logits if len(rows) == len(items) else logits[rows]
+        tokens = dict(zip(rows, _tokens(chooser, part, asked), strict=True))
+    return [
+        np.array([tokens[row]]) if row in tokens else chooser.host(logits[row])
+        for row in range(len(items))
+    ]
+
+
+def _tokens(chooser: Chooser, logits: Any, asked: Sequence[Asked]) -> list[int]:
+    try:
+        return chooser.choose(logits, asked)
+    except Exception as error:
+        if trouble_of(error) is not Trouble.OTHER:
+            raise
+        if len(asked) > 1:
+            return [
+                token
+                for row, each in enumerate(asked)
+                for token in _tokens(chooser, logits[row : row + 1], [each])
+            ]
+        # Plain text: a renderer that shows local variables would print tensors and prompts.
+        _log.error("no_token_chosen", session=asked[0][0], traceback=traceback.format_exc())
+        return [NOT_CHOSEN]
