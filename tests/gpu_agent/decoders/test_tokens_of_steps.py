@@ -164,7 +164,7 @@ def test_another_precision_may_be_asked_for() -> None:
             repository, PartitionKey(key, 0, LAYERS), Device("cpu"), CacheLayout(12, 64, (0,)), 1,
             dtype,
         )
-        for dtype in (None, torch.bfloat16)
+        for dtype in ("auto", "bfloat16")
     ]  # fmt: skip
     assert made[1].memory_bytes * 2 == made[0].memory_bytes
     logits = []
