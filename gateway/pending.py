@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_protos.catenary.v1 import scheduler_pb2
+from gateway.hop_times import HopTimes
 from gateway.inference import Arrival, InferenceRequest, Tensor
 from services.domain.tensors import DTYPE_OF
 from services.errors import InternalError
@@ -44,7 +45,7 @@ class Attempt:
     merged_ns: int = 0
     failed: str = ""
     """Reason it will bring nothing, as far as this gateway knows."""
-    timings: Sequence[common_pb2.HopTiming] = field(default_factory=tuple)
+    timings: tuple[HopTimes, ...] = ()
 
 
 class PendingRequest:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+from gateway.hop_times import HopTimes
 from gateway.inference import Tensor
 from gateway.pending import Attempt, PendingRequest
 from services.errors import CatenaryError, InternalError, InvalidInput, InvalidMessage
@@ -79,7 +80,7 @@ class ResultMerger:
         if header.kind != frame_pb2.FRAME_KIND_RESULT:
             raise InvalidInput("kind", "a gateway takes results only")
         attempt.result_ns = received_ns
-        attempt.timings = header.timings
+        attempt.timings = tuple(map(HopTimes.of, header.timings))
         views = tensor_views(header.tensors, frame.payload)
         for tensor in header.tensors:
             if tensor.datatype == "BYTES":

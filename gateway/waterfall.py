@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from catenary_protos.catenary.v1 import admin_pb2, common_pb2
+from catenary_protos.catenary.v1 import admin_pb2
 from gateway.pending import Attempt
 from gateway.recent_requests import FinishedRequest
 
@@ -34,7 +34,7 @@ def bars_of(request: FinishedRequest, gateway_id: str) -> list[Bar]:
     submitted_ns = request.submitted_ns or request.finished_ns
     bars.append(Bar("gateway.receive", gateway_id, arrived_ns, submitted_ns))
     if request.session is not None:
-        bars.extend(request.session.bars(submitted_ns, request.finished_ns, gateway_id))
+        bars.extend(request.session.bars)
         return _until(request.finished_ns, bars)
     waiting_ns = submitted_ns
     if not request.attempts:
@@ -89,7 +89,7 @@ def _hops(attempt: Attempt, gateway_id: str, number: int) -> Iterator[Bar]:
         return
     at_ns = attempt.push_ns or attempt.dispatched_ns
     for timing in attempt.timings:
-        for name, duration_ns in phases_of(timing):
+        for name, duration_ns in timing.phases:
             # Clocks of several machines drift; a bar never reaches behind the result.
             end_ns = min(at_ns + duration_ns, max(at_ns, attempt.result_ns))
             yield Bar(name, timing.agent_id, at_ns, end_ns, attempt.batch_id, number)
@@ -97,14 +97,4 @@ def _hops(attempt: Attempt, gateway_id: str, number: int) -> Iterator[Bar]:
     yield Bar("gateway.return", gateway_id, at_ns, attempt.result_ns, attempt.batch_id, number)
     yield Bar(
         "gateway.merge", gateway_id, attempt.result_ns, attempt.merged_ns, attempt.batch_id, number
-    )
-
-
-def phases_of(timing: common_pb2.HopTiming) -> tuple[tuple[str, int], ...]:
-    """Returns the stretches of one hop, in order: name and duration in nanoseconds."""
-    return (
-        ("agent.transfer", timing.transfer_ns),
-        ("agent.wait", timing.wait_ns),
-        ("agent.compute", timing.compute_ns),
-        ("agent.send", timing.send_ns),
     )

@@ -247,7 +247,7 @@ class SessionPlane:
         if not self._requests:
             self._idle.set()
         outcome = OK if error is None else error.reason
-        done = finished_session(session, outcome, time.monotonic_ns())
+        done = finished_session(session, outcome, time.monotonic_ns(), self.books.gateway_id)
         asyncio.get_running_loop().call_soon(self.books.finished, done, session.limits.whole_ns)
 
     def _tell(self, message: scheduler_pb2.GatewayMessage) -> None:

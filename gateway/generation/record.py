@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from catenary_protos.catenary.v1 import common_pb2
 from gateway.generation.chain_changes import RESTART, ChainChange, chain_changes
 from gateway.generation.objectives import ObjectivesReport, objectives_report
 from gateway.generation.session import PendingSession
 from gateway.generation.start import Start
+from gateway.hop_times import HopTimes
 from gateway.recent_requests import FinishedRequest
-from gateway.waterfall import Bar, phases_of
+from gateway.waterfall import Bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class SessionRecord:
     """On the monotonic clock, as the next; 0: there was none."""
     last_token_ns: int
     objectives: ObjectivesReport
-    starts: tuple[Start, ...]
+    bars: tuple[Bar, ...]
+    """Where the time went, behind the receiving of the request; see `_bars_of`."""
     chain_changes: tuple[ChainChange, ...]
 
     @property
@@ -36,29 +37,10 @@ class SessionRecord:
         """How often it moved to another chain while it ran."""
         return sum(change.how != RESTART for change in self.chain_changes)
 
-    def bars(self, submitted_ns: int, finished_ns: int, gateway_id: str) -> list[Bar]:
-        """Returns where the time went: queue, first token hop by hop, then all the others'.
 
-        Agents report durations only, so the bars of hops lie one behind the other; behind the
-        first token a bar is the sum over all later tokens. A part that was moved to from another
-        has, instead of a queue, a bar from the order to move to its first token, while the part
-        before went on, and one of the time in which the client got no token.
-        """
-        bars: list[Bar] = []
-        waiting_ns = submitted_ns
-        for number, start in enumerate(self.starts, 1):
-            if start.moves is None:
-                queue = Bar("gateway.queue", gateway_id, waiting_ns, start.started_ns, 0, number)
-                bars.append(queue)
-                waiting_ns = max(start.started_ns, start.sent_ns)
-            bars.extend(_bars_of(start, gateway_id, number, finished_ns))
-            waiting_ns = max(waiting_ns, start.last_token_ns)
-        if not self.starts:
-            bars.append(Bar("gateway.queue", gateway_id, waiting_ns, finished_ns))
-        return bars
-
-
-def finished_session(session: PendingSession, outcome: str, finished_ns: int) -> FinishedRequest:
+def finished_session(
+    session: PendingSession, outcome: str, finished_ns: int, gateway_id: str
+) -> FinishedRequest:
     """Returns what is kept of `session`."""
     request = session.request
     record = SessionRecord(
@@ -70,7 +52,7 @@ def finished_session(session: PendingSession, outcome: str, finished_ns: int) ->
         first_token_ns=session.first_token_ns,
         last_token_ns=session.last_token_ns,
         objectives=objectives_report(session),
-        starts=tuple(session.starts),
+        bars=tuple(_bars_of(session, finished_ns, gateway_id)),
         chain_changes=chain_changes(session),
     )
     return FinishedRequest(
@@ -85,7 +67,26 @@ def finished_session(session: PendingSession, outcome: str, finished_ns: int) ->
     )
 
 
-def _bars_of(start: Start, gateway_id: str, number: int, finished_ns: int) -> Iterator[Bar]:
+def _bars_of(session: PendingSession, finished_ns: int, gateway_id: str) -> Iterator[Bar]:
+    """Yields where the time went: queue, first token hop by hop, then all the others'.
+
+    Agents report durations only, so the bars of hops lie one behind the other; behind the first
+    token a bar is the sum over all later tokens. A part that was moved to from another has, instead
+    of a queue, a bar from the order to move to its first token, while the part before went on, and
+    one of the time in which the client got no token.
+    """
+    waiting_ns = session.submitted_ns or finished_ns
+    for number, start in enumerate(session.starts, 1):
+        if start.moves is None:
+            yield Bar("gateway.queue", gateway_id, waiting_ns, start.started_ns, 0, number)
+            waiting_ns = max(start.started_ns, start.sent_ns)
+        yield from _bars_of_start(start, gateway_id, number, finished_ns)
+        waiting_ns = max(waiting_ns, start.last_token_ns)
+    if not session.starts:
+        yield Bar("gateway.queue", gateway_id, waiting_ns, finished_ns)
+
+
+def _bars_of_start(start: Start, gateway_id: str, number: int, finished_ns: int) -> Iterator[Bar]:
     def bar(name: str, begin_ns: int, end_ns: int) -> Bar:
         return Bar(name, gateway_id, begin_ns, end_ns, start.session_id, number)
 
@@ -107,18 +108,18 @@ def _bars_of(start: Start, gateway_id: str, number: int, finished_ns: int) -> It
     if start.last_token_ns > start.first_token_ns:
         span = (start.first_token_ns, start.last_token_ns)
         yield bar("gateway.next_tokens", *span)
-        yield from _hops(start, tuple(start.later_hops.values()), span, number)
+        yield from _hops(start, start.later_hops.values(), span, number)
 
 
 def _hops(
     start: Start,
-    timings: Sequence[common_pb2.HopTiming],
+    timings: Iterable[HopTimes],
     span: tuple[int, int],
     number: int,
 ) -> Iterator[Bar]:
     at_ns, latest_ns = span
     for timing in timings:
-        for name, duration_ns in phases_of(timing):
+        for name, duration_ns in timing.phases:
             # Clocks of several machines drift; a bar never reaches behind the token.
             end_ns = min(at_ns + duration_ns, max(at_ns, latest_ns))
             yield Bar(name, timing.agent_id, at_ns, end_ns, start.session_id, number)

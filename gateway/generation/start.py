@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
+from gateway.hop_times import HopTimes
 
 MOST_EARLY = 64
 """Tokens of the ring that generates that may overtake those of the ring before it."""
@@ -36,8 +37,8 @@ class Start:
     """Tokens in a row that came before those of another ring that precede them."""
     patience: asyncio.TimerHandle | None = None
     """Ends the wait for those."""
-    first_hops: Sequence[common_pb2.HopTiming] = ()
-    later_hops: dict[tuple[str, int, int], common_pb2.HopTiming] = field(default_factory=dict)
+    first_hops: tuple[HopTimes, ...] = ()
+    later_hops: dict[tuple[str, int, int], HopTimes] = field(default_factory=dict)
     """Sums over the tokens behind the first, by agent and blocks."""
 
     agents: frozenset[str] = frozenset()
@@ -83,14 +84,8 @@ class Start:
     def add_hops(self, timings: Sequence[common_pb2.HopTiming]) -> None:
         """Takes the hops of one more token into account."""
         if not self.first_hops:
-            self.first_hops = tuple(timings)
+            self.first_hops = tuple(map(HopTimes.of, timings))
             return
-        for hop in timings:
-            key = (hop.agent_id, hop.first_block, hop.last_block)
-            total = self.later_hops.setdefault(
-                key, common_pb2.HopTiming(agent_id=key[0], first_block=key[1], last_block=key[2])
-            )
-            total.transfer_ns += hop.transfer_ns
-            total.wait_ns += hop.wait_ns
-            total.compute_ns += hop.compute_ns
-            total.send_ns += hop.send_ns
+        for hop in map(HopTimes.of, timings):
+            before = self.later_hops.get(hop.blocks)
+            self.later_hops[hop.blocks] = hop if before is None else before.plus(hop)
