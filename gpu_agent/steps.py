@@ -10,8 +10,7 @@ import enum
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from gpu_agent.device_errors import Trouble, trouble_of
@@ -43,8 +42,7 @@ _FAULTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StepInHand:
+class StepInHand(NamedTuple):
     """A step that has begun and not ended."""
 
     kind: StepKind
