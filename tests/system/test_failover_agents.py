@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 import signal
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,6 @@ from fault_cluster import (
     nothing_is_booked,
     ready,
     shared_models,
-    slowed,
     until,
     until_status,
 )
@@ -34,6 +36,23 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 BEFORE_S, AFTER_S = 2.0, 5.0
 NOTICED_LIMIT_S = 5.0
 GOOD_MS = 1000.0
+TIMES_SLOWER = 5.0
+
+
+@contextmanager
+def slower(faults_file: Path) -> Iterator[None]:
+    """Makes steps of the agent that looks at this file take five times as long.
+
+    A process that is stopped and goes on in turns would not do: beside other load, its steps are
+    slowed by less, as it gets the time back that others would have had.
+    """
+    fresh = faults_file.with_suffix(".new")
+    fresh.write_text(json.dumps({"slow": TIMES_SLOWER}))
+    fresh.replace(faults_file)
+    try:
+        yield
+    finally:
+        faults_file.unlink()
 
 
 def whole_on_both(repository: Path) -> dict[str, object]:
@@ -49,15 +68,17 @@ async def test_a_slow_agent_gets_less_until_it_is_fast_again(tmp_path: Path) -> 
     test = "straggler"
     shape = Shape(images_per_s=12.0, images_at_once=3, texts_per_s=0.0)
     placement = whole_on_both(shared_models())
+    file = tmp_path / "agent-1.faults"
+    faulty = {"agent-1": {"faults_file": file, "allow_faults": True}}
     async with (
-        fault_cluster(tmp_path, texts=False, placement=placement) as cluster,
+        fault_cluster(tmp_path, texts=False, placement=placement, overrides=faulty) as cluster,
         cluster.client() as client,
         prepared_load(cluster, shape) as load,
     ):
         async with load.running():
             await load.for_s(5.0)
             usual = await share_of(cluster, load, 3.0)
-            with slowed(cluster["agent-1"]):
+            with slower(file):
                 slow_s = load.now_s
                 noticed_s = await until(
                     lambda: stragglers(cluster, 1.0), 20.0, "the straggler being set aside"

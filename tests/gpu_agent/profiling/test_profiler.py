@@ -21,6 +21,8 @@ from services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavaila
 from services.model_repository import ModelRepository
 
 ONNX, TORCH = ModelKey("small-onnx", "1"), ModelKey("small-torch", "1")
+WEIGHT_BYTES = 4 * (24 * 3 * 9 + 3 * 24 * 24 * 9 + 24 * 16 * 16 * 10)
+"""Of the four convolutions and the matrix of both models, in float32."""
 ORDER = ProfileOrder("cpu", "testbed", levels=(1, 2), batch_sizes=(1, 4), runs=3)
 
 
@@ -45,7 +47,11 @@ def test_a_profile_has_every_block_batch_and_level(
     assert ("2 busy processes" in profile.devices[-1].source) == (levels[-1] == 2)
     inner = [boundary.row_bytes // 2 for boundary in table.boundaries[1:-1]]
     assert profile.cut_row_bytes == (0, *inner, 0)
-    assert all(weight > 0 for weight in profile.block_weight_bytes)
+    # Where the cuts are depends on measured times: a block may have no weights, all have them all.
+    beside = sum(profile.block_weight_bytes) - WEIGHT_BYTES
+    assert 0 < beside < 8192 if key == ONNX else beside == 0, (
+        "the graphs of three files, or nothing"
+    )
     assert parse_profile(json.loads(target.read_text())) == profile
     assert [path.name for path in target.parent.iterdir()] == [target.name]
 
