@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
-export CATENARY_DATA ?= ../shared/data
 STAMP := $(VENV)/.installed
 NATIVE := $(VENV)/.native
 TOOLS := .venv-tools/.installed
@@ -92,11 +91,12 @@ bench: $(NATIVE) ## prints every measured figure beside its limit (QUICK=1 for t
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
 
 # The short form leaves the documents alone: its numbers are not worth keeping.
+# The chains come first: without the whole trace (CATENARY_TRACES) their long form stops at once.
 SIM_OUT ?= $(if $(QUICK),build/results,docs/results)
 
 sim: $(NATIVE) ## runs every scenario, live ones too; writes docs/results (QUICK=1: build/results)
-	$(BIN)/catenaryd simulate pools scenarios/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 	$(BIN)/catenaryd simulate chains scenarios/chains/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
+	$(BIN)/catenaryd simulate pools scenarios/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 	$(BIN)/catenaryd simulate placement scenarios/placement/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 	$(BIN)/catenaryd simulate packing scenarios/packing/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 

@@ -6,14 +6,15 @@ The rest reads the scenario files; the full form takes some ten minutes on two c
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, at_least, at_most, table
 from catenaryd.scenarios.chains.runs import run_scenarios
+from catenaryd.scenarios.data import data_file
 from scheduler.planning.chains import best_composition
+from services.errors import InvalidInput
 from simulator.arrivals import Poisson
 from simulator.chains.cluster import (
     Cluster,
@@ -26,7 +27,7 @@ from simulator.chains.cluster import (
 from simulator.chains.serve import serve_chains
 from simulator.chains.workload import exponential
 
-DATA = Path(os.environ.get("CATENARY_DATA") or Path(__file__).parents[2] / "shared" / "data")
+WHOLE_TRACE = "AzureLLMInferenceTrace_code.csv"
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "chains"
 LIMIT_SESSIONS_PER_SECOND = 5_000.0
 LIMIT_DECISION_US = 5.0
@@ -38,17 +39,26 @@ LOAD = 0.8
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns the figures; only those of speed where the data of the paper is not at hand."""
+    """Returns the figures; the long form leaves that of the trace out where there is no trace."""
     figures = [*_speed(20, 20_000), *_speed(1_000, 20_000)]
-    if not (DATA / "chain").is_dir() or not (DATA / "traces").is_dir():
-        print(f"chain simulation: needs chain and traces in {DATA} (CATENARY_DATA)")
-        return figures
-    names = ("policies", "tuning", "systems", "trace-tuned")
+    names = ["policies", "tuning", "systems"]
+    if quick or _has_whole_trace():
+        names.append("trace-tuned")
     paths = [SCENARIOS / f"{name}.yaml" for name in names]
-    policies, tuning, systems, tuned = (
+    policies, tuning, systems, *tuned = (
         report.facts["policies"] for report in run_scenarios(paths, quick=quick)
     )
-    return [*figures, _policies(policies), _regret(tuning), *_systems(systems), _trace(tuned)]
+    figures += [_policies(policies), _regret(tuning), *_systems(systems)]
+    return [*figures, *map(_trace, tuned)]
+
+
+def _has_whole_trace() -> bool:
+    try:
+        data_file(WHOLE_TRACE, "trace.file")
+    except InvalidInput as error:
+        print(f"chain simulation without trace-tuned: {error.message}")
+        return False
+    return True
 
 
 def larger(servers: int) -> Cluster:

@@ -6,13 +6,12 @@ thread. `free` are our own rules with up to three partitions, `reference` those 
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from benchmarks.figures import Figure, at_least, at_most, table
+from catenaryd.scenarios.data import data_folder
 from scheduler.planning.pooled import plan_pools
 from scheduler.planning.pooled.dataset import Dataset, load_dataset
 from scheduler.planning.pooled.problem import PoolingProblem
@@ -24,16 +23,11 @@ LIMIT_GAIN_PERCENT = 101.0
 LIMIT_EQUAL_PERCENT = 0.01
 GUROBI_TOLERANCE_PERCENT = 1e-4
 """Its plans break whole numbers by as much (74.999995 GPUs count as 75)."""
-DATA = Path(os.environ.get("CATENARY_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
 def run(quick: bool) -> list[Figure]:
-    """Returns the figures; none where the reference data is not at hand."""
-    folder = DATA / "ppipe"
-    if not folder.is_dir():
-        print(f"planning: needs the PPipe reference data at {folder} (CATENARY_DATA)")
-        return []
-    data = load_dataset(folder)
+    """Returns the figures."""
+    data = load_dataset(data_folder("ppipe", "dataset"))
     chosen = list(data.instances)[:: 6 if quick else 1]
     groups = [name for name in chosen if name.startswith("maf")]
     plan_pools(data.problem(chosen[0]))  # imports and caches

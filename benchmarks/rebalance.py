@@ -1,18 +1,15 @@
 """How good placement and re-balancing are beside exact twins, and how well lengths are predicted.
 
 Best fit against the mixed-integer programme of the paper's section 4.1, Algorithm 2 against every
-assignment, on random cases; the predictor on the ShareGPT lengths, half of them to learn from (left
-out where there is no `CATENARY_DATA`).
+assignment, on random cases; the predictor on the ShareGPT lengths, half of them to learn from.
 """
 
 from __future__ import annotations
 
 import csv
-import os
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import mean, median
 
 from benchmarks.figures import Figure, at_least, at_most, table
@@ -23,6 +20,7 @@ from benchmarks.placement_twins import (
     random_imbalance,
     random_placement,
 )
+from catenaryd.scenarios.data import data_file
 from scheduler.dispatch.placing.lengths import LengthPredictor
 from scheduler.dispatch.placing.rebalance import rebalance
 
@@ -96,10 +94,7 @@ def _large(repeats: int) -> list[Figure]:
 def _lengths(splits: int) -> list[Figure]:
     figures = []
     for name in DATA_SETS:
-        file = Path(os.environ.get("CATENARY_DATA", "../shared/data")) / "llm" / f"{name}.csv"
-        if not file.is_file():
-            continue
-        with file.open() as stream:
+        with data_file(f"llm/{name}.csv", "lengths").open() as stream:
             rows = [(int(row["l_in"]), int(row["l_out"])) for row in csv.DictReader(stream)]
         ours, overall = [], []
         for seed in range(splits):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.figures import Figure, at_least, at_most, table
+from catenaryd.scenarios.data import data_folder
 from catenaryd.scenarios.jobs import Job, Load, LoadFactorJob, OfInstance, Plan, Served, run_all
 from catenaryd.scenarios.planners import Planner
 from catenaryd.scenarios.serving import Search
@@ -24,7 +25,6 @@ from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from simulator import Options, SimulationResult, simulate
 from simulator.options import Policy
 
-DATA = Path(os.environ.get("CATENARY_DATA") or Path(__file__).parents[2] / "shared" / "data")
 LIMIT_EVENTS_PER_SECOND = 100_000.0
 LIMIT_P50_US, LIMIT_P99_US = 10.0, 40.0
 LIMIT_GROWTH = 2.0
@@ -49,7 +49,7 @@ class Runs:
         """Returns a search for every instance and seed."""
         return [
             LoadFactorJob(
-                Plan(DATA / "ppipe", OfInstance(instance), planner),
+                Plan(ppipe(), OfInstance(instance), planner),
                 Load(arrivals, "reference", self.duration_s, seed),
                 dispatch,
                 Search(),
@@ -59,13 +59,14 @@ class Runs:
         ]
 
 
+def ppipe() -> Path:
+    """Returns the folder of the PPipe reference data."""
+    return data_folder("ppipe", "dataset")
+
+
 def run(quick: bool) -> list[Figure]:
-    """Returns the figures; none where the reference data is not at hand."""
-    folder = DATA / "ppipe"
-    if not folder.is_dir():
-        print(f"simulation: needs the PPipe reference data at {folder} (CATENARY_DATA)")
-        return []
-    data = load_dataset(folder)
+    """Returns the figures."""
+    data = load_dataset(ppipe())
     groups = [name for name in data.instances if name.startswith("maf19")]
     alone = [name for name in data.instances if name.startswith("ablation")]
     if quick:

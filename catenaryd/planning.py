@@ -35,7 +35,7 @@ from services.errors import InvalidInput
 def plan_group() -> None:
     """Makes plans from profiles and clusters in files, without touching a running cluster.
 
-    Example: catenaryd plan pools --dataset data/ppipe --instance maf19/0.3-0.33-0.37/G1/HC1-L
+    Example: catenaryd plan pools --dataset tests/data/ppipe --instance maf19/0.3-0.33-0.37/G1/HC1-L
     """
 
 
@@ -80,8 +80,8 @@ def pools(
 ) -> None:
     """Plans pooled pipelines for an instance of a data set.
 
-    Example: catenaryd plan pools --dataset data/ppipe --instance maf19/0.3-0.33-0.37/G1/HC1-L
-    --json
+    Example: catenaryd plan pools --dataset tests/data/ppipe
+    --instance maf19/0.3-0.33-0.37/G1/HC1-L --json
     """
     data = load_dataset(dataset)
     if max_partitions is None and options["rules"] == "reference":

@@ -35,7 +35,8 @@ _PLANNERS = ("catenary", "np", "dart-r", "reference")
 def simulate_group() -> None:
     """Simulates a cluster around the scheduler's own planning and dispatch code.
 
-    Example: catenaryd simulate pools --dataset data/ppipe --instance maf19/0.3-0.33-0.37/G1/HC1-L
+    Example: catenaryd simulate pools --dataset tests/data/ppipe
+    --instance maf19/0.3-0.33-0.37/G1/HC1-L
     """
 
 
@@ -43,7 +44,7 @@ def simulate_group() -> None:
 @scenario_options
 @click.option(
     "--dataset", "folder", type=click.Path(path_type=Path),
-    help="Folder in the format of data/ppipe.",
+    help="Folder in the format of tests/data/ppipe.",
 )  # fmt: skip
 @click.option("--instance", help="Planning instance, by its id.")
 @click.option(
@@ -91,8 +92,9 @@ def pools(
 ) -> None:
     """Serves one instance of a data set of planning tasks, or runs scenario files.
 
-    Example: catenaryd simulate pools --dataset data/ppipe --instance maf19/0.3-0.33-0.37/G1/HC1-L
-    --planner catenary --load 0.95 --arrivals gamma:2 --duration 30 --seed 1 --json
+    Example: catenaryd simulate pools --dataset tests/data/ppipe
+    --instance maf19/0.3-0.33-0.37/G1/HC1-L --planner catenary --load 0.95 --arrivals gamma:2
+    --duration 30 --seed 1 --json
 
     Example: catenaryd simulate pools scenarios/attainment.yaml --quick --json
     """

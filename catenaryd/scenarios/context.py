@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from catenaryd.scenarios.data import data_folder
 from catenaryd.scenarios.jobs import Load, OfInstance, Plan, dataset_at
 from catenaryd.scenarios.published import Measured, read_measured
 from catenaryd.scenarios.schema import Attainment, LoadFactors, Policy, matching
-from services.errors import InvalidInput
-
-_DATA = Path("..") / "shared" / "data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +34,12 @@ def context_of(dataset: str) -> Context:
     """Returns the context of a scenario that names this data set.
 
     Args:
-        dataset: A folder, or a name below CATENARY_DATA (../shared/data unless set).
+        dataset: A folder, or the name of one below the folders of data.
 
     Raises:
         InvalidInput: If there is no such folder.
     """
-    root = Path(os.environ.get("CATENARY_DATA") or _DATA)
-    for folder in (root / dataset, Path(dataset)):
-        if folder.is_dir():
-            return Context(folder.resolve())
-    raise InvalidInput("dataset", f"there is no {dataset!r} in {root}; set CATENARY_DATA")
+    return Context(data_folder(dataset, "dataset"))
 
 
 def plan_of(context: Context, instance: str, policy: Policy) -> Plan:

@@ -52,7 +52,9 @@ class _Scenario(_Closed):
     title: str = Field(min_length=1, description="One line, for the report.")
     figure: str = Field("", description="Figure of the paper it reproduces.")
     dataset: str = Field(
-        "ppipe", description="Folder in the format of data/ppipe; looked up below CATENARY_DATA."
+        "ppipe",
+        description="Folder in the format of tests/data/ppipe; looked up below CATENARY_DATA, then "
+        "tests/data.",
     )
     quick: dict[str, Any] = Field(
         default_factory=dict, description="Keys to replace in the short form."

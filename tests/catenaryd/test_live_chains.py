@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,6 @@ from simulator.chains.workload import Workload
 SCENARIO = ROOT / "scenarios" / "chains" / "table-1-live.yaml"
 SESSIONS = Workload([0, 10**9, 2 * 10**9], [1.0] * 3, [2000.0, 37.0, 7000.0], [30.0, 400.0, 2.0])
 TOKENS = 8192
-DATA = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data")
 
 
 @pytest.fixture(scope="module")
@@ -222,8 +220,6 @@ def test_live_without_anything_to_serve_live_is_refused_at_once() -> None:
 def test_the_report_sets_live_beside_simulated_and_counts_what_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not (DATA / "traces" / "AzureLLMInferenceTrace_code.csv").exists():
-        pytest.skip(f"needs the Azure code trace below CATENARY_DATA ({DATA})")
     scenario = load_scenario(SCENARIO, quick=True)
     assert isinstance(scenario, Serve)
     row = next(serve.rows(scenario))

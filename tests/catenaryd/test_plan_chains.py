@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from fractions import Fraction
@@ -14,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from catenaryd.command_line import cli
+from reference_data import reference
 from scheduler.planning.chains.exact import one_chain_response_s, two_chains_response_s
 from services.errors import InvalidInput
 
@@ -28,11 +28,8 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def instances() -> dict[str, dict[str, Any]]:
-    data = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data")
-    golden = data / "chain" / "golden.json"
-    if not golden.is_file():
-        pytest.skip(f"needs the reference instances at {golden}: set CATENARY_DATA")
-    return {each["name"]: each for each in json.loads(golden.read_text())["instances"]}
+    instances = json.loads(reference("chain/golden.json").read_text())["instances"]
+    return {each["name"]: each for each in instances}
 
 
 def _run(asked: dict[str, Any] | str, *arguments: str) -> Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from catenaryd.command_line import cli
+from reference_data import reference
 from services.errors import InvalidInput, PlanInfeasible
 from tiny_dataset import write_dataset
 
 TINY = "set/even/G/tiny"
-ROOT = Path(__file__).resolve().parents[2]
 PLAN_KEYS = {"objective", "models", "solver", "optimal", "bound", "seconds"}
 MODEL_KEYS = {"name", "throughput_rps", "pipelines"}
 PIPELINE_KEYS = {"batch", "throughput_rps", "latency_us", "partitions"}
@@ -29,10 +28,7 @@ def tiny(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def ppipe_folder() -> Path:
-    data = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data") / "ppipe"
-    if not data.is_dir():
-        pytest.skip(f"needs the PPipe reference data at {data}: set CATENARY_DATA")
-    return data
+    return reference("ppipe")
 
 
 def _run(folder: Path, *arguments: str, instance: str = TINY) -> Result:

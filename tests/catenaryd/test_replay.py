@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from catenaryd.command_line import cli, main
+from reference_data import reference
 from services.errors import InvalidInput
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,11 +30,7 @@ REBALANCE = {
 
 
 def golden(kind: str) -> Path:
-    data = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data")
-    file = data / "llm" / f"aladdin_{kind}.json"
-    if not file.is_file():
-        pytest.skip(f"needs the cases at {file}: set CATENARY_DATA")
-    return file
+    return reference(f"llm/aladdin_{kind}.json")
 
 
 def run(kind: str, asked: Any, *arguments: str) -> Result:

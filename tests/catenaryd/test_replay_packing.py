@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from catenaryd.command_line import cli
+from reference_data import reference
 from scheduler.packing.sizes import LARGE, MEDIUM, SMALL, is_well_filled, kind_of
 from services.errors import InvalidInput
 
@@ -24,11 +24,8 @@ BATCHED = {
 
 
 def golden() -> list[dict[str, Any]]:
-    data = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data")
-    file = data / "llm" / "mell_sequences.json"
-    if not file.is_file():
-        pytest.skip(f"needs the cases at {file}: set CATENARY_DATA")
-    cases: list[dict[str, Any]] = json.loads(file.read_text())["cases"]
+    text = reference("llm/mell_sequences.json").read_text()
+    cases: list[dict[str, Any]] = json.loads(text)["cases"]
     return cases
 
 

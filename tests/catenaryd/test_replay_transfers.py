@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from catenaryd.command_line import cli
+from reference_data import reference
 from services.errors import InvalidInput
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,11 +40,7 @@ def assert_within_boundaries(case: dict[str, Any], answer: dict[str, list[int]])
 
 
 def test_every_case_is_divided_as_well_as_possible() -> None:
-    data = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data")
-    file = data / "llm" / "mell_transfer_split.json"
-    if not file.is_file():
-        pytest.skip(f"needs the cases at {file}: set CATENARY_DATA")
-    cases = json.loads(file.read_text())["cases"]
+    cases = json.loads(reference("llm/mell_transfer_split.json").read_text())["cases"]
     bare = [{key: case[key] for key in ("moves", "link_cap", "compute_cap")} for case in cases]
     outcome = run(bare, "--json")
     assert outcome.exit_code == 0, outcome.exception

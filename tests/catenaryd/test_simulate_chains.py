@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from cluster_harness import ROOT
 from services.errors import InvalidInput
 
 SCENARIOS = sorted((ROOT / "scenarios" / "chains").glob("*.yaml"))
-DATA = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data")
 BASE: dict[str, Any] = {
     "title": "small",
     "model": {"name": "m", "blocks": 8, "block_gb": 1, "cache_gb": 0.2, "hidden_size": 14336,
@@ -173,8 +171,6 @@ def test_an_unplaceable_model_is_said_to_be_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_every_scenario_of_the_project_has_a_short_form_that_runs(path: Path) -> None:
-    if not (DATA / "chain").is_dir() or not (DATA / "traces").is_dir():
-        pytest.skip("needs data/chain and data/traces (CATENARY_DATA)")
     done = run(str(path), "--quick", "--workers", "1", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.output)["policies"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from cluster_harness import ROOT
 from services.errors import InvalidInput
 
 SCENARIOS = sorted((ROOT / "scenarios" / "packing").glob("*.yaml"))
-DATA = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data")
 FIGURES = {
     "gpus_mean", "gpus_peak", "utilisation", "migrations_per_s", "migrated_bytes_per_s",
     "preemptions_per_s", "lower_bound_gpus",
@@ -230,8 +228,6 @@ def test_what_cannot_be_served_is_named_before_anything_runs(
 
 
 def test_each_seed_of_a_trace_begins_elsewhere() -> None:
-    if not (DATA / "llm").is_dir():
-        pytest.skip(f"needs llm in {DATA} (CATENARY_DATA)")
     scenario = load_scenario(ROOT / "scenarios" / "packing" / "packing-targets.yaml")
     jobs = [row.job for row in rows_of(scenario) if row.workload == "Azure"]
     assert len(set(jobs)) == len(jobs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from cluster_harness import ROOT
 from services.errors import InvalidInput
 
 SCENARIOS = sorted((ROOT / "scenarios" / "placement").glob("*.yaml"))
-DATA = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data")
 WORKER = {
     "prefill_token_ms": 0.12, "prefill_ms": 14, "decode_context_token_ms": 0.00045,
     "decode_session_ms": 0.075, "decode_ms": 22.5, "decode_lone_ms": 23, "gpu_memory_gb": 80,
@@ -171,8 +169,6 @@ def test_data_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_recorded_lengths_are_halved() -> None:
-    if not (DATA / "llm").is_dir():
-        pytest.skip(f"needs llm in {DATA} (CATENARY_DATA)")
     path = ROOT / "scenarios" / "placement" / "out-of-sample-13b.yaml"
     case = rows_of(load_scenario(path, quick=True))[0].case
     learned, served = case.halves

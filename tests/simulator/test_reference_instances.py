@@ -1,25 +1,18 @@
-"""The reference's plans, served in simulation: needs the PPipe reference data."""
+"""The reference's plans, served in simulation."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
+from reference_data import reference
 from scheduler.planning.pooled.dataset import Dataset, load_dataset
 from simulator import Gamma, Options, SimulationResult, simulate
 from simulator.options import Policy
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module")
 def data() -> Dataset:
-    folder = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data") / "ppipe"
-    if not folder.is_dir():
-        pytest.skip(f"needs the PPipe reference data at {folder}: set CATENARY_DATA")
-    return load_dataset(folder)
+    return load_dataset(reference("ppipe"))
 
 
 def served(

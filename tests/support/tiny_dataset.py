@@ -1,4 +1,4 @@
-"""A data set of two small models on two classes of GPUs, in the format of data/ppipe."""
+"""A data set of two small models on two classes of GPUs, in the format of tests/data/ppipe."""
 
 from __future__ import annotations
 

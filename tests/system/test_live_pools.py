@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,7 +15,6 @@ from cluster_harness import ROOT, environment, wait_until
 
 pytestmark = pytest.mark.system
 
-DATA = Path(os.environ.get("CATENARY_DATA", ROOT.parent / "shared" / "data"))
 SCENARIO = ROOT / "scenarios" / "live-16.yaml"
 PROCESSES = 19
 """Redis, scheduler, gateway and 16 agents."""
@@ -27,8 +24,6 @@ APART = 0.05
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[str]]:
-    if not (DATA / "ppipe" / "instances.json").exists():
-        pytest.skip(f"needs the data set ppipe below CATENARY_DATA ({DATA})")
     arguments = ["simulate", "pools", str(SCENARIO), "--live", "--quick", "--json"]
     with subprocess.Popen(
         [sys.executable, "-m", "catenaryd", *arguments],
@@ -36,7 +31,7 @@ def process() -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**environment(), "CATENARY_DATA": str(DATA)},
+        env=environment(),
     ) as running:
         yield running
         if running.poll() is None:

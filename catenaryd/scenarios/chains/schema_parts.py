@@ -66,7 +66,8 @@ class RandomServers(Closed):
     """Servers at random anchors around a random orchestrator."""
 
     anchors: str = Field(
-        "chain/ripe_anchors_eu.csv", description="Places; looked up below CATENARY_DATA."
+        "chain/ripe_anchors_eu.csv",
+        description="Places; looked up below CATENARY_DATA, then tests/data.",
     )
     count: list[Count] = Field([20], min_length=1, description="Servers, J; one case each.")
     big: str = Field(description="The kind of GPU of the lucky ones, of `gpus`.")
@@ -133,7 +134,9 @@ class LiveSpec(Closed):
 class TraceSpec(Closed):
     """Requests of an Azure LLM inference trace."""
 
-    file: str = Field(description="Looked up below CATENARY_DATA.")
+    file: str = Field(
+        description="Looked up below CATENARY_DATA, then CATENARY_TRACES, then tests/data."
+    )
     first: int = Field(0, ge=0, description="Requests to skip.")
     speed: Positive = Field(1.0, description="How many times as fast its moments come.")
 

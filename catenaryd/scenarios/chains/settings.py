@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from catenaryd.scenarios.chains.jobs import Draw, Requests, Setting
 from catenaryd.scenarios.chains.schema import Scenario
 from catenaryd.scenarios.chains.schema_parts import RandomServers, WorkloadSpec
-from services.errors import InvalidInput
+from catenaryd.scenarios.data import data_file
 from simulator.chains.cluster import Communication, DecoderModel, GpuSlice, Place
-
-_DATA = Path("..") / "shared" / "data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +80,6 @@ def requests_of(spec: WorkloadSpec, seed: int) -> Requests:
         trace.first,
         trace.speed,
     )
-
-
-def data_file(name: str, field: str) -> Path:
-    """Returns a file below CATENARY_DATA (../shared/data unless set), or of this very name.
-
-    Raises:
-        InvalidInput: If there is none.
-    """
-    root = Path(os.environ.get("CATENARY_DATA") or _DATA)
-    for path in (root / name, Path(name)):
-        if path.is_file():
-            return path.resolve()
-    raise InvalidInput(field, f"there is no {name!r} in {root}; set CATENARY_DATA")
 
 
 def _draws(

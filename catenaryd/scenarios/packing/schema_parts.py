@@ -47,7 +47,9 @@ class LognormalSpec(Closed):
 class TraceSpec(Closed):
     """Requests of a recorded trace, at their own moments."""
 
-    file: str = Field(description="CSV with t, l_in and l_out; looked up below CATENARY_DATA.")
+    file: str = Field(
+        description="CSV with t, l_in and l_out; looked up below CATENARY_DATA, then tests/data."
+    )
     every: Count = Field(1, description="Only every so manieth request.")
     scale: Count = Field(1, description="Lengths are multiplied by it.")
     first: int = Field(0, ge=0, description="Requests to skip, for the first seed.")

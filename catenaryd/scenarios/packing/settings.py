@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from catenaryd.scenarios.chains.settings import data_file
+from catenaryd.scenarios.data import data_file
 from catenaryd.scenarios.packing.schema import Serving, Simulated
 from catenaryd.scenarios.packing.schema_parts import GpuSpec, PolicySpec, WorkloadSpec
 from services.errors import InvalidInput

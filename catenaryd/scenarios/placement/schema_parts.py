@@ -76,7 +76,9 @@ class LengthsSpec(Closed):
     """Lengths of prompts and answers: every other one is learned from, the rest is served."""
 
     file: str | None = Field(
-        None, description="CSV with l_in and l_out (a trace: and t); looked up below CATENARY_DATA."
+        None,
+        description="CSV with l_in and l_out (a trace: and t); looked up below CATENARY_DATA, then "
+        "tests/data.",
     )
     prompt: DrawnLengths | None = Field(None, description="Without a file.")
     answer: DrawnLengths | None = Field(None, description="Without a file.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from catenaryd.scenarios.chains.settings import data_file
+from catenaryd.scenarios.data import data_file
 from catenaryd.scenarios.placement.schema import Simulated
 from catenaryd.scenarios.placement.schema_parts import (
     EngineSpec,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,12 +19,12 @@ from gpu_agent.profiling.roofline import (
     OTHER_EFFICIENCY,
     estimate,
 )
+from reference_data import reference
 from services.domain.ids import ModelKey
 from services.errors import InvalidInput
 from services.model_repository import ModelRepository
 
 T4 = CATALOGUE["T4"]
-DATA = Path(os.environ.get("CATENARY_DATA", "../shared/data")) / "ppipe" / "block_timing.csv"
 CLASSES = ("P4", "T4", "V100", "L4")
 
 
@@ -102,10 +101,8 @@ def test_estimates_of_a_real_model_are_written_without_measuring(
 @pytest.fixture(scope="module")
 def measured_us() -> dict[tuple[str, str, int], float]:
     """(network, class, batch) -> sum of its blocks on a whole GPU."""
-    if not DATA.exists():
-        pytest.skip(f"no reference data at {DATA}: set CATENARY_DATA")
     found: dict[tuple[str, str, int], float] = defaultdict(float)
-    with DATA.open() as file:
+    with reference("ppipe/block_timing.csv").open() as file:
         for row in csv.DictReader(file):
             if row["vgpus_per_gpu"] == "1":
                 for rows in (1, 4, 8):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from reference_data import reference
 from services.errors import InvalidInput
 from simulator.arrivals import Poisson
 from simulator.chains.anchors import Anchor, distance_km, read_anchors, rtt_ms
@@ -21,7 +21,6 @@ from simulator.chains.cluster import (
 )
 from simulator.chains.workload import exponential, read_trace, with_tokens_of
 
-DATA = Path(os.environ.get("CATENARY_DATA") or "../shared/data")
 BLOOM = DecoderModel("BLOOM", 70, 1.32, 0.11, 14336, 2466437120, 112, 112, 5.0)
 TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens\r
 2023-11-16 18:17:03.9799600,4808,10\r
@@ -108,9 +107,8 @@ def test_exponential_sizes_have_mean_one_and_arrivals_the_rate() -> None:
     assert workload.rate_per_s == pytest.approx(4.0, rel=0.03)
 
 
-@pytest.mark.skipif(not (DATA / "chain").is_dir(), reason="needs data/chain (CATENARY_DATA)")
 def test_the_anchors_of_the_data_set_are_read() -> None:
-    anchors = read_anchors(DATA / "chain" / "ripe_anchors_eu.csv")
+    anchors = read_anchors(reference("chain/ripe_anchors_eu.csv"))
     assert len(anchors) == 320
     assert 0 < rtt_ms(anchors[0], anchors[1]) < 100
 

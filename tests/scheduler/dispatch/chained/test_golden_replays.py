@@ -1,15 +1,14 @@
-"""The replays of `data/chain/golden.json`: the same chains, waits and responses, to the last tie."""
+"""The replays of `tests/data/chain/golden.json`: the same chains, waits and responses, to the last tie."""
 
 from __future__ import annotations
 
 import heapq
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from reference_data import reference
 from scheduler.dispatch.chained import ChainedDispatcher
 from scheduler.dispatch.events import (
     AgentJoined,
@@ -32,18 +31,13 @@ from services.domain.ids import (
 )
 from services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Plan
 
-GOLDEN = Path(os.environ.get("CATENARY_DATA", "../shared/data")) / "chain" / "golden.json"
 MODEL = ModelKey("golden", "1")
 TICKS_PER_SECOND = 10**9
 
 
 def traces() -> list[Any]:
-    if not GOLDEN.exists():
-        return [pytest.param({}, marks=pytest.mark.skip(reason=f"{GOLDEN} is not there"))]
-    return [
-        pytest.param(trace, id=trace["name"])
-        for trace in json.loads(GOLDEN.read_text())["jffc_traces"]
-    ]
+    golden = json.loads(reference("chain/golden.json").read_text())
+    return [pytest.param(trace, id=trace["name"]) for trace in golden["jffc_traces"]]
 
 
 class Replay:

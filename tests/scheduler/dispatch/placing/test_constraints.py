@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_data import reference
 from scheduler.dispatch.placing.constraints import Bound, examine, kv_peak, place
 from scheduler.dispatch.placing.jobs import Job, Limits
 from services.domain.latency import LatencyLines
 
-CASES = Path(os.environ.get("CATENARY_DATA", "../shared/data")) / "llm" / "aladdin_placement.json"
 MS = 1e6
 
 
 def golden() -> list[Any]:
-    return list(json.loads(CASES.read_text())["cases"]) if CASES.exists() else []
+    return list(json.loads(reference("llm/aladdin_placement.json").read_text())["cases"])
 
 
 def job(record: dict[str, Any]) -> Job:
@@ -38,7 +36,6 @@ def agrees(found: Bound, expected: dict[str, Any], unit: float) -> bool:
     )
 
 
-@pytest.mark.skipif(not CASES.exists(), reason="CATENARY_DATA has no golden placements")
 @pytest.mark.parametrize("case", golden(), ids=lambda case: str(case["name"]))
 def test_every_golden_case_is_decided_and_weighed_as_it_says(case: dict[str, Any]) -> None:
     perf, params = case["perf"], case["params"]

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import random
 from collections.abc import Callable
-from pathlib import Path
 from statistics import mean
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_data import reference
 from scheduler.dispatch.placing.length_histogram import LengthHistogram
 from scheduler.dispatch.placing.lengths import PRIOR_TOKENS, LengthPredictor
 from services.errors import InvalidInput
 
-ROOT = Path(__file__).resolve().parents[4]
 Rows = list[tuple[int, int]]
 
 
 @pytest.fixture(scope="module", params=["sharegpt_first_turn.csv", "sharegpt_all_turns.csv"])
 def halves(request: pytest.FixtureRequest) -> tuple[Rows, Rows]:
     """Prompt and answer lengths: one half to learn from, the other to be predicted."""
-    data = Path(os.environ.get("CATENARY_DATA") or ROOT.parent / "shared" / "data")
-    file = data / "llm" / request.param
-    if not file.is_file():
-        pytest.skip(f"needs the lengths at {file}: set CATENARY_DATA")
-    with file.open() as stream:
+    with reference(f"llm/{request.param}").open() as stream:
         rows = [(int(row["l_in"]), int(row["l_out"])) for row in csv.DictReader(stream)]
     random.Random(1).shuffle(rows)
     return rows[: len(rows) // 2], rows[len(rows) // 2 :]

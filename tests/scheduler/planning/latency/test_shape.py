@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-from pathlib import Path
 from statistics import mean
 
 import pytest
 
+from reference_data import reference
 from scheduler.planning.latency import (
     DeviceShape,
     Scaling,
@@ -21,13 +20,11 @@ from scheduler.planning.latency import (
 from services.domain.latency import LatencyLines
 from services.errors import PlanInfeasible
 
-DATA = Path(os.environ.get("CATENARY_DATA", "../shared/data")) / "llm"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="CATENARY_DATA is not there")
 A100_BYTES = 80e9
 
 
 def coefficients(model: str, kinds: tuple[str, ...]) -> list[DeviceShape]:
-    fits = json.loads((DATA / "perf_coefficients.json").read_text())["fits"]
+    fits = json.loads(reference("llm/perf_coefficients.json").read_text())["fits"]
     return [
         DeviceShape(
             fit["tp"],
@@ -39,9 +36,9 @@ def coefficients(model: str, kinds: tuple[str, ...]) -> list[DeviceShape]:
 
 
 def demand_of(model: str, per_token_ms: float) -> WorkerDemand:
-    fits = json.loads((DATA / "perf_coefficients.json").read_text())["fits"]
+    fits = json.loads(reference("llm/perf_coefficients.json").read_text())["fits"]
     sizes = next(fit for fit in fits if fit["model"] == model)
-    with (DATA / "sharegpt_first_turn.csv").open() as file:
+    with reference("llm/sharegpt_first_turn.csv").open() as file:
         rows = [(int(row["l_in"]), int(row["l_out"])) for row in csv.DictReader(file)]
     # A session holds its prompt and on average half of its answer.
     context = mean(prompt + answer / 2 for prompt, answer in rows)
@@ -51,7 +48,6 @@ def demand_of(model: str, per_token_ms: float) -> WorkerDemand:
     )  # fmt: skip
 
 
-@needs_data
 @pytest.mark.parametrize(
     ("model", "per_token_ms", "kind", "devices"),
     [
@@ -73,7 +69,6 @@ def test_table_3_of_the_paper_on_a100(
     assert best_shape(demand_of(model, per_token_ms), shapes).devices == devices
 
 
-@needs_data
 def test_a_tenth_kept_back_leaves_70b_a_third_of_its_caches() -> None:
     """Pitfall 5: two devices hold 67 k tokens of 70b without a reserve, 18 k with one.
 
