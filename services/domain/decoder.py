@@ -66,6 +66,23 @@ def form_of(runtime: str, precision: str) -> Form | None:
     return Form(runtime) if runtime in set(Runtime) else None
 
 
+def why_not_loaded(runtime: str, target: str) -> str:
+    """Returns, in words, why a runtime cannot load a model; empty if it can, or nobody knows.
+
+    PyTorch loads what was imported for CPUs, too: every import keeps the weights as they are.
+
+    Args:
+        runtime: Of the agent, as its hello says; empty or unknown: nothing is known.
+        target: Of the model's manifest: what it was imported for.
+    """
+    if runtime == Runtime.ONNX and target == "gpu":
+        return (
+            "it runs decoders with ONNX Runtime, and the model was imported for GPUs"
+            " (import it with --target both, or set decoder: torch for the agent)"
+        )
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class StepSizes:
     """What one step takes beside weights and caches, at most.
