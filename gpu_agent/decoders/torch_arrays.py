@@ -134,6 +134,24 @@ class TokenCounts:
 
     def of(self, asked: Sequence[Asked]) -> torch.Tensor:
         """Returns int32 [sessions, vocabulary], all tokens so far counted; the caller's."""
+        try:
+            self._count(asked)
+        except BaseException:
+            for session, _ in asked:  # whatever was counted: next time it is from the beginning
+                self.forget(session)
+            raise
+        at = [self._rows[session] for session, _ in asked]
+        return torch.stack([self._pages[page][row] for page, row in at])
+
+    def forget(self, session: int) -> None:
+        """Frees a session's row."""
+        at = self._rows.pop(session, None)
+        if at is not None:
+            self._free.append(at)
+        self._told.pop(session, None)
+
+    def _count(self, asked: Sequence[Asked]) -> None:
+        """Counts the tokens that are new."""
         places: dict[int, list[tuple[int, int, int]]] = {}
         for session, sampler in asked:
             said = sampler.said
@@ -149,15 +167,6 @@ class TokenCounts:
         for page, found in places.items():
             rows, tokens, added = torch.tensor(found).T.to(self._device, non_blocking=True)
             self._pages[page].index_put_((rows, tokens), added.int(), accumulate=True)
-        at = [self._rows[session] for session, _ in asked]
-        return torch.stack([self._pages[page][row] for page, row in at])
-
-    def forget(self, session: int) -> None:
-        """Frees a session's row."""
-        at = self._rows.pop(session, None)
-        if at is not None:
-            self._free.append(at)
-        self._told.pop(session, None)
 
     def _open(self, session: int) -> None:
         if self._free:
