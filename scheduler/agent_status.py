@@ -38,6 +38,7 @@ def add_agents(status: admin_pb2.GetStatusResponse, term: Term) -> None:
             used_memory_bytes=sum(loaded.memory_bytes for loaded in record.loaded.values()),
         )
         _add_impairments(added, agent_id, term)
+        _add_unloadable(added, record, term)
         _add_caches(added, record, caches.get(agent_id, []), term)
 
 
@@ -51,6 +52,13 @@ def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, term: Term) 
             remaining_ns=max(1, each.until - now) if each.until is not None else 0,
             why=each.why,
         )
+
+
+def _add_unloadable(status: admin_pb2.AgentStatus, record: AgentRecord, term: Term) -> None:
+    """Adds the models that its runtime cannot load, which is why no plan uses it for them."""
+    for key, deployment in sorted(term.deployments.ready.items()):
+        if why := deployment.why_not_loaded(record.agent):
+            status.impairments.add(kind="cannot_load", partition=str(key), why=why)
 
 
 def _add_caches(

@@ -10,7 +10,7 @@ from functools import partial
 from scheduler.planning import DeployedModel
 from scheduler.state.codec import encode_document
 from scheduler.state.stored import StoredWish
-from services.domain.decoder import DecoderTable, HeldSizes
+from services.domain.decoder import DecoderTable, HeldSizes, why_not_loaded
 from services.domain.ids import ModelKey, Nanoseconds
 from services.domain.model import BlockTable, Boundary, ModelManifest
 from services.domain.packing import PackingGoal
@@ -83,6 +83,12 @@ class Deployment:
         assert self.decoder is not None
         return self.decoder.held_by(agent.runtime, self.manifest.precision)
 
+    def why_not_loaded(self, agent: Agent) -> str:
+        """Returns why an agent cannot load it, whatever it tries; empty if it may."""
+        if self.decoder is None:
+            return ""
+        return why_not_loaded(agent.runtime, self.manifest.target)
+
     @property
     def slo_ns(self) -> Nanoseconds:
         """Deadline of a request that names none."""
@@ -119,6 +125,7 @@ class Deployment:
             packing=self.packing,
             block_bytes=self.assumed_block_bytes,
             precision=self.manifest.precision,
+            target=self.manifest.target,
         )
 
 

@@ -16,7 +16,7 @@ from services.json_fields import field, integers
 VERSION = 1
 FORMS_VERSION = 1
 _OTHERS = ("model_hash", "end_token_ids", "forms")
-_FORM_OTHERS = ("form", "block_bytes", "step")
+_FORM_OTHERS = ("form", "block_bytes", "step", "sampler")
 
 
 def document_of_decoder(table: DecoderTable) -> dict[str, Any]:
@@ -25,6 +25,8 @@ def document_of_decoder(table: DecoderTable) -> dict[str, Any]:
     if not table.forms:
         del document["forms"]
         return {"version": VERSION, **document}
+    for entry in document["forms"]:
+        del entry["sampler"]  # the program's, not the model's
     document["forms"] = {entry.pop("form"): entry for entry in document["forms"]}
     return {"version": VERSION, "forms_version": FORMS_VERSION, **document}
 

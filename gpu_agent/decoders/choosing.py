@@ -26,6 +26,7 @@ from gpu_agent.decoders.gumbel import (
     rough_noise,
 )
 from gpu_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
+from services.domain.sampler_sizes import rows_at_a_time
 
 Asked = tuple[int, Sampler]
 """A session by its number, and its way of choosing."""
@@ -48,7 +49,7 @@ class Few(NamedTuple):
     ordered: Any
     """The same, the largest first."""
     floor: Any
-    """[rows, 1], or a number: whatever is above it is among them."""
+    """[rows, 1]: whatever is above it is among them. Infinity: these few decide nothing."""
 
 
 class Arrays(Protocol):
@@ -57,7 +58,10 @@ class Arrays(Protocol):
     xp: Any
     """The module."""
     block_numbers: int
-    """So many logits are worked on at a time: what fits into a cache, or into spare memory."""
+    """So many logits are worked on at a time: what fits into a cache, or into spare memory. What
+    that takes is in `services.domain.sampler_sizes`."""
+    sorted_numbers: int
+    """So many at a time where whole vocabularies are sorted."""
 
     def put(self, array: NDArray[Any]) -> Any:
         """Brings an array to where the logits are."""
@@ -131,34 +135,43 @@ class Chooser:
         """Brings an array to the host."""
         return self._arrays.host(array)
 
-    def choose(self, logits: Any, asked: Sequence[Asked]) -> list[int]:
+    def choose(
+        self, logits: Any, asked: Sequence[Asked], rows: Sequence[int] | None = None
+    ) -> list[int]:
         """Returns the next token of each session, without accepting it.
 
         A row does not depend on the other rows of the call.
 
         Args:
-            logits: float32 [rows, vocabulary]; not changed.
-            asked: The session of each row.
+            logits: float32 [n, vocabulary]; not changed, and never copied as a whole.
+            asked: Sessions.
+            rows: The row of each, ascending; None: all rows in turn.
 
         Returns:
-            One token id per row, or `NOT_FINITE` or `NOTHING_ALLOWED`.
+            One token id per session, or `NOT_FINITE` or `NOTHING_ALLOWED`.
         """
+        rows = range(len(asked)) if rows is None else rows
+        numbers = self._arrays.block_numbers
         with np.errstate(all="ignore"):  # of rows that are not finite
-            ids = self._chosen(logits, asked, self._few)
-            again = [row for row, token in enumerate(ids) if token == _UNDECIDED]
+            ids = self._chosen(logits, rows, asked, self._few, numbers)
+            again = [at for at, token in enumerate(ids) if token == _UNDECIDED]
             if again:
-                some = self._chosen(logits[again], [asked[row] for row in again], self._all)
-                for row, token in zip(again, some, strict=True):
-                    ids[row] = token
+                numbers = self._arrays.sorted_numbers
+                these = [rows[at] for at in again]
+                some = self._chosen(logits, these, [asked[at] for at in again], self._all, numbers)
+                for at, token in zip(again, some, strict=True):
+                    ids[at] = token
         return ids
 
-    def _chosen(self, logits: Any, asked: Sequence[Asked], narrow: Way) -> list[int]:
-        """Chooses for all rows, as many at a time as `Arrays.block_numbers` says."""
+    def _chosen(
+        self, logits: Any, rows: Sequence[int], asked: Sequence[Asked], narrow: Way, numbers: int
+    ) -> list[int]:
+        """Chooses for these rows, so many logits at a time, or one row."""
         xp = self._arrays.xp
-        size = max(1, self._arrays.block_numbers // self._vocabulary)
+        size = rows_at_a_time(numbers, self._vocabulary)
         parts = [
-            self._finalists(logits[start : start + size], asked[start : start + size], narrow)
-            for start in range(0, len(asked), size)
+            self._finalists(logits, rows[at : at + size], asked[at : at + size], narrow)
+            for at in range(0, len(asked), size)
         ]
         ids, scaled, bits = (xp.concatenate(each) for each in zip(*parts, strict=True))
         best = ids[:, 0]
@@ -169,34 +182,48 @@ class Chooser:
         chosen: list[int] = self._arrays.host(best).tolist()
         return chosen
 
-    def _finalists(self, logits: Any, asked: Sequence[Asked], narrow: Way) -> _Finalists:
-        """Returns the two tokens one of which each row of a block chooses."""
+    def _finalists(
+        self, logits: Any, rows: Sequence[int], asked: Sequence[Asked], narrow: Way
+    ) -> _Finalists:
+        """Returns the two tokens one of which each session of a block chooses."""
         xp, put = self._arrays.xp, self._arrays.put
-        # argmax finds a NaN if there is one, and an infinity if it is the largest.
-        best = xp.argmax(logits, 1)[:, None]
-        finite = xp.isfinite(self._arrays.take(logits, best))
+        best, highest = self._best(logits, rows)
+        finite = xp.isfinite(highest)
         ids = xp.concatenate((best, best), 1)
-        made = _Finalists(ids, xp.zeros_like(logits[:, :2]), xp.zeros_like(ids))
+        scaled = xp.concatenate((highest, highest), 1)
+        made = _Finalists(ids, xp.zeros_like(scaled), xp.zeros_like(ids))
         ways: dict[Way, list[int]] = {self._likeliest: [], self._any: [], narrow: []}
-        for row, (_, sampler) in enumerate(asked):
+        for at, (_, sampler) in enumerate(asked):
             p = sampler.parameters
             is_narrow = p.top_p < 1 or 0 < p.top_k < self._vocabulary
             if not sampler.takes_best:
                 way = self._likeliest if p.greedy else narrow if is_narrow else self._any
-                ways[way].append(row)
-        for way, rows in ways.items():
-            if not rows:
+                ways[way].append(at)
+        for way, places in ways.items():
+            if not places:
                 continue
-            these = put(np.array(rows, np.int64))
-            values = logits[these]  # a copy
-            block = [asked[row] for row in rows]
+            these = put(np.array(places, np.int64))
+            values = logits[put(np.array([rows[at] for at in places], np.int64))]  # a copy
+            block = [asked[at] for at in places]
             self._edit(values, block)
             highest = xp.amax(values, 1)[:, None]
             found = way(values, highest, [sampler for _, sampler in block])
             made.ids[these] = xp.where(xp.isfinite(highest), found.ids, NOTHING_ALLOWED)
             made.scaled[these] = found.scaled
             made.bits[these] = found.bits
+            del values, found  # before the next way takes as much
         return made._replace(ids=xp.where(finite, made.ids, NOT_FINITE))
+
+    def _best(self, logits: Any, rows: Sequence[int]) -> tuple[Any, Any]:
+        """Returns the likeliest token of each of these rows, and its logit, [rows, 1] each."""
+        first, end = rows[0], rows[-1] + 1
+        if end - first == len(rows):
+            some = logits[first:end]
+        else:
+            some = logits[self._arrays.put(np.array(rows, np.int64))]
+        # argmax finds a NaN if there is one, and an infinity if it is the largest.
+        best = self._arrays.xp.argmax(some, 1)[:, None]
+        return best, self._arrays.take(some, best)
 
     def _edit(self, values: Any, asked: Sequence[Asked]) -> None:
         """Applies what changes logits before the temperature does."""
@@ -249,8 +276,7 @@ class Chooser:
     def _all(self, values: Any, highest: Any, samplers: Sequence[Sampler]) -> _Finalists:
         """Draws from what top-k and top-p leave, looked for among all tokens."""
         self._scale(values, highest, samplers)
-        ordered = self._arrays.descending(values)
-        bound, _ = self._bound(values, ordered, -math.inf, samplers)
+        bound, _ = self._bound(None, self._arrays.descending(values), None, samplers)
         return self._drawn(values, bound, samplers)
 
     # Their parts.
@@ -273,12 +299,13 @@ class Chooser:
         """Returns the lowest scaled logit that all filters leave, and whether that is sure.
 
         Args:
-            values: float32 [rows, vocabulary], scaled.
+            values: float32 [rows, vocabulary], scaled; None: `ordered` has all of them.
             ordered: The largest of them, descending; with all that are above `floor`.
-            floor: [rows, 1], or a number.
+            floor: [rows, 1]; None: there is nothing below.
             samplers: Of the rows.
         """
         xp, take = self._arrays.xp, self._arrays.take
+        floor = -math.inf if floor is None else floor
         count = ordered.shape[1]
         top_k = np.array([each.parameters.top_k for each in samplers], np.int64)
         is_limited = (top_k > 0) & (top_k < self._vocabulary)
@@ -292,25 +319,28 @@ class Chooser:
         is_sure = (last > floor) | ~limited
         shares = np.array([each.parameters.top_p for each in samplers], np.float64)
         if (shares < 1).any():
-            weights = self._weights(ordered) * (ordered >= last)
-            passed = xp.cumsum(weights, 1)
+            passed = xp.cumsum(self._weights(ordered, last), 1)
             whole = passed[:, -1:]
-            if not is_limited[shares < 1].all():
+            if values is not None and not is_limited[shares < 1].all():
                 whole = xp.where(limited, whole, xp.sum(self._weights(values), 1)[:, None])
             target = self._column(shares, np.float64) * xp.asarray(whole, dtype=xp.float64)
+            # Integers are compared, for which nothing as large has to be made.
+            target = xp.asarray(xp.ceil(target), dtype=xp.int64)
             # A token stays as long as those in front of it have less than the share.
-            kept = xp.sum(xp.asarray(passed - weights, dtype=xp.float64) < target, 1)[:, None]
-            edge = take(ordered, xp.where(kept > 1, kept, 1) - 1)
+            in_front = xp.count_nonzero(passed[:, :-1] < target, 1)[:, None]
+            edge = take(ordered, in_front)
             edge = xp.where(self._column(shares < 1, np.bool_), edge, self._never)
             bound = xp.maximum(bound, edge)
-            is_sure = is_sure & (xp.asarray(passed[:, -1:], dtype=xp.float64) >= target)
+            is_sure = is_sure & (passed[:, -1:] >= target)
         return bound, is_sure & (bound > floor)
 
-    def _weights(self, scaled: Any) -> Any:
-        """Returns what is proportional to the probabilities, as int64."""
+    def _weights(self, scaled: Any, least: Any = None) -> Any:
+        """Returns what is proportional to the probabilities, as int64; 0 for less than `least`."""
         xp = self._arrays.xp
         weights = xp.exp(scaled)
         weights *= _UNIT
+        if least is not None:
+            weights = xp.where(scaled >= least, weights, xp.zeros_like(least))
         return xp.asarray(weights, dtype=xp.int64)
 
     def _drawn(self, values: Any, bound: Any, samplers: Sequence[Sampler]) -> _Finalists:

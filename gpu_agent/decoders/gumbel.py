@@ -73,11 +73,12 @@ def _mix(numbers: Any) -> None:
     """Applies the finaliser of SplitMix64 to int64 in place; `_mixed` does it to one number."""
     first, second = map(_signed, _FACTORS)
     # Shifts of signed integers bring their sign along, which the masks take away.
-    numbers ^= (numbers >> 30) & (_ALL >> 30)
-    numbers *= first
-    numbers ^= (numbers >> 27) & (_ALL >> 27)
-    numbers *= second
-    numbers ^= (numbers >> 31) & (_ALL >> 31)
+    for shift, factor in ((30, first), (27, second), (31, 1)):
+        shifted = numbers >> shift
+        shifted &= _ALL >> shift
+        numbers ^= shifted
+        if factor != 1:
+            numbers *= factor
 
 
 def rough_noise(xp: Any, bits: Any) -> Any:

@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_agent.decoders.choosing import Asked, Chooser, Few
+from services.domain.sampler_sizes import CPU_BLOCK_NUMBERS
 
-_BLOCK_NUMBERS = 1 << 18
-"""A row of 128k logits and what is made of it takes 2 MB: it stays in a core's cache."""
 _NEAR = np.float32(10)
 """Tokens less likely than the likeliest one by e^10 are mostly beyond what filters leave."""
+_FEW_SHARE = 8
+"""A few are an eighth of the vocabulary at most: each of them takes six times what a logit does."""
+_LEAST_FEW = 64
 _GROUP = 64
 _GROUP_SHARE = 4
 """Groups' maxima stand for the whole as long as they are so many times what is looked for."""
@@ -28,7 +30,7 @@ class NumpyArrays:
     """Arrays of NumPy."""
 
     xp: Any = np
-    block_numbers = _BLOCK_NUMBERS
+    block_numbers = sorted_numbers = CPU_BLOCK_NUMBERS
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
         """They are there already."""
@@ -44,7 +46,15 @@ class NumpyArrays:
         floor = np.full((len(values), 1), -_NEAR)
         if count:
             np.minimum(floor, _below_the_largest(values, count), out=floor)
-        places = np.flatnonzero(values >= floor)
+        near = values >= floor
+        most = max(_LEAST_FEW, values.shape[1] // _FEW_SHARE)
+        if np.count_nonzero(near) > most:  # of all rows, which is counted faster than of each
+            crowded = np.count_nonzero(near, axis=1) > most
+            near[crowded, 1:] = False  # one is left, whichever
+            near[crowded, 0] = True
+            floor[crowded] = np.inf
+        places = np.flatnonzero(near)
+        del near
         rows, ids = np.divmod(places, values.shape[1])
         starts = np.searchsorted(rows, np.arange(len(values)))
         columns = np.arange(len(rows)) - starts[rows]

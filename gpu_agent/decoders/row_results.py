@@ -37,25 +37,26 @@ def row_results(chooser: Chooser, logits: Any, items: Sequence[StepItem]) -> lis
             asked.append((item.session, item.sampler))
     tokens: dict[int, int] = {}
     if rows:
-        part = logits if len(rows) == len(items) else logits[rows]
-        tokens = dict(zip(rows, _tokens(chooser, part, asked), strict=True))
+        tokens = dict(zip(rows, _tokens(chooser, logits, asked, rows), strict=True))
     return [
         np.array([tokens[row]]) if row in tokens else chooser.host(logits[row])
         for row in range(len(items))
     ]
 
 
-def _tokens(chooser: Chooser, logits: Any, asked: Sequence[Asked]) -> list[int]:
+def _tokens(
+    chooser: Chooser, logits: Any, asked: Sequence[Asked], rows: Sequence[int]
+) -> list[int]:
     try:
-        return chooser.choose(logits, asked)
+        return chooser.choose(logits, asked, rows)
     except Exception as error:
         if trouble_of(error) is not Trouble.OTHER:
             raise
         if len(asked) > 1:
             return [
                 token
-                for row, each in enumerate(asked)
-                for token in _tokens(chooser, logits[row : row + 1], [each])
+                for row, each in zip(rows, asked, strict=True)
+                for token in _tokens(chooser, logits, [each], [row])
             ]
         # Plain text: a renderer that shows local variables would print tensors and prompts.
         _log.error("no_token_chosen", session=asked[0][0], traceback=traceback.format_exc())

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_agent.decoders.gumbel import stream_of
+from services.domain.sampler_sizes import SAID_TOKENS
 from services.domain.sampling import SamplingParameters
 
 STOP = "stop"
@@ -107,12 +108,10 @@ class TokensSaid:
         """Counts the tokens there are."""
         self.answer = list(answer)
         """In the order they came."""
-        self._ids = np.unique(np.asarray([*prompt, *answer], np.int64))
-        self._counts = np.zeros(len(self._ids), np.float32)
+        self._ids, places = np.unique(np.asarray([*prompt, *answer], np.int64), return_inverse=True)
+        said = np.bincount(places[len(prompt) :], minlength=len(self._ids))
+        self._counts = said.astype(np.float32)
         self._used = len(self._ids)
-        self._index = {token: i for i, token in enumerate(self._ids.tolist())}
-        for token in answer:
-            self._counts[self._index[token]] += 1
 
     @property
     def ids(self) -> NDArray[np.int64]:
@@ -124,14 +123,21 @@ class TokensSaid:
         """How often the answer has each of `ids`; 0 for those of the prompt alone."""
         return self._counts[: self._used]
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of the arrays; the list of the answer is left out."""
+        return self._ids.nbytes + self._counts.nbytes
+
     def add(self, token_id: int) -> None:
         """Counts one more token of the answer."""
         self.answer.append(token_id)
-        index = self._index.setdefault(token_id, self._used)
-        if index == self._used:
-            if index == len(self._ids):
-                self._ids = np.resize(self._ids, max(16, 2 * index))
-                self._counts = np.resize(self._counts, max(16, 2 * index))
-            self._ids[index], self._counts[index] = token_id, 0
-            self._used += 1
-        self._counts[index] += 1
+        found = np.flatnonzero(self.ids == token_id)
+        if len(found):
+            self._counts[found] += 1
+            return
+        if self._used == len(self._ids):
+            # As many again would be twice what a long session needs.
+            self._ids = np.concatenate((self._ids, np.zeros(SAID_TOKENS, np.int64)))
+            self._counts = np.concatenate((self._counts, np.zeros(SAID_TOKENS, np.float32)))
+        self._ids[self._used], self._counts[self._used] = token_id, 1
+        self._used += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,19 @@ import torch
 from numpy.typing import NDArray
 
 from gpu_agent.decoders.choosing import Asked, Chooser, Few
+from services.domain.sampler_sizes import (
+    COUNTED_SESSIONS,
+    CPU_BLOCK_NUMBERS,
+    GPU_BLOCK_NUMBERS,
+)
 
-_BLOCK_NUMBERS = {"cpu": 1 << 18, "cuda": 1 << 22}
-"""A block of 128k logits takes 2 MB of a CPU's cache; 32 of them 150 MB of a GPU's memory."""
+_BLOCK_NUMBERS = {"cpu": CPU_BLOCK_NUMBERS, "cuda": GPU_BLOCK_NUMBERS}
+_SORTED_NUMBERS = {"cpu": CPU_BLOCK_NUMBERS, "cuda": GPU_BLOCK_NUMBERS // 4}
+"""Sorting on CUDA takes memory of its own, several times what is sorted."""
 _FEW = 1024
+_LEAST_FEW = 64
+_FEW_SHARE = 8
+"""A few are an eighth of the vocabulary at most: each of them takes six times what a logit does."""
 _SEEN, _SAID = 1, 2
 """What a token adds to its count: that it occurred shows in the lowest bit, how often it was said
 in the answer in the others."""
@@ -32,6 +42,7 @@ class TorchArrays:
     def __init__(self, device: torch.device, vocabulary: int) -> None:
         """Takes no memory before a session has penalties."""
         self.block_numbers = _BLOCK_NUMBERS[device.type]
+        self.sorted_numbers = _SORTED_NUMBERS[device.type]
         self._device = device
         self._counts = TokenCounts(device, vocabulary)
 
@@ -45,8 +56,13 @@ class TorchArrays:
 
     def likeliest(self, values: torch.Tensor, count: int) -> Few:
         """See `Arrays.likeliest`."""
-        found = values.topk(min(values.shape[1], max(count, _FEW)), 1)
-        return Few(found.indices, found.values, found.values, found.values[:, -1:])
+        vocabulary = values.shape[1]
+        most = max(_LEAST_FEW, vocabulary // _FEW_SHARE)
+        is_few = count <= most
+        wanted = max(count, min(most, _FEW)) if is_few else 1
+        found = values.topk(min(vocabulary, wanted), 1)
+        floor = found.values[:, -1:] if is_few else torch.full_like(values[:, :1], math.inf)
+        return Few(found.indices, found.values, found.values, floor)
 
     def descending(self, values: torch.Tensor) -> torch.Tensor:
         """See `Arrays.descending`."""
@@ -72,12 +88,15 @@ class TorchArrays:
         )
         these = self.put(rows)
         logits = values[these]
-        changed = torch.where(logits < 0, logits * repetition, logits / repetition)
-        logits = torch.where(counts > 0, changed, logits)
-        times = counts >> 1
-        off = times.float() * frequency
+        # Three times a block at most beside the logits and counts: what is not needed is reused.
+        changed = logits * repetition
+        torch.where(logits < 0, changed, logits / repetition, out=changed)
+        torch.where(counts > 0, changed, logits, out=logits)
+        counts >>= 1  # ours: how often each was said in the answer
+        off = changed.copy_(counts)
+        off *= frequency
         off += presence
-        logits -= torch.where(times > 0, off, 0)
+        logits -= off.masked_fill_(counts == 0, 0)
         values[these] = logits
 
     def forget(self, session: int) -> None:
@@ -94,51 +113,67 @@ class TokenCounts:
     """How often every token was said in the sessions with penalties; it stays on the device.
 
     A session has a row from its first step here until it is forgotten. Each step sends the tokens
-    that came since the last one.
+    that came since the last one. Rows come in pages, so that more of them are never a copy.
     """
 
     def __init__(self, device: torch.device, vocabulary: int) -> None:
         """Has no rows."""
-        self._table = torch.zeros((0, vocabulary), dtype=torch.int32, device=device)
-        self._rows: dict[int, int] = {}
-        self._free: list[int] = []
+        self._device = device
+        self._shape = (COUNTED_SESSIONS, vocabulary)
+        self._pages: list[torch.Tensor] = []
+        self._rows: dict[int, tuple[int, int]] = {}
+        """Session -> its page, and its row there."""
+        self._free: list[tuple[int, int]] = []
         self._told: dict[int, int] = {}
         """Session -> tokens of its answer that are counted."""
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of all pages."""
+        return sum(page.nbytes for page in self._pages)
+
     def of(self, asked: Sequence[Asked]) -> torch.Tensor:
-        """Returns int32 [sessions, vocabulary], all tokens so far counted."""
-        places: list[tuple[int, int, int]] = []
-        for session, sampler in asked:
-            said = sampler.said
-            assert said is not None
-            row = self._rows.get(session)
-            if row is None:
-                row = self._open(session)
-                places += [(row, token, _SEEN) for token in said.ids.tolist()]
-            told = self._told.get(session, 0)
-            places += [(row, token, _SAID) for token in said.answer[told:]]
-        device = self._table.device
-        if places:
-            rows, tokens, more = torch.tensor(places).T.to(device, non_blocking=True)
-            self._table.index_put_((rows, tokens), more.int(), accumulate=True)
-        self._told.update((session, len(each.said.answer)) for session, each in asked if each.said)
-        return self._table[[self._rows[session] for session, _ in asked]]
+        """Returns int32 [sessions, vocabulary], all tokens so far counted; the caller's."""
+        try:
+            self._count(asked)
+        except BaseException:
+            for session, _ in asked:  # whatever was counted: next time it is from the beginning
+                self.forget(session)
+            raise
+        at = [self._rows[session] for session, _ in asked]
+        return torch.stack([self._pages[page][row] for page, row in at])
 
     def forget(self, session: int) -> None:
         """Frees a session's row."""
-        row = self._rows.pop(session, None)
-        if row is not None:
-            self._free.append(row)
+        at = self._rows.pop(session, None)
+        if at is not None:
+            self._free.append(at)
         self._told.pop(session, None)
 
-    def _open(self, session: int) -> int:
-        if not self._free:
-            have = len(self._table)
-            more = max(1, have)
-            new = self._table.new_zeros((more, self._table.shape[1]))
-            self._table = torch.cat((self._table, new))
-            self._free = list(range(have, have + more))
-        row = self._free.pop()
-        self._table[row] = 0
-        self._rows[session] = row
-        return row
+    def _count(self, asked: Sequence[Asked]) -> None:
+        """Counts the tokens that are new."""
+        places: dict[int, list[tuple[int, int, int]]] = {}
+        for session, sampler in asked:
+            said = sampler.said
+            assert said is not None
+            more = [(token, _SAID) for token in said.answer[self._told.get(session, 0) :]]
+            if session not in self._rows:
+                self._open(session)
+                more += [(token, _SEEN) for token in said.ids.tolist()]
+            self._told[session] = len(said.answer)
+            if more:
+                page, row = self._rows[session]
+                places.setdefault(page, []).extend((row, *each) for each in more)
+        for page, found in places.items():
+            rows, tokens, added = torch.tensor(found).T.to(self._device, non_blocking=True)
+            self._pages[page].index_put_((rows, tokens), added.int(), accumulate=True)
+
+    def _open(self, session: int) -> None:
+        if self._free:
+            page, row = self._free.pop()
+            self._pages[page][row] = 0
+        else:
+            self._pages.append(torch.zeros(self._shape, dtype=torch.int32, device=self._device))
+            page, row = len(self._pages) - 1, 0
+            self._free = [(page, other) for other in range(self._shape[0] - 1, 0, -1)]
+        self._rows[session] = page, row

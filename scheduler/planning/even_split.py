@@ -16,7 +16,7 @@ from scheduler.planning.placement import (
     Placement,
     StagePlacement,
 )
-from services.domain.decoder import DecoderTable, HeldSizes
+from services.domain.decoder import DecoderTable, HeldSizes, why_not_loaded
 from services.domain.ids import AgentId, ModelKey, Nanoseconds
 from services.domain.latency import TokenObjectives
 from services.domain.model import BlockTable
@@ -54,6 +54,8 @@ class DeployedModel:
     """Memory of each block's weights; empty if that is not known."""
     precision: str = "fp32"
     """Of such a model that generates text: what CPU agents keep its weights in."""
+    target: str = "both"
+    """Of such a model: what it was imported for, "cpu", "gpu" or "both"."""
 
     def held_by(self, agent: Agent) -> HeldSizes:
         """Returns the sizes of a model that generates text where an agent holds it.
@@ -64,6 +66,10 @@ class DeployedModel:
         if self.decoder is None:
             raise PlanInfeasible(f"{self.key} does not generate text")
         return self.decoder.held_by(agent.runtime, self.precision)
+
+    def why_not_loaded(self, agent: Agent) -> str:
+        """Returns why an agent cannot load a model that generates text; empty if it may."""
+        return why_not_loaded(agent.runtime, self.target)
 
 
 def even_split(models: Sequence[DeployedModel], agents: Sequence[Agent]) -> Placement:

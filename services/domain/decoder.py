@@ -11,8 +11,15 @@ CPU agent the graph's weights in the import's precision and caches in float32. E
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from services.domain.sampler_sizes import (
+    CPU_BLOCK_NUMBERS,
+    GPU_BLOCK_NUMBERS,
+    SamplerSizes,
+    sampler_sizes,
+)
 
 CACHE_BLOCK_TOKENS = 16
 """Memory of caches is counted in blocks of so many tokens: a page of 4 KiB holds 16 tokens of a
@@ -41,6 +48,7 @@ class Form(StrEnum):
 
 
 _ONNX_FORMS = {"fp32": Form.ONNX_FP32, "int8": Form.ONNX_INT8, "int4": Form.ONNX_INT4}
+_TORCH_FORMS = frozenset({Form.TORCH_FLOAT32, Form.TORCH_BFLOAT16, Form.TORCH_FLOAT16})
 
 
 def form_of(runtime: str, precision: str) -> Form | None:
@@ -56,6 +64,23 @@ def form_of(runtime: str, precision: str) -> Form | None:
     if runtime == Runtime.ONNX:
         return _ONNX_FORMS.get(precision)
     return Form(runtime) if runtime in set(Runtime) else None
+
+
+def why_not_loaded(runtime: str, target: str) -> str:
+    """Returns, in words, why a runtime cannot load a model; empty if it can, or nobody knows.
+
+    PyTorch loads what was imported for CPUs, too: every import keeps the weights as they are.
+
+    Args:
+        runtime: Of the agent, as its hello says; empty or unknown: nothing is known.
+        target: Of the model's manifest: what it was imported for.
+    """
+    if runtime == Runtime.ONNX and target == "gpu":
+        return (
+            "it runs decoders with ONNX Runtime, and the model was imported for GPUs"
+            " (import it with --target both, or set decoder: torch for the agent)"
+        )
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +140,8 @@ class HeldSizes:
     cache_bytes_per_token: int
     """Key and value of one token in one block."""
     step: StepSizes = StepSizes()
+    sampler: SamplerSizes = SamplerSizes()  # noqa: RUF009 - immutable
+    """Of tokens that are chosen where the last block is; no part of files (`DecoderTable.held`)."""
 
     @property
     def largest_block_bytes(self) -> int:
@@ -146,7 +173,11 @@ class HeldSizes:
         return session_tokens * self.cache_bytes_per_token
 
     def step_bytes(self, step: LargestStep, *, has_head: bool = True) -> int:
-        """Returns what steps take at most beside weights and caches."""
+        """Returns what steps take at most beside weights and caches.
+
+        Where tokens are chosen that is, too, what is kept of sessions with penalties from one step
+        to the next.
+        """
         each, sessions = self.step, step.sessions
         chunk = min(step.chunk_tokens, step.session_tokens)
         rows = sessions + chunk
@@ -155,9 +186,11 @@ class HeldSizes:
         # The last token of a chunk may be sampled, too.
         sampled = sessions + min(1, chunk) if has_head else 0
         behind = rows * each.output_bytes + sampled * each.logits_bytes
+        behind += self.sampler.scratch_bytes(sampled)
+        kept = self.sampler.kept_bytes(sampled, step.session_tokens) if has_head else 0
         if each.kept_by_entries:
-            return step.entries * (each.base_bytes + in_block) + behind
-        return each.base_bytes + max(in_block, behind)
+            return step.entries * (each.base_bytes + in_block) + behind + kept
+        return each.base_bytes + max(in_block, behind) + kept
 
     def partition_bytes(self, blocks: tuple[int, int], cache_tokens: int, step: LargestStep) -> int:
         """Returns what a partition takes in all.
@@ -204,11 +237,17 @@ class DecoderTable:
         """Returns the sizes of a form; the plain ones if it is not in the table."""
         for each in self.forms:
             if each.form == form and form is not None:
-                return each
+                return replace(each, sampler=self._sampler(form))
         return HeldSizes(
             form, (self.block_bytes,) * self.blocks, self.embedding_bytes, self.head_bytes, 0, 0, 0,
             self.cache_bytes_per_token,
         )  # fmt: skip
+
+    def _sampler(self, form: Form) -> SamplerSizes:
+        in_torch = form in _TORCH_FORMS
+        # PyTorch's forms may be held on a GPU, where more rows are worked on at a time.
+        numbers = GPU_BLOCK_NUMBERS if in_torch else CPU_BLOCK_NUMBERS
+        return sampler_sizes(self.vocabulary_size, numbers, in_torch=in_torch)
 
     def held_by(self, runtime: str, precision: str) -> HeldSizes:
         """Returns the sizes where a runtime holds the model; see `form_of`."""

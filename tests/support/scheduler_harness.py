@@ -51,15 +51,16 @@ SESSION_TOKENS = 64
 
 
 def add_decoder(
-    root: Path, key: ModelKey = LLM, blocks: int = 6, max_batch: int = 4, slo_ns: int = 10_000 * MS
-) -> ModelKey:
+    root: Path, key: ModelKey = LLM, blocks: int = 6, max_batch: int = 4,
+    slo_ns: int = 10_000 * MS, target: str = "both",
+) -> ModelKey:  # fmt: skip
     """Writes a model that generates text: 100 bytes a block, 64 bytes a block slot, 50 each for
     the embedding and the head."""
     repository = ModelRepository(root)
     repository.write_manifest(
         ModelManifest(
             key, "decoder", "model.safetensors", slo_ns, max_batch, True,
-            session_tokens=SESSION_TOKENS,
+            session_tokens=SESSION_TOKENS, target=target,
         )
     )  # fmt: skip
     table = DecoderTable(
@@ -179,6 +180,8 @@ class AgentScript:
     group: int | None = None
     content: str = ""
     """Digest of its copy of every model."""
+    runtime: str = ""
+    """What it runs decoders with."""
 
 
 def cut_in_two(folder: Path) -> Path:
@@ -209,7 +212,7 @@ class FakeAgent(Client):
             virtual_level=self.script.virtual_level,
             link_bytes_per_second=10**9, epoch=self.script.epoch,
             leader=self.script.leader, partitions=self.script.partitions, batches=self.script.batches,
-            sessions=self.script.sessions,
+            sessions=self.script.sessions, decoder_runtime=self.script.runtime,
         )  # fmt: skip
         message = scheduler_pb2.AgentMessage(hello=hello)
         super().__init__(port, message, group=self.script.group)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -118,12 +120,15 @@ async def ready_again(client: catenary.AsyncClient, agent: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "code"),
-    [({"fail": "the kernel said no"}, None), ({"fail": STICKY, "once": True}, EXIT_DEVICE_LOST)],
+    ("name", "fault", "code"),
+    [
+        ("fails", {"fail": "the kernel said no"}, None),
+        ("is lost", {"fail": STICKY, "once": True}, EXIT_DEVICE_LOST),
+    ],
     ids=["fails", "lost"],
 )
 async def test_a_device_that_fails_costs_no_request(
-    tmp_path: Path, fault: dict[str, Any], code: int | None
+    tmp_path: Path, name: str, fault: dict[str, Any], code: int | None
 ) -> None:
     faults = Faults(tmp_path / "faults")
     async with (
@@ -134,17 +139,42 @@ async def test_a_device_that_fails_costs_no_request(
         cluster.client() as client,
         supervised(cluster) as ended,
     ):  # fmt: skip
+        test, failing = f"device of agent-0 {name}", cluster["agent-0"]
         assert await answered(client, 20) == 20
+        pid = failing.pid
+        assert await batches(cluster, "agent-0") > 0
         faults.say("agent-0", **fault)
-        assert await answered(client, REQUESTS) == REQUESTS
+        right = await answered(client, REQUESTS)
+        figures.report(test, "requests lost", REQUESTS - right, f"of {REQUESTS}", "0")
+        assert right == REQUESTS
         if code is not None:
             await until(lambda: happened(lambda: bool(ended)), 20.0, "the end of the process")
             assert ended[0] == ("agent-0", code)
         else:
             faults.file("agent-0").unlink()
         await ready_again(client, "agent-0")
+        # One process ended, once, and another one came; where none had to end, none did.
+        assert ended == ([("agent-0", code)] if code is not None else [])
+        assert (failing.pid != pid) == (code is not None)
+        served = await batches(cluster, "agent-0")
         assert await answered(client, 20) == 20
+        while (more := await batches(cluster, "agent-0") - served) == 0:  # the test has a limit
+            assert await answered(client, 20) == 20
+        said = f"process {failing.pid}, {pid} before"
+        figures.report(test, "batches served afterwards", more, f"({said})", "> 0")
         await nothing_is_booked(client)
+
+
+async def batches(cluster: FaultCluster, agent: str) -> int:
+    """Returns how many batches the process that is this agent now has computed and sent on."""
+
+    def read() -> str:
+        with urllib.request.urlopen(cluster.metrics_url(agent), timeout=5) as page:
+            return str(page.read(), "utf-8")
+
+    pattern = r'^catenary_batches_total\{[^}]*outcome="OK"[^}]*\} (\S+)'
+    found = re.findall(pattern, await asyncio.to_thread(read), re.MULTILINE)
+    return round(sum(map(float, found)))
 
 
 async def happened(condition: Callable[[], bool]) -> bool:

@@ -28,6 +28,8 @@ from scheduler.planning.live.roles import divided, of_role
 from scheduler.planning.live.rooms import (
     Room,
     forms_in_words,
+    left_out,
+    left_out_in_words,
     rooms_of,
     whole_bytes,
     within_memory,
@@ -94,7 +96,9 @@ class ChainJob:
     """The same model with its agents divided by role, if that is wanted."""
     oversubscription: float = 1.0
     rooms: Mapping[str, Room] = field(default_factory=dict)
-    """Of every agent."""
+    """Of every agent that may load it."""
+    left_out: Mapping[str, Sequence[AgentId]] = field(default_factory=dict)
+    """Those that cannot, by the reason in words."""
 
     @property
     def model_bytes(self) -> int:
@@ -121,7 +125,7 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
         job = ChainJob(
             load, task, previous, per_chain,
             oversubscription=cluster.oversubscription if own is None else own,
-            rooms=rooms,
+            rooms=rooms, left_out=left_out(load.deployed, cluster.agents),
         )  # fmt: skip
         jobs.append(replace(job, roles=_by_role(job, cluster, task, before)))
     return jobs
@@ -168,6 +172,8 @@ def solve_job(job: ChainJob, compose: Compose) -> Composition:
     Raises:
         PlanInfeasible: If all agents together have no room for it.
     """
+    if not job.task.servers:
+        raise PlanInfeasible("; ".join(left_out_in_words(job.load.deployed, job.left_out)))
     if job.per_chain:
         return rings(job.task, job.per_chain, job.load.deployed.max_batch, job.previous)
     try:
@@ -255,6 +261,7 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
             f"{load.deployed.key}: agents that were there before host"
             f" {composition.moved_blocks} block(s) that they did not."
         )
+    lines += [f"{line}." for line in left_out_in_words(load.deployed, job.left_out)]
     idle = {server.name for server in job.task.servers} - {str(h.agent) for h in model.hosts}
     if idle:
         lines.append(f"{load.deployed.key}: no chain uses {', '.join(sorted(idle))}.")

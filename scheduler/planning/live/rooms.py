@@ -1,7 +1,8 @@
 """What agents have for a model: their memory, and how large the model is as each of them holds it.
 
 A model is as large as its form says, and agents hold it in different forms: bfloat16 on one,
-float32 on another. So room is counted agent by agent, weights, caches and steps alike.
+float32 on another. So room is counted agent by agent, weights, caches and steps alike. Agents whose
+runtime cannot load a model have no room for it, and leave theirs to the others.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def rooms_of(
     beside: Sequence[DeployedModel],
     taken_bytes: Mapping[AgentId, int],
 ) -> dict[str, Room]:
-    """Returns what every agent has for a model, in the order of their names.
+    """Returns what every agent that may load a model has for it, in the order of their names.
 
     Args:
         deployed: The model.
@@ -48,9 +49,12 @@ def rooms_of(
     rooms: dict[str, Room] = {}
     known: dict[str, tuple[HeldSizes, Fraction]] = {}
     for agent in sorted(agents, key=lambda each: each.agent_id):
+        if deployed.why_not_loaded(agent):
+            continue
         if agent.runtime not in known:
             held = deployed.held_by(agent)
-            whole = sum(whole_bytes(each.held_by(agent)) for each in beside)
+            sharing = [each for each in beside if not each.why_not_loaded(agent)]
+            whole = sum(whole_bytes(each.held_by(agent)) for each in sharing)
             known[agent.runtime] = held, Fraction(whole_bytes(held), whole)
         held, share = known[agent.runtime]
         memory = None
@@ -111,6 +115,25 @@ def _is_over(deployed: DeployedModel, room: Room, chains: Sequence[ChainPlacemen
     taken += entries * held.entry_bytes
     kept = held.step_bytes(_step(deployed, room.agent, deployed.max_batch, _ENTRIES))
     return taken > room.memory + kept + _ENTRIES * held.entry_bytes
+
+
+def left_out(deployed: DeployedModel, agents: Sequence[Agent]) -> dict[str, list[AgentId]]:
+    """Returns the agents that cannot load a model, by the reason in words."""
+    found: dict[str, list[AgentId]] = {}
+    for agent in sorted(agents, key=lambda each: each.agent_id):
+        if why := deployed.why_not_loaded(agent):
+            found.setdefault(why, []).append(agent.agent_id)
+    return found
+
+
+def left_out_in_words(
+    deployed: DeployedModel, reasons: Mapping[str, Sequence[AgentId]]
+) -> list[str]:
+    """Returns who cannot load a model, and why."""
+    return [
+        f"{deployed.key}: {', '.join(agents)} cannot load it: {why}"
+        for why, agents in reasons.items()
+    ]
 
 
 def forms_in_words(

@@ -247,7 +247,32 @@ def test_counts_kept_on_a_device_follow_their_sessions() -> None:
             open_sessions[gone if number % 3 else number] = session(number)
         if number % 5 == 0:
             open_sessions[number] = session(number)
-    assert len(chooser._arrays._counts._table) <= 16
+    assert len(chooser._arrays._counts._pages) <= 2
+
+
+def test_counts_that_could_not_be_made_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from gpu_agent.decoders.torch_arrays import torch_chooser
+
+    def fails(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    chooser = torch_chooser(torch.device("cpu"), 200)
+    samplers = [
+        sampler_of((1, 7, 7, 9), 2, repetition_penalty=1.4, frequency_penalty=1.5) for _ in range(3)
+    ]
+    asked = list(enumerate(samplers))
+    for number in range(6):
+        logits = logits_of(number, 3, 200)
+        if number in (0, 3):
+            with monkeypatch.context() as patched:
+                patched.setattr(torch.Tensor, "index_put_", fails)
+                with pytest.raises(torch.OutOfMemoryError):
+                    chooser.choose(torch.from_numpy(logits), asked)
+        chosen = chooser.choose(torch.from_numpy(logits), asked)
+        assert chosen == in_numpy(logits, samplers)
+        for token, sampler in zip(chosen, samplers, strict=True):
+            sampler.accept(token)
 
 
 @pytest.mark.parametrize(

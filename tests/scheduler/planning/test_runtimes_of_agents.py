@@ -1,0 +1,161 @@
+"""Models that were imported for GPUs are not planned on agents whose runtime cannot load them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.chain_making import compose, compose_cluster
+from scheduler.planning import DeployedModel, Placement
+from scheduler.planning.chain_placement import ChainPlacement
+from scheduler.planning.live import (
+    ChainCluster,
+    ChainLoad,
+    SessionShape,
+    chain_jobs,
+    explain_chains,
+    placed,
+    solve_job,
+    solve_roles,
+)
+from scheduler.planning.live.rooms import rooms_of
+from services.domain.decoder import DecoderTable, Runtime, why_not_loaded
+from services.domain.ids import AgentId, ModelKey, ServerId
+from services.domain.model import BlockTable, Boundary
+from services.domain.plan import Agent
+from services.domain.tensors import ANY, TensorSpec
+from services.errors import PlanInfeasible
+
+BLOCKS, TOKENS, MEMORY = 6, 64, 10_000
+TABLE = DecoderTable(
+    model_hash="0" * 64, blocks=BLOCKS, hidden_size=8, attention_heads=2, key_value_heads=1,
+    head_size=4, vocabulary_size=100, context_tokens=128, end_token_ids=(2,),
+    block_bytes=100, embedding_bytes=50, head_bytes=50, cache_bytes_per_token=1,
+)  # fmt: skip
+TARGETS = ("both", "cpu", "gpu")
+RUNTIMES = (*Runtime, "")
+WHY = "it runs decoders with ONNX Runtime, and the model was imported for GPUs"
+
+
+def agent(name: str, runtime: str, memory_bytes: int = MEMORY) -> Agent:
+    return Agent(
+        AgentId(name), "cpu", ServerId(name), memory_bytes, 10**9, runtime=runtime,
+        prefill_chunk_tokens=16,
+    )  # fmt: skip
+
+
+def model(target: str, name: str = "llm", partitions: int | None = None) -> DeployedModel:
+    boundary = Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32)
+    blocks = BlockTable("0" * 64, True, (boundary,) * (BLOCKS + 1), (0,) * BLOCKS)
+    return DeployedModel(
+        ModelKey(name, "1"), blocks, 10**9, 4, True, partitions, decoder=TABLE,
+        session_tokens=TOKENS, target=target,
+    )  # fmt: skip
+
+
+def cluster(agents: list[Agent], *models: DeployedModel, prefill_agents: int = 0) -> ChainCluster:
+    loads = tuple(ChainLoad(each, 0.1, SessionShape(10, 10)) for each in models)
+    return ChainCluster(tuple(agents), loads, {}, {}, Placement(()), prefill_agents=prefill_agents)
+
+
+def used(chains: tuple[ChainPlacement, ...]) -> set[str]:
+    return {str(hop.agent) for chain in chains for hop in chain.hops}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_only_a_graph_that_was_not_made_keeps_a_runtime_from_loading(
+    runtime: str, target: str
+) -> None:
+    cannot = runtime == Runtime.ONNX and target == "gpu"
+    assert bool(why_not_loaded(runtime, target)) is cannot
+    assert bool(model(target).why_not_loaded(agent("a", runtime))) is cannot
+
+
+@pytest.mark.parametrize("partitions", [None, 1, 2])
+def test_a_mixed_cluster_serves_with_the_agents_that_can_load(partitions: int | None) -> None:
+    agents = [
+        agent("cpu-0", Runtime.ONNX), agent("cpu-1", Runtime.ONNX),
+        agent("gpu-0", Runtime.TORCH_BFLOAT16), agent("old", ""),
+        agent("slow", Runtime.TORCH_FLOAT32),
+    ]  # fmt: skip
+    (job,) = chain_jobs(cluster(agents, model("gpu", partitions=partitions)))
+    composed = solve_job(job, compose)
+    assert used(placed(job, composed).chains) <= {"gpu-0", "old", "slow"}
+    (line,) = [each for each in explain_chains(job, composed) if "cannot load" in each]
+    assert line.startswith(f"llm:1: cpu-0, cpu-1 cannot load it: {WHY}")
+    (free,) = chain_jobs(cluster(agents, model("both", partitions=partitions)))
+    composed = solve_job(free, compose)
+    assert len(used(placed(free, composed).chains)) > (3 if partitions != 2 else 2)
+    assert not any("cannot load" in each for each in explain_chains(free, composed))
+
+
+def test_where_nobody_can_load_a_model_the_plan_says_who_and_why() -> None:
+    agents = [agent("b", Runtime.ONNX), agent("a", Runtime.ONNX)]
+    for partitions in (None, 2):
+        (job,) = chain_jobs(cluster(agents, model("gpu", partitions=partitions)))
+        with pytest.raises(PlanInfeasible, match=f"llm:1: a, b cannot load it: {WHY}"):
+            solve_job(job, compose)
+    composed = compose_cluster(cluster(agents, model("gpu"), model("both", "other")))
+    assert [job.load.deployed.key.name for job, _ in composed.answers] == ["other"]
+    (problem,) = composed.problems
+    assert "a, b cannot load it" in problem
+
+
+def test_memory_of_who_cannot_load_a_model_is_for_the_others() -> None:
+    agents = [agent("cpu", Runtime.ONNX), agent("gpu", Runtime.TORCH_BFLOAT16)]
+    both, only_gpus = model("both"), model("gpu", "large")
+    alone = rooms_of(both, agents, [both], {})
+    beside = rooms_of(both, agents, [both, only_gpus], {})
+    assert beside["cpu"] == alone["cpu"]
+    half, whole = beside["gpu"].memory, alone["gpu"].memory
+    assert half is not None
+    assert whole is not None
+    assert half < whole
+    assert set(rooms_of(only_gpus, agents, [both, only_gpus], {})) == {"gpu"}
+
+
+def test_who_runs_prompts_is_chosen_among_those_that_can_load() -> None:
+    agents = [
+        agent("cpu", Runtime.ONNX), agent("gpu-0", Runtime.TORCH_BFLOAT16),
+        agent("gpu-1", Runtime.TORCH_BFLOAT16),
+    ]  # fmt: skip
+    (job,) = chain_jobs(cluster(agents, model("gpu"), prefill_agents=1))
+    found = solve_roles(job, compose)
+    assert [part.role for part, _ in found] == ["prefill", "decode"]
+    assert set.union(*(used(placed(*each).chains) for each in found)) == {"gpu-0", "gpu-1"}
+
+
+def test_an_agent_that_comes_back_with_another_runtime_leaves_its_chains() -> None:
+    agents = [agent("a", Runtime.TORCH_FLOAT32), agent("b", Runtime.TORCH_FLOAT32)]
+    before = cluster(agents, model("gpu"))
+    (job,) = chain_jobs(before)
+    present = Placement((placed(job, solve_job(job, compose)),))
+    assert used(present.models[0].chains) == {"a", "b"}
+    changed = [replace(agents[0], runtime=Runtime.ONNX), agents[1]]
+    (job,) = chain_jobs(replace(before, agents=tuple(changed), present=present))
+    assert used(placed(job, solve_job(job, compose)).chains) == {"b"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 3_000), st.sampled_from(RUNTIMES)), min_size=1, max_size=5),
+    st.lists(st.sampled_from(TARGETS), min_size=1, max_size=3),
+    st.sampled_from((None, 1, 2)),
+)
+def test_nobody_is_planned_for_what_it_cannot_load(
+    there: list[tuple[int, str]], targets: list[str], partitions: int | None
+) -> None:
+    agents = [agent(f"a{i}", runtime, memory) for i, (memory, runtime) in enumerate(there)]
+    models = [model(target, f"m{i}", partitions) for i, target in enumerate(targets)]
+    by_name = {str(each.agent_id): each for each in agents}
+    composed = compose_cluster(cluster(agents, *models))
+    assert len({job.load.deployed.key for job, _ in composed.answers}) + len(
+        composed.problems
+    ) == len(models)
+    for job, answer in composed.answers:
+        for name in used(placed(job, answer).chains):
+            assert not job.load.deployed.why_not_loaded(by_name[name])
