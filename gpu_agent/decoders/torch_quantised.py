@@ -186,8 +186,7 @@ def step_dtype(device: torch.device, dtype: torch.dtype, precision: str) -> torc
     """
     if precision != "int4" or dtype is not torch.float16 or device.type != "cuda":
         return dtype
-    has_kernel = not _kernel_4(device, dtype) and _kernel_4(device, torch.bfloat16)
-    return torch.bfloat16 if has_kernel else dtype
+    return torch.bfloat16 if _kernel_4(device, torch.bfloat16) else dtype
 
 
 @cache

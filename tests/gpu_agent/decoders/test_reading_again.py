@@ -172,6 +172,16 @@ def test_a_residual_stream_beyond_float16_is_computed_in_float16(tmp_path: Path)
     assert np.abs(logits - expected).max() < 0.02 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.float16, 3), (torch.bfloat16, 6)])
+def test_devices_get_rows_in_the_numbers_of_the_matrix_and_give_float32(
+    dtype: torch.dtype, rows: int
+) -> None:
+    entering = rounded(torch.empty(3, 64, device="meta"), dtype)
+    assert (entering.rows.shape, entering.rows.dtype) == ((rows, 64), dtype)
+    made = product(entering, torch.empty(7, 64, dtype=dtype, device="meta"))
+    assert (made.shape, made.dtype) == ((3, 7), torch.float32)
+
+
 def test_keys_beyond_float16_become_the_largest_number() -> None:
     made = narrowed(torch.tensor([1e9, -1e9, 1.0]), torch.float16)
     assert made.tolist() == [65504.0, -65504.0, 1.0]
