@@ -27,6 +27,7 @@ MODULES = (
     "transport",
     "end_to_end",
     "decoding",
+    "sampling",
     "latency_lines",
     "split_phase",
     "migration",

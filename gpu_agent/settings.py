@@ -95,9 +95,9 @@ class AgentSettings(ProcessSettings):
     )
     decoder_numbers: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="What PyTorch keeps weights and caches of language models in; auto: float32 on "
-        "a CPU, on CUDA bfloat16 where there is hardware for it, else float16. A CPU takes the "
-        "memory of the smaller ones, too, but is slow in them.",
+        description="What PyTorch keeps weights of language models in; auto: float32 on a CPU, "
+        "float16 on CUDA. Caches are float16 beside bfloat16, too, which has a wider range and "
+        "multiplies prompts twice. A CPU takes the memory of the small ones, but is slow in them.",
     )
     engine_cache_dir: Path | None = Field(
         None,

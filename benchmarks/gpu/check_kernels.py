@@ -14,7 +14,7 @@ from benchmarks.gpu.plain_flash import flash_of_the_tensors
 from benchmarks.gpu.stage import Context
 from benchmarks.gpu.vision_model import image_part
 
-_BFLOAT16_ERROR = 1e-2
+_FLOAT16_ERROR = 1e-2
 _FLOAT32_ERROR = 1e-5
 _WINDOW = 20
 
@@ -48,7 +48,7 @@ def flash(here: Context) -> None:
     from gpu_agent.decoders.torch_attention import Kernel
 
     kernels = [Kernel.FLASH, Kernel.PADDED] if here.is_cuda else [Kernel.EACH, Kernel.PADDED]
-    bound = _BFLOAT16_ERROR if here.is_cuda else _FLOAT32_ERROR
+    bound = _FLOAT16_ERROR if here.is_cuda else _FLOAT32_ERROR
     for heads in SHAPES if here.is_cuda else SHAPES[-1:]:
         for kernel in kernels:
             for name, step in (_STEPS if here.is_cuda else _TINY_STEPS).items():
@@ -70,7 +70,7 @@ def attention_error(
 
     counts, cached = step
     device = here.torch_device
-    dtype = torch.bfloat16 if here.is_cuda else torch.float32
+    dtype = torch.float16 if here.is_cuda else torch.float32
     pool = SlotPool(len(counts) + 1, 1100 if here.is_cuda else 64, 1,
                     CacheShape(heads.keys, heads.size, dtype, device))  # fmt: skip
     random = torch.Generator(device).manual_seed(1)

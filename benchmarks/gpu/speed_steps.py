@@ -48,7 +48,7 @@ def model(here: Context) -> None:
     seconds = time.perf_counter() - began
     held = executor.memory_bytes
     here.row("loading the weights", seconds, "s", note=f"{held / seconds / GIGA:.2f} GB/s")
-    form = "torch-bfloat16" if here.is_cuda else "torch-float32"
+    form = "torch-float16" if here.is_cuda else "torch-float32"
     sizes = next(each for each in executor.table.forms if each.form == form)
     counted = sizes.weight_bytes(0, executor.table.blocks)
     here.row("weights held over what the table says", held / counted, at_most=1.0, note=f"{held}")

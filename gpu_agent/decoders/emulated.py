@@ -51,7 +51,7 @@ _TIMES = (
 """In the order of `DecoderCost`."""
 _NUMBERS: dict[Form | None, np.dtype[Any]] = {
     Form.TORCH_FLOAT16: np.dtype(np.float16),
-    Form.TORCH_BFLOAT16: np.dtype(np.uint16),
+    Form.TORCH_BFLOAT16: np.dtype(np.float16),
 }
 """What caches travel in where it is not float32."""
 _OTHERS = ("head_blocks", "way_ns", "side_by_side")

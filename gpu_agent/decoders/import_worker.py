@@ -113,7 +113,7 @@ def make_in_jail(job: bytes, room: Room) -> bytes:
     if order.options.target == "gpu":
         _check_tensors(folder, checkpoint)
     table = _table(folder, checkpoint, order.options, {})
-    held = table.held(Form.TORCH_BFLOAT16)  # what nobody knows the form of is a GPU, too
+    held = table.held(Form.TORCH_FLOAT16)  # what nobody knows the form of is a GPU, too
     table = replace(
         table,
         block_bytes=held.largest_block_bytes,

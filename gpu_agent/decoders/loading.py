@@ -23,8 +23,7 @@ class DecoderChoice:
     library: DecoderLibrary = "auto"
     """"auto": ONNX Runtime on a CPU, PyTorch on CUDA."""
     numbers: DecoderNumbers = "auto"
-    """PyTorch only, what weights and caches are kept in; "auto": float32 on a CPU, on CUDA bfloat16
-    where there is hardware for it, else float16."""
+    """PyTorch only, what weights are kept in; "auto": float32 on a CPU, float16 on CUDA."""
 
 
 def runtime_of(device: Device, choice: DecoderChoice = DecoderChoice()) -> Runtime | None:
@@ -40,7 +39,7 @@ def runtime_of(device: Device, choice: DecoderChoice = DecoderChoice()) -> Runti
     if choice.numbers != "auto":
         return Runtime(f"torch-{choice.numbers}")
     if device.kind == "emulated":
-        return Runtime.TORCH_BFLOAT16
+        return Runtime.TORCH_FLOAT16
     from gpu_agent.decoders import torch_weights as weights
 
     return weights.runtime_of(weights.compute_dtype(weights.torch_device(device)))

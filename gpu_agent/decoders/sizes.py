@@ -34,6 +34,11 @@ TORCH_ITEM_BYTES = {Form.TORCH_FLOAT32: 4, Form.TORCH_BFLOAT16: 2, Form.TORCH_FL
 ONNX_FORMS = {"fp32": Form.ONNX_FP32, "int8": Form.ONNX_INT8, "int4": Form.ONNX_INT4}
 _TORCH_SCRATCH_BYTES = 1 << 17
 """Of matrix products and attention, on a CPU: up to 80,000 bytes were measured."""
+TILE_BYTES = 1 << 20
+"""Of a matrix of 16 bits that is widened at a time on a CPU: what stays in a core's cache."""
+GATHERED_BYTES = 3 << 22
+"""Of caches that are copied at a time on devices where no kernel reads slots in place. These hold
+float16; what is copied is laid out anew once."""
 _ONNX_ARENA_BYTES = 9 << 19
 """Blocks and head have an arena each, which begins with a MiB; the first doubles soon."""
 _ONNX_GROWTH = 2.5
@@ -269,34 +274,38 @@ def _widths(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> _
 
 
 def _torch_step(widths: _Widths, facts: Mapping[str, int], form: Form) -> StepSizes:
-    """Returns what layers of `transformers` hold at a time, row by row.
+    """Returns what layers of `transformers` hold at a time, row by row, in float32.
 
     Alive throughout: the angles, two per number of a head. In the feed-forward part: its input, the
     same normalised and its sum, with gate, other half and product of the inner width. In attention:
     two of the hidden width, keys and values, and four of the queries while these are rotated.
     """
-    item_bytes, hidden, query = TORCH_ITEM_BYTES[form], widths.hidden, widths.query
-    angles = 2 * facts["head_size"] * item_bytes
+    hidden, query, kept = widths.hidden, widths.query, TORCH_ITEM_BYTES[form]
+    narrow = 0 if form is Form.TORCH_FLOAT32 else kept
+    # What enters a matrix is kept for the next one; bfloat16's come out twice, and are added.
+    entering = 2 * narrow
+    twice = _FLOAT32_BYTES if form is Form.TORCH_BFLOAT16 else 0
+    angles = 2 * facts["head_size"] * _FLOAT32_BYTES
     stages = [
-        item_bytes * (3 * widths.inner + 3 * hidden),
-        item_bytes * (4 * query + 2 * widths.key + 2 * hidden),
-        item_bytes * 2 * hidden + 3 * _FLOAT32_BYTES * hidden,
+        _FLOAT32_BYTES * (3 * widths.inner + 3 * hidden) + twice * widths.inner,
+        _FLOAT32_BYTES * (4 * query + 2 * widths.key + 2 * hidden)
+        + narrow * (query + 2 * widths.key)
+        + entering * hidden
+        + twice * query,
+        _FLOAT32_BYTES * 5 * hidden + entering * max(hidden, widths.inner),
     ]
     if widths.norms_query:
-        stages.append(item_bytes * (2 * hidden + query) + 3 * _FLOAT32_BYTES * query)
+        stages.append(_FLOAT32_BYTES * (2 * hidden + 4 * query) + entering * hidden)
     indices = 8 * (facts["blocks"] + 4)
-    as_float32 = _FLOAT32_BYTES if item_bytes != _FLOAT32_BYTES else 0
-    cache = 2 * widths.key * item_bytes
     return StepSizes(
-        base_bytes=_TORCH_SCRATCH_BYTES,
+        base_bytes=_TORCH_SCRATCH_BYTES
+        + (TILE_BYTES if narrow else 0)
+        + (2 * GATHERED_BYTES if form is Form.TORCH_FLOAT16 else 0),
         row_bytes=angles + max(stages) + indices,
-        output_bytes=angles + item_bytes * hidden + _FLOAT32_BYTES * hidden + indices,
-        logits_bytes=(item_bytes + as_float32) * facts["vocabulary_size"]
-        + 3 * _FLOAT32_BYTES * hidden,
-        # Devices with float16 only have no kernel that reads slots in place: their caches are
-        # gathered layer by layer, and laid out anew.
-        context_bytes=2 * cache if form is Form.TORCH_FLOAT16 else 0,
-        pair_bytes=1 + item_bytes,
+        output_bytes=angles + 2 * _FLOAT32_BYTES * hidden + indices,
+        logits_bytes=(_FLOAT32_BYTES + 2 * twice) * facts["vocabulary_size"]
+        + (3 * _FLOAT32_BYTES + entering) * hidden,
+        pair_bytes=1 + kept,
     )
 
 

@@ -25,7 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from gpu_agent.decoders.sizes import GATHERED_BYTES
 from gpu_agent.decoders.torch_cache import SessionCache, SlotPool
+from gpu_agent.decoders.torch_wide import narrowed
 
 ATTENTION = "catenary"
 """Name under which `transformers` knows `attend`."""
@@ -140,11 +142,13 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
         **others: `catenary` is the `LayerCall`.
 
     Returns:
-        [1, rows, heads, head size], and None for the attention weights.
+        [1, rows, heads, head size] in the numbers of the caches, which queries, keys and values are
+        rounded to; and None for the attention weights.
     """
     call: LayerCall = others["catenary"]
     step = call.step
     rows = query.shape[2]
+    query, key, value = (narrowed(each, step.pool.shape.dtype) for each in (query, key, value))
     step.pool.write(
         step.writes[call.layer, :rows], key[0].transpose(0, 1), value[0].transpose(0, 1)
     )
@@ -155,9 +159,9 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
     assert plan is not None  # only FLASH runs under a CUDA graph
     singly = list(range(call.sessions))
     if step.kernel is Kernel.PADDED:
-        decoding = [i for i in singly if plan.counts[i] == 1]
-        singly = [i for i in singly if plan.counts[i] > 1]
-        if decoding:
+        groups = _gathered(step, [i for i in singly if plan.counts[i] == 1])
+        singly = sorted(set(singly) - {i for group in groups for i in group})
+        for decoding in groups:
             rows_of = torch.tensor([plan.bounds[i] for i in decoding], device=query.device)
             output[0, rows_of] = _padded(
                 call, query[0, :, rows_of].transpose(0, 1), decoding, (scaling, sliding_window)
@@ -166,6 +170,21 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
         part = slice(plan.bounds[i], plan.bounds[i + 1])
         output[:, part] = _one(call, query[:, :, part], i, (scaling, sliding_window))
     return output, None
+
+
+def _gathered(step: StepTensors, sessions: list[int]) -> list[list[int]]:
+    """Returns sessions in groups whose caches may be copied together; no group has a longer one."""
+    assert step.plan is not None
+    token_bytes = step.pool.keys[0].nbytes + step.pool.values[0].nbytes
+    groups: list[list[int]] = []
+    for session in sorted(sessions, key=step.plan.used.__getitem__):
+        # The last one of a group is its longest: all are padded to it.
+        most = GATHERED_BYTES // (step.plan.used[session] * token_bytes)
+        if groups and len(groups[-1]) < most:
+            groups[-1].append(session)
+        elif most:
+            groups.append([session])
+    return groups
 
 
 def _one(

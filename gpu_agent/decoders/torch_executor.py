@@ -1,6 +1,6 @@
 """The decoder executor on PyTorch: decoder layers of `transformers` over our own slot pool.
 
-On CUDA devices it is the one to use: bfloat16, one attention call per layer for the mixed batch,
+On CUDA devices it is the one to use: float16, one attention call per layer for the mixed batch,
 decode steps replayed as CUDA graphs. On a CPU it computes in float32 and is the reference others
 are compared with.
 """
@@ -24,6 +24,7 @@ from gpu_agent.decoders.torch_graphs import DecodeGraphs, graphable
 from gpu_agent.decoders.torch_model import BlockModel
 from gpu_agent.decoders.torch_weights import (
     Numbers,
+    cache_dtype,
     compute_dtype,
     load_blocks,
     runtime_of,
@@ -98,7 +99,7 @@ class TorchDecoder:
                 )
             self._model = BlockModel(blocks)
             heads, size = self.table.key_value_heads, self.table.head_size
-            self._shape = CacheShape(heads, size, numbers, self._device)
+            self._shape = CacheShape(heads, size, cache_dtype(numbers), self._device)
             self._kernel = self._choose_kernel()
             self._pool = self._new_pool(layout.block_slots, layout.session_tokens)
             self.memory_bytes = blocks.memory_bytes + self._pool.spare_bytes
@@ -226,7 +227,7 @@ class TorchDecoder:
                 results[i] = result
         # On a CPU these are this step's own tensors, and a CUDA graph's are copied by cpu().
         if any(item.want == "hidden" for item in items):
-            states = hidden.float().cpu().numpy()
+            states = hidden.cpu().numpy()
             for i, item in enumerate(items):
                 if item.want == "hidden":
                     results[i] = states[plan.bounds[i] : plan.bounds[i + 1]]
@@ -244,11 +245,10 @@ class TorchDecoder:
         for item in items:
             layer = self._book.entries[item.session] - self.key.first_block
             arrays.setdefault(layer, []).append(item.inputs)
-        tensors = {}
-        for layer, parts in arrays.items():
-            tensor = torch.from_numpy(np.concatenate(parts)).to(self._device)
-            tensors[layer] = tensor.to(self._shape.dtype) if tensor.is_floating_point() else tensor
-        return tensors
+        return {
+            layer: torch.from_numpy(np.concatenate(parts)).to(self._device)
+            for layer, parts in arrays.items()
+        }
 
     def _fit_pool(self) -> None:
         """Gives the pool the size of the layout, or what longer or more sessions still need."""

@@ -46,7 +46,7 @@ class StaticStep:
         self.size = size
         long, short = torch.int64, torch.int32
         if blocks.embedding is None:
-            self.entering = torch.zeros((size, hidden_size), dtype=blocks.dtype, device=device)
+            self.entering = torch.zeros((size, hidden_size), dtype=torch.float32, device=device)
         else:
             self.entering = torch.zeros(size, dtype=long, device=device)
         self.positions = torch.zeros(size, dtype=long, device=device)

@@ -30,14 +30,14 @@ class BlockModel:
             step: Where keys and values lie.
             positions: int64 [rows].
             joining: Layer -> what enters there: token ids int64 [rows] or hidden states
-                [rows, hidden size] of the computing datatype.
+                float32 [rows, hidden size].
             sessions: [layers]: how many sessions, from the first on, run through each layer.
 
         Returns:
-            Hidden states [rows, hidden size] behind the last layer.
+            Hidden states float32 [rows, hidden size] behind the last layer.
         """
         blocks = self.blocks
-        like = torch.empty(0, dtype=blocks.dtype, device=positions.device)
+        like = torch.empty(0, dtype=torch.float32, device=positions.device)
         cosine, sine = blocks.rotary(like, positions[None])
         hidden: torch.Tensor | None = None
         for index, layer in enumerate(blocks.layers):
@@ -58,11 +58,13 @@ class BlockModel:
                 catenary=LayerCall(step, index, sessions[index]),
             )
         assert hidden is not None
+        blocks.entering.forget()
         return hidden[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns float32 [rows, vocabulary] of hidden states behind the last block."""
         assert self.blocks.norm is not None
         assert self.blocks.head is not None
-        result: torch.Tensor = self.blocks.head(self.blocks.norm(hidden)).float()
+        result: torch.Tensor = self.blocks.head(self.blocks.norm(hidden))
+        self.blocks.entering.forget()
         return result

@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from gpu_agent.decoders.quantisation import GROUP, Layout, Stored, is_quantised
+from gpu_agent.decoders.torch_wide import joined, product, rounded
 from services.errors import InvalidInput
 from services.log import get_logger
 
@@ -52,10 +52,13 @@ class EightBit(torch.nn.Module):
         """Returns the product, as `torch.nn.Linear` does."""
         bias: torch.Tensor | None = self.bias  # type: ignore[assignment]
         flat = rows.reshape(-1, rows.shape[-1])
+        dtype = self.scales.dtype
+        entering = rounded(flat, dtype)
         if self._has_kernel and len(flat) <= _KERNEL_ROWS_8:
-            result = torch._weight_int8pack_mm(flat, self.codes, self.scales)
+            made = torch._weight_int8pack_mm(entering.rows, self.codes, self.scales)
+            result = joined(entering, made)
         else:
-            result = functional.linear(flat, self.codes.to(rows.dtype)) * self.scales
+            result = product(entering, self.codes.to(dtype)) * self.scales
         result = result.view(*rows.shape[:-1], -1)
         return result if bias is None else result + bias
 
@@ -84,10 +87,12 @@ class FourBit(torch.nn.Module):
         """Returns the product, as `torch.nn.Linear` does."""
         bias: torch.Tensor | None = self.bias  # type: ignore[assignment]
         flat = rows.reshape(-1, rows.shape[-1])
+        entering = rounded(flat, self.steps.dtype)
         if self._has_kernel:
-            result = torch._weight_int4pack_mm(flat, self.codes, self._group, self.steps)
+            made = torch._weight_int4pack_mm(entering.rows, self.codes, self._group, self.steps)
+            result = joined(entering, made)
         else:
-            result = functional.linear(flat, numbers_of(self.codes, self.steps))
+            result = product(entering, numbers_of(self.codes, self.steps))
         result = result.view(*rows.shape[:-1], -1)
         return result if bias is None else result + bias
 
@@ -172,6 +177,16 @@ def _nibbles(words: torch.Tensor) -> torch.Tensor:
     """Returns uint8 [..., 8] of int32 [...], lowest bits first."""
     shifts = torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)
     return ((words[..., None] >> shifts) & _HIGHEST_4).to(torch.uint8)
+
+
+def step_dtype(device: torch.device, dtype: torch.dtype, precision: str) -> torch.dtype:
+    """Returns what scales of a precision are held in: bfloat16 where only that has a kernel.
+
+    PyTorch's kernel for four bits knows no float16, and rounds its results to 8 bits.
+    """
+    if precision != "int4" or dtype is not torch.float16 or device.type != "cuda":
+        return dtype
+    return torch.bfloat16 if _kernel_4(device, torch.bfloat16) else dtype
 
 
 @cache

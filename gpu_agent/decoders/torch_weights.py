@@ -25,7 +25,8 @@ from gpu_agent.decoders.quantisation import (
     why_not_precision,
 )
 from gpu_agent.decoders.torch_attention import ATTENTION, attend
-from gpu_agent.decoders.torch_quantised import Quantised, from_files, quantised
+from gpu_agent.decoders.torch_quantised import Quantised, from_files, quantised, step_dtype
+from gpu_agent.decoders.torch_wide import Entering, widened
 from gpu_agent.executors.device import Device
 from services.content.reading import Reading
 from services.domain.decoder import Runtime
@@ -53,7 +54,8 @@ class DecoderBlocks:
     """Where the last block is."""
     head: Any | None
     """Where the last block is: hidden states -> logits."""
-    dtype: torch.dtype
+    entering: Entering
+    """What its matrices share in a step."""
     memory_bytes: int
     """Of weights, tied ones once, and of the angles of positions."""
 
@@ -79,7 +81,7 @@ class Numbers:
 
     device: torch.device
     dtype: torch.dtype
-    """Of what is computed, and of weights that are not quantised."""
+    """Of weights that are not quantised. What is computed between matrices is float32."""
     precision: str = "fp32"
     """Of the matrices of layers: "fp32" (as they are), "int8" or "int4"."""
 
@@ -97,7 +99,7 @@ def load_blocks(
 
     Raises:
         NotSupported: If the model's family, its rotary embedding or how its weights are quantised
-            is not one of ours.
+            is not one of ours, or if weights are too large for the numbers they are to be held in.
         InvalidInput: If a tensor is missing or has another shape than the configuration says.
     """
     reading.begin(reading.folder / "config.json", first=True)
@@ -117,13 +119,20 @@ def load_blocks(
     rotary = type(base.rotary_emb)(config=config).to(device)
     memory += sum(buffer.nbytes for buffer in rotary.buffers())
     last = key.last_block == blocks
+    entering = Entering()
+
+    def ready(module: torch.nn.Module) -> torch.nn.Module:
+        return module if dtype is torch.float32 else widened(module, entering)
+
     return DecoderBlocks(
-        layers=[base.layers[i] for i in range(key.first_block, key.last_block)],
+        layers=[ready(base.layers[i]) for i in range(key.first_block, key.last_block)],
         rotary=rotary,
-        embedding=_scaled(base.embed_tokens, embedding_scale(config)) if not key[1] else None,
-        norm=base.norm if last else None,
-        head=_scaled(model.lm_head, logit_scale(config)) if last else None,
-        dtype=dtype,
+        embedding=(
+            _scaled(ready(base.embed_tokens), embedding_scale(config)) if not key[1] else None
+        ),
+        norm=ready(base.norm) if last else None,
+        head=_scaled(ready(model.lm_head), logit_scale(config)) if last else None,
+        entering=entering,
         memory_bytes=memory,
     )
 
@@ -205,9 +214,9 @@ def torch_device(device: Device) -> torch.device:
 
 
 def compute_dtype(device: torch.device, wanted: str = "auto") -> torch.dtype:
-    """Returns what to compute in: float32 on a CPU, bfloat16 or float16 on a CUDA device.
+    """Returns what matrices are held in: float32 on a CPU, float16 on a CUDA device.
 
-    bfloat16 wherever there is hardware for it: residual streams of this family overflow float16.
+    Residual streams of this family overflow float16; they are float32 whatever matrices are.
 
     Args:
         device: Where.
@@ -216,10 +225,15 @@ def compute_dtype(device: torch.device, wanted: str = "auto") -> torch.dtype:
     if wanted != "auto":
         dtype: torch.dtype = getattr(torch, wanted)
         return dtype
-    if device.type != "cuda":
-        return torch.float32
-    capable = torch.cuda.get_device_capability(device) >= (8, 0)
-    return torch.bfloat16 if capable else torch.float16
+    return torch.float16 if device.type == "cuda" else torch.float32
+
+
+def cache_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns what keys and values are where matrices have a datatype.
+
+    float16 beside bfloat16, too: of the same size they have three bits more.
+    """
+    return dtype if dtype is torch.float32 else torch.float16
 
 
 def runtime_of(dtype: torch.dtype) -> Runtime:
@@ -273,7 +287,7 @@ class _Files:
 
     def __init__(self, reading: Reading, device: torch.device) -> None:
         self._reading = reading
-        self._device = device
+        self.device = device
         self._readers: dict[Path, Any] = {}
         self._stack = ExitStack()
         self.places = places_in(reading)
@@ -298,7 +312,7 @@ class _Files:
         if expected is not None:
             _check_shape(name, where.shape, expected)
         if file not in self._readers:
-            opened = safe_open(file, framework="pt", device=str(self._device))
+            opened = safe_open(file, framework="pt", device=str(self.device))
             self._readers[file] = self._stack.enter_context(opened)
         self._reading.begin(file, [(where.offset, where.nbytes)])
         tensor: torch.Tensor = self._readers[file].get_tensor(name)
@@ -319,7 +333,8 @@ def _fill(wanted: dict[str, Any], files: _Files, numbers: Numbers, stored: Store
         for name, expected in module.state_dict().items():
             full = _stored_name(prefix + name, files.places)
             if full not in read:
-                read[full] = files.read(full, tuple(expected.shape)).to(numbers.dtype)
+                tensor = files.read(full, tuple(expected.shape))
+                read[full] = _converted(full, tensor, numbers.dtype)
             else:
                 _check_shape(full, tuple(read[full].shape), tuple(expected.shape))
             state[name] = read[full]
@@ -327,11 +342,22 @@ def _fill(wanted: dict[str, Any], files: _Files, numbers: Numbers, stored: Store
     return memory + sum(tensor.nbytes for tensor in read.values())
 
 
+def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor in a datatype; raises NotSupported if it is too large for it."""
+    made = tensor.to(dtype)
+    if dtype is torch.float16 and tensor.dtype is not dtype and made.numel():
+        least, most = made.aminmax()
+        if torch.isinf(least) or torch.isinf(most):
+            raise NotSupported(f"{name} is too large for float16: set decoder_numbers to bfloat16")
+    return made
+
+
 def _quantised(
     name: str, linear: Any, files: _Files, numbers: Numbers, stored: Stored | None
 ) -> Quantised | None:
     """Returns what takes the place of a matrix; None if it stays as it is."""
     shape = linear.out_features, linear.in_features
+    dtype = step_dtype(files.device, numbers.dtype, numbers.precision)
     bias = None
     if linear.bias is not None and numbers.precision != "fp32":
         bias = files.read(f"{name}.bias", shape[:1]).to(numbers.dtype)
@@ -339,9 +365,9 @@ def _quantised(
         parts = stored.parts(*shape)
         index = f"{name}.g_idx"
         return from_files(
-            stored, lambda part: files.read(f"{name}.{part}", parts[part]), bias, numbers.dtype,
+            stored, lambda part: files.read(f"{name}.{part}", parts[part]), bias, dtype,
             files.read(index, shape[1:]) if index in files.places else None,
         )  # fmt: skip
     if stored is not None or not is_quantised(numbers.precision, *shape):
         return None
-    return quantised(files.read(f"{name}.weight", shape), bias, numbers.precision, numbers.dtype)
+    return quantised(files.read(f"{name}.weight", shape), bias, numbers.precision, dtype)

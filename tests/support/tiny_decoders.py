@@ -59,6 +59,39 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+_YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}  # fmt: skip
+EVERY_FAMILY: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 9},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 32, "rope_parameters": _YARN},
+    "phi3": {"sliding_window": 11},
+    "olmo2": {},
+    "starcoder2": {"sliding_window": None, "use_bias": True, "hidden_act": "gelu_pytorch_tanh"},
+    "glm": {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True},
+    "glm4": {"head_dim": 16, "partial_rotary_factor": 0.5},
+    "smollm3": {"no_rope_layers": [1, 0, 1, 0]},
+    "ministral": {
+        "head_dim": 16, "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "seed_oss": {"head_dim": 16, "attention_bias": True},
+    "granite": {
+        "embedding_multiplier": 3.0, "logits_scaling": 2.5, "residual_multiplier": 0.7,
+        "attention_multiplier": 0.3,
+    },
+    "cohere": {"logit_scale": 0.25, "use_qk_norm": False},
+    "cohere2": {
+        "logit_scale": 0.5, "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+}  # fmt: skip
+"""Of each `model_type` that PyTorch agents run, values that use what is special about it."""
+
+
 def make_tiny_decoder(
     root: Path, family: str, shards: int = 1, values: dict[str, Any] | None = None
 ) -> tuple[ModelRepository, ModelKey]:
@@ -101,6 +134,17 @@ def reference_model(repository: ModelRepository, key: ModelKey) -> Any:
 
     folder = repository.folder(key)
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+
+
+def unlike_ones(model: Any) -> None:
+    """Gives norms and biases random values: nobody would notice them missing."""
+    import torch
+
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.normal_(1.0, 0.3)
 
 
 def reference_tokens(model: Any, prompt: list[int], count: int) -> list[int]:

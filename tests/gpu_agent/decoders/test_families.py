@@ -19,51 +19,27 @@ from gpu_agent.decoders.torch_executor import TorchDecoder
 from gpu_agent.executors.device import Device
 from services.domain.ids import PartitionKey
 from services.errors import NotSupported
-from tiny_decoders import LAYERS, VOCABULARY, make_tiny_decoder, reference_model
-
-_YARN = {
-    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
-    "original_max_position_embeddings": 128,
-}  # fmt: skip
-TINY: dict[str, dict[str, Any]] = {
-    "llama": {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
-    "mistral": {"sliding_window": 9},
-    "qwen2": {"tie_word_embeddings": True},
-    "qwen3": {"head_dim": 32, "rope_parameters": _YARN},
-    "phi3": {"sliding_window": 11},
-    "olmo2": {},
-    "starcoder2": {"sliding_window": None, "use_bias": True, "hidden_act": "gelu_pytorch_tanh"},
-    "glm": {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True},
-    "glm4": {"head_dim": 16, "partial_rotary_factor": 0.5},
-    "smollm3": {"no_rope_layers": [1, 0, 1, 0]},
-    "ministral": {
-        "head_dim": 16, "sliding_window": 7,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-    },
-    "seed_oss": {"head_dim": 16, "attention_bias": True},
-    "granite": {
-        "embedding_multiplier": 3.0, "logits_scaling": 2.5, "residual_multiplier": 0.7,
-        "attention_multiplier": 0.3,
-    },
-    "cohere": {"logit_scale": 0.25, "use_qk_norm": False},
-    "cohere2": {
-        "logit_scale": 0.5, "sliding_window": 8,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-    },
-}  # fmt: skip
+from tiny_decoders import (
+    EVERY_FAMILY,
+    LAYERS,
+    VOCABULARY,
+    make_tiny_decoder,
+    reference_model,
+    unlike_ones,
+)
 
 
 def test_every_family_is_compared() -> None:
-    assert set(TINY) == set(FAMILIES)
+    assert set(EVERY_FAMILY) == set(FAMILIES)
     assert len(FAMILIES) >= 12
     assert set(GRAPH_FAMILIES) <= set(FAMILIES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    repository, key = make_tiny_decoder(tmp_path, family, values=TINY[family])
+    repository, key = make_tiny_decoder(tmp_path, family, values=EVERY_FAMILY[family])
     model = reference_model(repository, key)
-    _unlike_ones(model)
+    unlike_ones(model)
     model.save_pretrained(repository.folder(key))
     rng = np.random.default_rng(1)
     texts = [rng.integers(3, VOCABULARY, size) for size in (30, 17)]
@@ -88,15 +64,6 @@ def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     for end in ends:
         _, first, last = end.key
         assert end.memory_bytes == end.sizes.weight_bytes(first, last)
-
-
-def _unlike_ones(model: Any) -> None:
-    """Gives norms and biases random values: nobody would notice them missing."""
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.normal_(1.0, 0.3)
 
 
 def _open(repository: Any, key: PartitionKey) -> TorchDecoder:

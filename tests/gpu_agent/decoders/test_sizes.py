@@ -344,7 +344,7 @@ def test_an_emulated_device_counts_as_what_it_stands_for(
         ("cuda:0", DecoderChoice("auto", "float16"), Runtime.TORCH_FLOAT16),
         ("emulated:P4", DecoderChoice(), None),
         ("emulated:P4", DecoderChoice("onnx"), Runtime.ONNX),
-        ("emulated:P4", DecoderChoice("torch"), Runtime.TORCH_BFLOAT16),
+        ("emulated:P4", DecoderChoice("torch"), Runtime.TORCH_FLOAT16),
     ],
 )
 def test_what_decoders_run_with(

@@ -166,9 +166,9 @@ def test_another_precision_may_be_asked_for() -> None:
         )
         for dtype in ("auto", "bfloat16")
     ]  # fmt: skip
-    # The angles of positions stay as they are.
-    angles = sum(buffer.nbytes for buffer in made[0]._model.blocks.rotary.buffers())
-    assert (made[1].memory_bytes - angles) * 2 == made[0].memory_bytes - angles
+    # Angles of positions are float32 in both.
+    assert [2 * size for size in made[1].sizes.block_bytes] == list(made[0].sizes.block_bytes)
+    assert made[1].memory_bytes == made[1].sizes.weight_bytes(0, LAYERS)
     logits = []
     for executor in made:
         executor.open_session(1, 0)
