@@ -75,7 +75,7 @@ def _forms(document: Any, where: str) -> tuple[HeldSizes, ...]:
 
 
 def _held(form: Form, entry: Any, where: str) -> HeldSizes:
-    sizes = {
+    sizes: dict[str, Any] = {
         each.name: _amount(entry, each.name, where)
         for each in fields(HeldSizes)
         if each.name not in _FORM_OTHERS
