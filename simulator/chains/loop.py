@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from scheduler.dispatch.events import (
     CloseSessions,
@@ -13,8 +14,10 @@ from scheduler.dispatch.events import (
     Event,
     Reject,
     RequestCompleted,
+    SessionProgress,
     SessionRequested,
     SessionsClosed,
+    SessionsProgressed,
     StartSession,
     Tick,
 )
@@ -35,6 +38,9 @@ _GATEWAY = GatewayId("simulated")
 _NEVER = 1 << 62
 _SWEPT = 1024
 """Arrivals between two sweeps."""
+_REPORT_NS = 10 * NANOSECONDS_PER_SECOND
+"""Between two reports of a session's tokens. Gateways report far more often; all that depends on it
+here is that a session which generates is not taken for a silent one."""
 
 
 class Durations:
@@ -79,6 +85,15 @@ class Durations:
         return self._chains[hops]
 
 
+class _Running(NamedTuple):
+    """A session that has its chain."""
+
+    number: int
+    """Of its request in the workload."""
+    started_ns: Nanoseconds
+    end_ns: Nanoseconds
+
+
 class SessionLoop:
     """Lets sessions arrive and everything run out.
 
@@ -103,8 +118,9 @@ class SessionLoop:
         self._model = model
         self._workload = workload
         self._durations = durations
-        self._ends: list[tuple[Nanoseconds, SessionId]] = []
-        self._running: dict[SessionId, int] = {}
+        self._due: list[tuple[Nanoseconds, SessionId]] = []
+        """Ends of sessions and reports of long ones; those of closed ones, too, until they come."""
+        self._running: dict[SessionId, _Running] = {}
         self._events: deque[Event] = deque()
         self.started_ns: list[Nanoseconds] = [-1] * len(workload)
         """-1: rejected."""
@@ -122,10 +138,10 @@ class SessionLoop:
         next_arrival, wake = 0, self._wakeup()
         while True:
             arrival = arrived[next_arrival] if next_arrival < count else _NEVER
-            end = self._ends[0][0] if self._ends else _NEVER
-            if end <= arrival and end <= wake and end != _NEVER:
-                now = end
-                self._end(heappop(self._ends)[1], now)
+            due = self._due[0][0] if self._due else _NEVER
+            if due <= arrival and due <= wake and due != _NEVER:
+                now = due
+                self._look(heappop(self._due)[1], now)
             elif arrival <= wake and arrival != _NEVER:
                 now = arrival
                 self._events.append(self._request(next_arrival))
@@ -137,7 +153,7 @@ class SessionLoop:
                 self._events.append(Tick())
             self._tell(now)
             wake = self._wakeup()
-            if next_arrival == count and not self._ends and self._answered(count):
+            if next_arrival == count and not self._running and self._answered(count):
                 return
             if wake <= now:
                 raise InternalError(f"the dispatcher wants to be woken at {wake} again")
@@ -166,11 +182,30 @@ class SessionLoop:
             _NEVER,
         )
 
-    def _end(self, session: SessionId, now: Nanoseconds) -> None:
-        """The last token is out: the gateway has everything, every agent will free its slots."""
-        number = self._running.pop(session)
-        self.ended_ns[number] = now
-        self._events.append(RequestCompleted(RequestId(_GATEWAY, number)))
+    def _look(self, session: SessionId, now: Nanoseconds) -> None:
+        running = self._running.get(session)
+        if running is None:  # it was closed, and its request started again
+            return
+        if now < running.end_ns:
+            self._events.append(SessionsProgressed((self._progress(running, now),)))
+            heappush(self._due, (min(now + _REPORT_NS, running.end_ns), session))
+            return
+        # The last token is out: the gateway has everything, every agent will free its slots.
+        del self._running[session]
+        self.ended_ns[running.number] = now
+        self._events.append(RequestCompleted(RequestId(_GATEWAY, running.number)))
+
+    def _progress(self, running: _Running, now: Nanoseconds) -> SessionProgress:
+        """Returns how far a session is, as if its tokens came evenly.
+
+        Jobs of the paper's model have no other times than their start and their end.
+        """
+        number = running.number
+        tokens = max(1, round(self._workload.outputs[number]))
+        since_ns = now - running.started_ns
+        got = 1 + (tokens - 1) * since_ns // (running.end_ns - running.started_ns)
+        waited_ns = running.started_ns - self._workload.arrived_ns[number]
+        return SessionProgress(RequestId(_GATEWAY, number), got, waited_ns, since_ns)
 
     def _tell(self, now: Nanoseconds) -> None:
         events, dispatcher = self._events, self._dispatcher
@@ -181,11 +216,17 @@ class SessionLoop:
 
     def _carry_out(self, command: Command, now: Nanoseconds) -> None:
         if isinstance(command, StartSession):
-            number = command.request.number
-            self.started_ns[number] = now
-            self._running[command.session] = number
-            heappush(self._ends, (now + self._durations.of(number, command.hops), command.session))
+            self._start(command, now)
         elif isinstance(command, CloseSessions):
+            for session in command.sessions:
+                self._running.pop(session, None)
             self._events.append(SessionsClosed(command.agent, command.sessions))
         elif isinstance(command, Reject):
             self.rejected += 1
+
+    def _start(self, command: StartSession, now: Nanoseconds) -> None:
+        number = command.request.number
+        self.started_ns[number] = now
+        end_ns = now + self._durations.of(number, command.hops)
+        heappush(self._due, (min(now + _REPORT_NS, end_ns), command.session))
+        self._running[command.session] = _Running(number, now, end_ns)

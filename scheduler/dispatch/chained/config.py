@@ -50,8 +50,10 @@ class ChainedConfig:
     """When agents whose devices fail get no more than a try now and then."""
     stall_ns: Nanoseconds = 60 * NANOSECONDS_PER_SECOND
     """A session that got no token for so long, and for `stall_factor` times as long as it takes for
-    one, is started again; one that never got any has four times as long for its prompt."""
+    one, is started again; one that never got any has four times as long for its prompt, and
+    `prompt_factor` times as long as its chain expects a session to take."""
     stall_factor: float = 100.0
+    prompt_factor: float = 10.0
     max_moves: int = 32
     """Sessions that may be on their way to another chain at a time; 0: none is moved."""
     max_moves_per_agent: int = 8

@@ -324,11 +324,17 @@ class ChainLifecycle(ChainOverflow):
             session = ticket.session
             if session is None or session.left:  # its end is awaited, with another patience
                 continue
-            allowed = config.stall_ns if session.runs else 4 * config.stall_ns
-            allowed = max(allowed, round(config.stall_factor * ticket.token_ns))
-            if self.now - ticket.heard > allowed:
+            if self.now - ticket.heard > self._longest_silence(ticket, session):
                 self.counters["stalled_sessions"] += 1
                 self.restart(ticket)
+
+    def _longest_silence(self, ticket: Ticket, session: Session) -> Nanoseconds:
+        config = self.config
+        allowed = config.stall_ns
+        if not session.runs:
+            service_ns = session.route.service_ns if session.route is not None else 0
+            allowed = max(4 * allowed, round(config.prompt_factor * service_ns))
+        return max(allowed, round(config.stall_factor * ticket.token_ns))
 
     def _expire(self) -> None:
         """Insists on what was not closed in time; writes off what was never closed."""

@@ -138,3 +138,11 @@ def test_replaying_bursts_reserves_more_cache_than_the_mean_rate_says() -> None:
     assert by_replay.capacity > by_bound.capacity
     assert replayed(by_replay) < 0.9 * replayed(by_bound)
     assert replayed(compose(task, 10**6)) == float("inf")
+
+
+def test_a_session_that_takes_an_hour_is_not_taken_for_a_silent_one() -> None:
+    servers = cluster(0.0, 0.0)
+    long = Workload([0, 1], [3600.0, 1.0], [2000, 2000], [20, 20])
+    result = serve_chains(servers, whole_on_each(servers, 1, 1), "jffc", long, seed=0)
+    assert result.responses_s.tolist() == pytest.approx([3600.0, 1.0])
+    assert result.waits_s.tolist() == [0, 0]
