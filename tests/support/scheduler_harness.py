@@ -76,7 +76,7 @@ def settings(tmp_path: Path, redis_url: str, **changes: Any) -> SchedulerSetting
     values: dict[str, Any] = {
         "port": 0, "insecure": True, "redis_url": redis_url, "models": ["toy"],
         "model_repository": tmp_path / "models", "settle_s": 0.05, "replan_after_s": 0.3,
-        "recovery_s": 0.5, "lease_s": 0.4, "heartbeat_s": 0.1, "silence_s": 2.0, **changes,
+        "recovery_s": 0.5, "lease_s": 0.4, "heartbeat_s": 0.1, "silence_s": 30.0, **changes,
     }  # fmt: skip
     return SchedulerSettings(**values)
 

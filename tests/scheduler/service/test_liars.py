@@ -279,7 +279,9 @@ class World:
         add_model(self.folder / "models")
         self.redis = EmbeddedRedis(self.folder / "redis")
         await self.redis.start()
-        self.process = SchedulerProcess(settings_of(self.folder, self.redis.url, silence_s=600.0))
+        self.process = SchedulerProcess(
+            settings_of(self.folder, self.redis.url, silence_s=600.0, lease_s=60.0)
+        )
         await self.process.start()
         self.gateway = await self.crowd.gateway(self.process.port, "good-gateway")
         self.agent = await self.crowd.agent(self.process.port, "good")
