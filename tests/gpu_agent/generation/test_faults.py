@@ -442,10 +442,10 @@ async def test_what_goes_wrong_around_a_step_costs_one_session(rings, monkeypatc
         if session == 1:
             raise OSError("no memory")
 
-    def choose(logits, asked):
+    def choose(logits, asked, rows):
         if any(sampler.position == len(PROMPT) + 4 for _, sampler in asked):
             raise FloatingPointError("of session 2")
-        return real_choose(logits, asked)
+        return real_choose(logits, asked, rows)
 
     decoder.open_session = open_session
     monkeypatch.setattr(decoder.chooser, "choose", choose)
