@@ -111,7 +111,7 @@ async def test_an_agent_that_cannot_hold_both_is_flushed_emptied_and_filled(
 ) -> None:
     file = write(tmp_path, WHOLE_ON_0)
     async with scheduler(configured(plan_file=file)) as process, admin(process.port) as stub:
-        small = AgentScript(memory_bytes=CROWDED, compute_ns=5000 * MS)
+        small = AgentScript(memory_bytes=CROWDED, compute_ns=1500 * MS)
         gateway, agents = await serving(process, crowd, small, AgentScript())
         await gateway.submit(1, budget_ns=20_000 * MS)
         old = await gateway.dispatched(1)
