@@ -20,6 +20,7 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 
 from benchmarks.figures import Figure
+from catenaryd.live.scenario import SAFETY_MARGIN_MS
 from catenaryd.scenarios.planners import OWN_MARGIN
 from catenaryd.scenarios.record import picture_digest, report_of, sealed, settings_of
 from catenaryd.scenarios.schema import Sensitivity
@@ -34,7 +35,8 @@ OLD_COMMITS = 200
 BY_HAND = {"docs/results/gpu.md": "predictions and procedures: nothing on it was measured"}
 UNRENDERED = {"live-steps": "its table was four runs with other settings; no record of them is left"}
 """Scenarios without a record, and why."""
-OTHER_SETTINGS: dict[str, str] = {}
+_EXCERPT = "its trace was cut to the stretch it replays, in tests/data; served live, so not run again"
+OTHER_SETTINGS = {"table-1-live": _EXCERPT, "table-1-live-shared": _EXCERPT}
 """Records of other settings than their scenario's file has today, and why; the keys are names."""
 
 Record = Mapping[str, Any]
@@ -71,6 +73,11 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     def cell(name: str, table: int, row: str, column: str) -> float:
         return _number(_cell(found[name]["page"]["tables"][table], row, column))
 
+    def column(
+        name: str, table: int, column: str, rows: str = "", *, reference: bool = False
+    ) -> list[float]:
+        return _column(found[name]["page"]["tables"][table], column, rows, reference)
+
     def bench(name: str) -> str:
         return _bench(benches[name])
 
@@ -82,7 +89,8 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     )
     environment.filters.update(_FILTERS)
     shared = {
-        "section": section, "cell": cell, "facts": found, "bench": bench, "figure": figure,
+        "section": section, "cell": cell, "column": column, "facts": found, "bench": bench,
+        "figure": figure, "ratios": _ratios, "less": _less, "differences": _differences, "pick": _pick,
     }  # fmt: skip
     made = {}
     for template in sorted(TEMPLATES.glob("*.md")):
@@ -158,7 +166,8 @@ def unlike_deployment(scenario: str, settings: Mapping[str, Any]) -> list[str]:
             varied = settings["vary"] == "margin"
             used["plan_margin"] = settings["values"] if varied else [settings.get("margin", margin)]
         used["max_linger_ms"] = [float("inf")]
-        used["safety_margin_ms"] = [SIMULATED.safety_margin_ns / NANOSECONDS_PER_MILLISECOND]
+        simulated_ms = SIMULATED.safety_margin_ns / NANOSECONDS_PER_MILLISECOND
+        used["safety_margin_ms"] = [SAFETY_MARGIN_MS if kind == "live" else simulated_ms]
     elif family == "chains" and kind not in ("placement", "allocation"):
         used["chain_policy"] = [e if isinstance(e, str) else e.get("policy", "jffc") for e in chosen]
         used["chain_policy"] = used["chain_policy"] or ["jffc"]
@@ -210,22 +219,67 @@ def _bench_line(figure: Figure) -> str:
 
 def _cell(table: Mapping[str, Any], row: str, column: str) -> str | float:
     place = table["header"].index(column)
-    found: str | float = next(each[place] for each in table["rows"] if each[0] == row)
+    found: str | float = next(
+        each[place] for each in table["rows"] if row in (each[0], f"{each[0]} {each[1]}")
+    )
     return found
 
 
+def _column(
+    table: Mapping[str, Any], column: str, rows: str, reference: bool
+) -> list[float]:  # fmt: skip
+    """Numbers of a column; `rows` is sought in the rows' names; or of the reference below them."""
+    place, found = table["header"].index(column), []
+    for number, row in enumerate(table["rows"]):
+        below = table["rows"][number + 1] if number + 1 < len(table["rows"]) else [""]
+        named = " ".join(str(each) for each in row[:2])
+        if row[0] != "- reference" and re.search(rows, named):
+            if not reference:
+                found.append(_number(row[place]))
+            elif below[0] == "- reference":
+                found.append(_number(below[place]))
+    return found
+
+
+def _pick(entries: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    """The first entry of facts that says what is wanted."""
+    return next(
+        each for each in entries if all(each[key] == value for key, value in wanted.items())
+    )
+
+
+def _ratios(ours: list[float], theirs: list[float]) -> list[float]:
+    return [one / other for one, other in zip(ours, theirs, strict=True) if other]
+
+
+def _less(ours: list[float], theirs: list[float]) -> list[float]:
+    """By what share ours are less than theirs."""
+    return [1 - each for each in _ratios(ours, theirs)]
+
+
+def _differences(ours: list[float], theirs: list[float]) -> list[float]:
+    return [one - other for one, other in zip(ours, theirs, strict=True)]
+
+
 def _number(cell: str | float) -> float:
-    if isinstance(cell, str):
-        found = re.match(r"[-+]?\d+(\.\d+)?", cell)
-        if found is None:
-            raise ValueError(f"{cell!r} begins with no number")
-        return float(found[0])
-    return cell
+    """The number a cell begins with; of 34 % it is 0.34."""
+    if not isinstance(cell, str):
+        return cell
+    found = re.match(r"([-+]?\d+(?:\.\d+)?)( ?%)?", cell)
+    if found is None:
+        raise ValueError(f"{cell!r} begins with no number")
+    return float(found[1]) / (100 if found[2] else 1)
 
 
-_FILTERS: Mapping[str, Callable[..., str]] = {
+_FILTERS: Mapping[str, Callable[..., Any]] = {
     "n": lambda value, digits=0: f"{value:.{digits}f}",
     "percent": lambda value, digits=0: f"{100 * value:.{digits}f}",
+    "range": lambda values, digits=0: f"{min(values):.{digits}f} to {max(values):.{digits}f}",
+    "percents": lambda values, digits=0: (
+        f"{100 * min(values):.{digits}f} to {100 * max(values):.{digits}f}"
+    ),
+    "sizes": lambda values: [abs(each) for each in values],
+    "mean": lambda values: sum(values) / len(values),
 }
 
 
