@@ -78,6 +78,12 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     ) -> list[float]:
         return _column(found[name]["page"]["tables"][table], column, rows, reference)
 
+    def times(name: str, table: int, ours: str, theirs: str, rows: str = "") -> list[float]:
+        return _ratios(column(name, table, ours, rows), column(name, table, theirs, rows))
+
+    def saved(name: str, table: int, ours: str, theirs: str, rows: str = "") -> list[float]:
+        return [1 - each for each in times(name, table, ours, theirs, rows)]
+
     def bench(name: str) -> str:
         return _bench(benches[name])
 
@@ -89,7 +95,7 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     )
     environment.filters.update(_FILTERS)
     shared = {
-        "section": section, "cell": cell, "column": column, "facts": found, "bench": bench,
+        "section": section, "times": times, "saved": saved, "cell": cell, "column": column, "facts": found, "bench": bench,
         "figure": figure, "ratios": _ratios, "less": _less, "differences": _differences, "pick": _pick,
     }  # fmt: skip
     made = {}
@@ -232,8 +238,8 @@ def _column(
     place, found = table["header"].index(column), []
     for number, row in enumerate(table["rows"]):
         below = table["rows"][number + 1] if number + 1 < len(table["rows"]) else [""]
-        named = " ".join(str(each) for each in row[:2])
-        if row[0] != "- reference" and re.search(rows, named):
+        named = re.search(rows, row[0]) or re.search(rows, f"{row[0]} {row[1]}")
+        if row[0] != "- reference" and named:
             if not reference:
                 found.append(_number(row[place]))
             elif below[0] == "- reference":
@@ -261,6 +267,11 @@ def _differences(ours: list[float], theirs: list[float]) -> list[float]:
     return [one - other for one, other in zip(ours, theirs, strict=True)]
 
 
+def _span(values: list[float], digits: int) -> str:
+    least, most = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return least if least == most else f"{least} to {most}"
+
+
 def _number(cell: str | float) -> float:
     """The number a cell begins with; of 34 % it is 0.34."""
     if not isinstance(cell, str):
@@ -274,10 +285,8 @@ def _number(cell: str | float) -> float:
 _FILTERS: Mapping[str, Callable[..., Any]] = {
     "n": lambda value, digits=0: f"{value:.{digits}f}",
     "percent": lambda value, digits=0: f"{100 * value:.{digits}f}",
-    "range": lambda values, digits=0: f"{min(values):.{digits}f} to {max(values):.{digits}f}",
-    "percents": lambda values, digits=0: (
-        f"{100 * min(values):.{digits}f} to {100 * max(values):.{digits}f}"
-    ),
+    "range": lambda values, digits=0: _span(values, digits),
+    "percents": lambda values, digits=0: _span([100 * each for each in values], digits),
     "sizes": lambda values: [abs(each) for each in values],
     "mean": lambda values: sum(values) / len(values),
 }
