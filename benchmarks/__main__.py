@@ -74,8 +74,9 @@ def _record(path: Path, name: str, figures: list[Figure], *, quick: bool) -> Non
     records = json.loads(path.read_text("utf-8")) if path.exists() else {}
     record = {"figures": figures, "settings": {"quick": quick}, "made": made_now()}
     records[name] = sealed(record)
-    ordered = {each: records[each] for each in MODULES if each in records}
-    path.write_text(text_of(ordered), "utf-8")
+    ordered = [each for each in MODULES if each in records]
+    ordered += [each for each in records if each not in MODULES]
+    path.write_text(text_of({each: records[each] for each in ordered}), "utf-8")
 
 
 if __name__ == "__main__":

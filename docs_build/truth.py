@@ -1,9 +1,9 @@
 """`make truth`: result pages from committed records; with CHECK=1 it compares instead of writing.
 
 A page is the template of its name in `docs_build/truth_pages`, filled in from the records in
-`docs/results/*.json` (see `catenaryd/scenarios/record.py`) and `docs/benchmarks.json`. A page holds no
-age, as every commit would change it: it names commit and date, `make truth` prints the ages, and the
-site adds them when it is built.
+`docs/results/*.json` (see `catenaryd/scenarios/record.py`) and `docs/benchmarks.json`. A page holds
+no age, as every commit would change it: it names commit and date, `make truth` prints the ages, and
+the site adds them when it is built.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 
+from benchmarks.__main__ import MODULES
 from benchmarks.figures import Figure
 from catenaryd.live.scenario import SAFETY_MARGIN_MS
 from catenaryd.scenarios.planners import OWN_MARGIN
@@ -33,11 +36,18 @@ TEMPLATES = Path(__file__).parent / "truth_pages"
 OLD_COMMITS = 200
 """A record of real processes older than this is named as old; it fails nothing."""
 BY_HAND = {"docs/results/gpu.md": "predictions and procedures: nothing on it was measured"}
-UNRENDERED = {"live-steps": "its table was four runs with other settings; no record of them is left"}
+UNRENDERED = {
+    "live-steps": "its table was four runs with other settings; no record of them is left"
+}
 """Scenarios without a record, and why."""
-_EXCERPT = "its trace was cut to the stretch it replays, in tests/data; served live, so not run again"
+_EXCERPT = (
+    "its trace was cut to the stretch it replays, in tests/data; served live, so not run again"
+)
 OTHER_SETTINGS = {"table-1-live": _EXCERPT, "table-1-live-shared": _EXCERPT}
 """Records of other settings than their scenario's file has today, and why; the keys are names."""
+
+UNMEASURED: dict[str, str] = {}
+"""Benches without a record, and why."""
 
 Record = Mapping[str, Any]
 
@@ -55,10 +65,18 @@ def scenarios(root: Path = ROOT) -> dict[str, Path]:
     return {path.stem: path for path in sorted((root / "scenarios").rglob("*.yaml"))}
 
 
+def benches(root: Path = ROOT) -> dict[str, dict[str, Any]]:
+    """Returns every committed record of a bench by its name."""
+    found: dict[str, dict[str, Any]] = json.loads(
+        (root / "docs/benchmarks.json").read_text("utf-8")
+    )
+    return found
+
+
 def pages(root: Path = ROOT) -> dict[Path, str]:
     """Returns what each page has to be, by its path below the root."""
     found, files = records(root), scenarios(root)
-    benches = json.loads((root / "docs/benchmarks.json").read_text("utf-8"))
+    measured = benches(root)
 
     def section(name: str) -> str:
         return "\n".join(
@@ -85,18 +103,19 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
         return [1 - each for each in times(name, table, ours, theirs, rows)]
 
     def bench(name: str) -> str:
-        return _bench(benches[name])
+        return _bench(measured[name])
 
     def figure(name: str, text: str) -> float:
-        return float(next(e["value"] for e in benches[name]["figures"] if e["name"] == text))
+        return float(next(e["value"] for e in measured[name]["figures"] if e["name"] == text))
 
     environment = SandboxedEnvironment(
         undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
     environment.filters.update(_FILTERS)
     shared = {
-        "section": section, "times": times, "saved": saved, "cell": cell, "column": column, "facts": found, "bench": bench,
-        "figure": figure, "ratios": _ratios, "less": _less, "differences": _differences, "pick": _pick,
+        "section": section, "bench": bench, "figure": figure, "facts": found,
+        "cell": cell, "column": column, "times": times, "saved": saved,
+        "ratios": _ratios, "less": _less, "differences": _differences, "pick": _pick,
     }  # fmt: skip
     made = {}
     for template in sorted(TEMPLATES.glob("*.md")):
@@ -108,7 +127,22 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
 
 def problems(root: Path = ROOT) -> Iterator[str]:
     """Yields what does not agree, a line each: pages, records, scenarios, exceptions."""
-    made = pages(root)
+    made, found, files, measured = pages(root), records(root), scenarios(root), benches(root)
+    yield from _of_pages(made, root)
+    for name, record in [*found.items(), *measured.items()]:
+        if record["settings"].get("quick"):
+            yield f"the record of {name} is of a short form"
+        if sealed(record) != record:
+            yield f"the record of {name} is not what its run wrote: its digest differs"
+    for name, record in found.items():
+        yield from _of_record(name, record, files, root)
+        if not any(f"begin generated: {name} -->" in text for text in made.values()):
+            yield f"the record of {name} is on no page"
+    yield from _without(files.keys(), found.keys(), UNRENDERED, "UNRENDERED")
+    yield from _without(set(MODULES), measured.keys(), UNMEASURED, "UNMEASURED")
+
+
+def _of_pages(made: Mapping[Path, str], root: Path) -> Iterator[str]:
     for place, text in made.items():
         if (root / place).read_text("utf-8") != text:
             yield f"{place} is not what its records render: {_first_difference(root / place, text)}"
@@ -116,19 +150,15 @@ def problems(root: Path = ROOT) -> Iterator[str]:
         place = path.relative_to(root)
         if place not in made and place.as_posix() not in BY_HAND:
             yield f"{place} has no template in docs_build/truth_pages"
-    found, files = records(root), scenarios(root)
-    benches = json.loads((root / "docs/benchmarks.json").read_text("utf-8"))
-    for name, record in [*found.items(), *benches.items()]:
-        if sealed(record) != record:
-            yield f"the record of {name} is not what its run wrote: its digest differs"
-    for name, record in found.items():
-        yield from _of_record(name, record, files, root)
-        if not any(f"begin generated: {name} -->" in text for text in made.values()):
-            yield f"the record of {name} is on no page"
-    for name in files.keys() - found.keys() - UNRENDERED.keys():
-        yield f"scenario {name} has no record in docs/results"
-    for name in UNRENDERED.keys() & found.keys():
-        yield f"UNRENDERED names {name}, which has a record"
+
+
+def _without(
+    wanted: AbstractSet[str], there: AbstractSet[str], excepted: Mapping[str, str], table: str
+) -> Iterator[str]:  # fmt: skip
+    for name in sorted(wanted - there - excepted.keys()):
+        yield f"{name} has no record"
+    for name in sorted(excepted.keys() & there):
+        yield f"{table} names {name}, which has a record"
 
 
 def _of_record(
@@ -149,14 +179,15 @@ def _of_record(
 
 def origin(record: Record, scenario: str) -> str:
     """Returns the line below a section: code, date, machine, settings and what is not default."""
-    made, settings = record["made"], record["settings"]
-    history = "" if made["from"] == "the run" else f" ({made['from']})"
-    unlike = unlike_deployment(scenario, settings)
+    unlike = unlike_deployment(scenario, record["settings"])
     told = f" Not a deployment's default: {', '.join(unlike)}." if unlike else ""
-    return (
-        f"*`{scenario}` at commit {made['commit'][:10]}, {made['date']},"
-        f" {made['machine']}{history}.{told}*"
-    )
+    return f"*`{scenario}` {_made(record['made'])}.{told}*"
+
+
+def _made(made: Mapping[str, str]) -> str:
+    history = "" if made["from"] == "the run" else f" ({made['from']})"
+    dirty = " with changes" if made["commit"].endswith("+") else ""
+    return f"at commit {made['commit'][:10]}{dirty}, {made['date']}, {made['machine']}{history}"
 
 
 def unlike_deployment(scenario: str, settings: Mapping[str, Any]) -> list[str]:
@@ -175,7 +206,9 @@ def unlike_deployment(scenario: str, settings: Mapping[str, Any]) -> list[str]:
         simulated_ms = SIMULATED.safety_margin_ns / NANOSECONDS_PER_MILLISECOND
         used["safety_margin_ms"] = [SAFETY_MARGIN_MS if kind == "live" else simulated_ms]
     elif family == "chains" and kind not in ("placement", "allocation"):
-        used["chain_policy"] = [e if isinstance(e, str) else e.get("policy", "jffc") for e in chosen]
+        used["chain_policy"] = [
+            e if isinstance(e, str) else e.get("policy", "jffc") for e in chosen
+        ]
         used["chain_policy"] = used["chain_policy"] or ["jffc"]
     elif family == "placement":
         used["chain_policy"] = ["slo"]
@@ -196,13 +229,13 @@ def _unlike(used: Mapping[str, list[Any]]) -> Iterator[str]:
 
 def ages(root: Path = ROOT) -> Iterator[tuple[int, str]]:
     """Yields the age in commits and the name of every record, where history tells it."""
-    benches = json.loads((root / "docs/benchmarks.json").read_text("utf-8"))
-    for name, record in [*records(root).items(), *benches.items()]:
+    for name, record in [*records(root).items(), *benches(root).items()]:
         age = age_of(record["made"]["commit"].rstrip("+"), root)
         if age is not None:
             yield age, name
 
 
+@cache
 def age_of(commit: str, root: Path = ROOT) -> int | None:
     """Returns how many commits HEAD has that a commit has not; None if it is not known here."""
     asked = ["git", "-C", str(root), "rev-list", "--count", f"{commit}..HEAD"]
@@ -210,16 +243,28 @@ def age_of(commit: str, root: Path = ROOT) -> int | None:
     return int(done.stdout) if done.returncode == 0 else None
 
 
+def aged(text: str) -> str:
+    """Returns a page with the age in commits behind every commit of a record, where it is known."""
+
+    def with_age(found: re.Match[str]) -> str:
+        age = age_of(found[1])
+        return found[0] if age is None else f"{found[0]} ({age} commits ago)"
+
+    return re.sub(r"at commit ([0-9a-f]{10})\b", with_age, text)
+
+
 def _bench(record: Record) -> str:
     lines = ["| figure | measured | limit |", "|---|---:|---:|"]
     lines += [_bench_line(each) for each in record["figures"]]
     made = record["made"]
-    return "\n".join([*lines, "", f"*Commit {made['commit'][:10]}, {made['date']}, {made['machine']}.*"])
+    return "\n".join([*lines, "", f"*Measured {_made(made)}.*"])
 
 
 def _bench_line(figure: Figure) -> str:
-    value = f"{figure['value']:.3g} {figure['unit']}".strip()
-    limit = "–" if figure["limit"] is None else f"{figure['limit']:g}"
+    number = figure["value"]
+    digits = f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+    value = f"{digits} {figure['unit']}".strip()
+    limit = "-" if figure["limit"] is None else f"{figure['limit']:g}"
     return f"| {figure['name']} | {value if figure['ok'] else f'**{value}**'} | {limit} |"
 
 

@@ -1,8 +1,8 @@
-"""The record of a run, as it is committed beside a result page: findings, and what they were made by.
+"""The record of a run, as it is committed beside a result page: what was found, and made by what.
 
 The facts of the report stand at the top. `page` holds what a page shows of them (title, tables,
-pictures, notes), `settings` the scenario, and `made` the commit of the code, the date, the machine and
-a digest of all the rest, so that a digit that nobody measured does not pass (`make truth`).
+pictures, notes), `settings` the scenario, and `made` the commit of the code, the date, the machine
+and a digest of all the rest, so that a digit that nobody measured does not pass (`make truth`).
 """
 
 from __future__ import annotations
