@@ -12,7 +12,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache
 from pathlib import Path
@@ -23,13 +23,9 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from benchmarks.__main__ import MODULES
 from benchmarks.figures import Figure
-from catenaryd.live.scenario import SAFETY_MARGIN_MS
-from catenaryd.scenarios.planners import OWN_MARGIN
 from catenaryd.scenarios.record import picture_digest, report_of, sealed, settings_of
-from catenaryd.scenarios.schema import Sensitivity
-from scheduler.settings import SchedulerSettings
-from services.domain.ids import NANOSECONDS_PER_MILLISECOND
-from simulator.options import SIMULATED
+from docs_build import truth_figures
+from docs_build.truth_settings import unlike_deployment
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES = Path(__file__).parent / "truth_pages"
@@ -89,15 +85,17 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
         )
 
     def cell(name: str, table: int, row: str, column: str) -> float:
-        return _number(_cell(found[name]["page"]["tables"][table], row, column))
+        return truth_figures.cell(found[name]["page"]["tables"][table], row, column)
 
     def column(
         name: str, table: int, column: str, rows: str = "", *, reference: bool = False
     ) -> list[float]:
-        return _column(found[name]["page"]["tables"][table], column, rows, reference)
+        return truth_figures.column(found[name]["page"]["tables"][table], column, rows, reference)
 
     def times(name: str, table: int, ours: str, theirs: str, rows: str = "") -> list[float]:
-        return _ratios(column(name, table, ours, rows), column(name, table, theirs, rows))
+        return truth_figures.ratios(
+            column(name, table, ours, rows), column(name, table, theirs, rows)
+        )
 
     def saved(name: str, table: int, ours: str, theirs: str, rows: str = "") -> list[float]:
         return [1 - each for each in times(name, table, ours, theirs, rows)]
@@ -111,11 +109,12 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     environment = SandboxedEnvironment(
         undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
-    environment.filters.update(_FILTERS)
+    environment.filters.update(truth_figures.FILTERS)
     shared = {
         "section": section, "bench": bench, "figure": figure, "facts": found,
         "cell": cell, "column": column, "times": times, "saved": saved,
-        "ratios": _ratios, "less": _less, "differences": _differences, "pick": _pick,
+        "ratios": truth_figures.ratios, "less": truth_figures.less,
+        "differences": truth_figures.differences, "pick": truth_figures.pick,
     }  # fmt: skip
     made = {}
     for template in sorted(TEMPLATES.glob("*.md")):
@@ -190,49 +189,21 @@ def _made(made: Mapping[str, str]) -> str:
     return f"at commit {made['commit'][:10]}{dirty}, {made['date']}, {made['machine']}{history}"
 
 
-def unlike_deployment(scenario: str, settings: Mapping[str, Any]) -> list[str]:
-    """Returns where a scenario's settings are not what a scheduler does by default, in words."""
-    used: dict[str, list[Any]] = {}
-    family, kind = Path(scenario).parent.name, settings["kind"]
-    chosen = [*settings.get("systems", []), *settings.get("policies", [])]
-    if family == "scenarios" and kind != "planner_scaling":
-        ours = [e for e in chosen if e.get("planner", "catenary") == "catenary"]
-        used["plan_margin"] = [each.get("margin", OWN_MARGIN) for each in ours] or [OWN_MARGIN]
-        if kind == "sensitivity":
-            margin = Sensitivity.model_fields["margin"].default
-            varied = settings["vary"] == "margin"
-            used["plan_margin"] = settings["values"] if varied else [settings.get("margin", margin)]
-        used["max_linger_ms"] = [float("inf")]
-        simulated_ms = SIMULATED.safety_margin_ns / NANOSECONDS_PER_MILLISECOND
-        used["safety_margin_ms"] = [SAFETY_MARGIN_MS if kind == "live" else simulated_ms]
-    elif family == "chains" and kind not in ("placement", "allocation"):
-        used["chain_policy"] = [
-            e if isinstance(e, str) else e.get("policy", "jffc") for e in chosen
-        ]
-        used["chain_policy"] = used["chain_policy"] or ["jffc"]
-    elif family == "placement":
-        used["chain_policy"] = ["slo"]
-    elif family == "packing":
-        used["packing"] = ["off" if kind == "live" else "pack"]
-    for name, value in settings.get("scheduler", {}).items():
-        used[name] = [value]
-    return list(_unlike(used))
-
-
-def _unlike(used: Mapping[str, list[Any]]) -> Iterator[str]:
-    for name, values in used.items():
-        default = SchedulerSettings.model_fields[name].default
-        other = [f"{each:g}" if isinstance(each, float) else str(each) for each in values]
-        if any(each != default for each in values):
-            yield f"`{name}` {' / '.join(dict.fromkeys(other))} (default {default})"
-
-
-def ages(root: Path = ROOT) -> Iterator[tuple[int, str]]:
-    """Yields the age in commits and the name of every record, where history tells it."""
+def ages(root: Path = ROOT) -> dict[str, int]:
+    """Returns how many commits old each record is, where history tells it."""
+    found = {}
     for name, record in [*records(root).items(), *benches(root).items()]:
         age = age_of(record["made"]["commit"].rstrip("+"), root)
         if age is not None:
-            yield age, name
+            found[name] = age
+    return found
+
+
+def is_timed(record: Record) -> bool:
+    """Whether a record is of real processes or of times, which the files do not decide alone."""
+    settings = record["settings"]
+    timed = settings.get("kind") in ("live", "overhead", "planner_scaling")
+    return "figures" in record or "live" in settings or timed
 
 
 @cache
@@ -268,75 +239,6 @@ def _bench_line(figure: Figure) -> str:
     return f"| {figure['name']} | {value if figure['ok'] else f'**{value}**'} | {limit} |"
 
 
-def _cell(table: Mapping[str, Any], row: str, column: str) -> str | float:
-    place = table["header"].index(column)
-    found: str | float = next(
-        each[place] for each in table["rows"] if row in (each[0], f"{each[0]} {each[1]}")
-    )
-    return found
-
-
-def _column(
-    table: Mapping[str, Any], column: str, rows: str, reference: bool
-) -> list[float]:  # fmt: skip
-    """Numbers of a column; `rows` is sought in the rows' names; or of the reference below them."""
-    place, found = table["header"].index(column), []
-    for number, row in enumerate(table["rows"]):
-        below = table["rows"][number + 1] if number + 1 < len(table["rows"]) else [""]
-        named = re.search(rows, row[0]) or re.search(rows, f"{row[0]} {row[1]}")
-        if row[0] != "- reference" and named:
-            if not reference:
-                found.append(_number(row[place]))
-            elif below[0] == "- reference":
-                found.append(_number(below[place]))
-    return found
-
-
-def _pick(entries: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
-    """The first entry of facts that says what is wanted."""
-    return next(
-        each for each in entries if all(each[key] == value for key, value in wanted.items())
-    )
-
-
-def _ratios(ours: list[float], theirs: list[float]) -> list[float]:
-    return [one / other for one, other in zip(ours, theirs, strict=True) if other]
-
-
-def _less(ours: list[float], theirs: list[float]) -> list[float]:
-    """By what share ours are less than theirs."""
-    return [1 - each for each in _ratios(ours, theirs)]
-
-
-def _differences(ours: list[float], theirs: list[float]) -> list[float]:
-    return [one - other for one, other in zip(ours, theirs, strict=True)]
-
-
-def _span(values: list[float], digits: int) -> str:
-    least, most = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
-    return least if least == most else f"{least} to {most}"
-
-
-def _number(cell: str | float) -> float:
-    """The number a cell begins with; of 34 % it is 0.34."""
-    if not isinstance(cell, str):
-        return cell
-    found = re.match(r"([-+]?\d+(?:\.\d+)?)( ?%)?", cell)
-    if found is None:
-        raise ValueError(f"{cell!r} begins with no number")
-    return float(found[1]) / (100 if found[2] else 1)
-
-
-_FILTERS: Mapping[str, Callable[..., Any]] = {
-    "n": lambda value, digits=0: f"{value:.{digits}f}",
-    "percent": lambda value, digits=0: f"{100 * value:.{digits}f}",
-    "range": lambda values, digits=0: _span(values, digits),
-    "percents": lambda values, digits=0: _span([100 * each for each in values], digits),
-    "sizes": lambda values: [abs(each) for each in values],
-    "mean": lambda values: sum(values) / len(values),
-}
-
-
 def _first_difference(path: Path, text: str) -> str:
     lines, wanted = path.read_text("utf-8").splitlines(), text.splitlines()
     for number, (line, other) in enumerate(zip(lines, wanted, strict=False), 1):
@@ -353,10 +255,11 @@ def main(check: bool) -> int:
     found = list(problems())
     for line in found:
         print(line)
-    old = sorted(ages(), reverse=True)
-    if old:
-        print("commits old:", ", ".join(f"{name} {age}" for age, name in old))
-        print(f"older than {OLD_COMMITS}:", sum(age > OLD_COMMITS for age, _ in old))
+    old = ages()
+    print("commits old:", ", ".join(f"{name} {age}" for name, age in sorted(old.items())))
+    timed = [name for name, record in {**records(), **benches()}.items() if is_timed(record)]
+    if stale := [name for name in timed if old.get(name, 0) > OLD_COMMITS]:
+        print(f"measured more than {OLD_COMMITS} commits ago, to be run again: {', '.join(stale)}")
     return 1 if found else 0
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from cluster_harness import ROOT
 from docs_build import truth
+from docs_build.truth_settings import unlike_deployment
+from scheduler.settings import SchedulerSettings
 
 PAGES = ("docs/results/server-chains.md", "docs/results/kv-packing.md", "docs/benchmarks.md")
 
@@ -138,17 +140,17 @@ def test_another_default_of_the_product_changes_what_a_page_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = {"kind": "sensitivity", "vary": "gpu_ratio", "values": ["2:14"]}
-    said = truth.unlike_deployment("scenarios/x.yaml", settings)
+    said = unlike_deployment("scenarios/x.yaml", settings)
     assert not any("plan_margin" in each for each in said)
-    field = truth.SchedulerSettings.model_fields["plan_margin"]
+    field = SchedulerSettings.model_fields["plan_margin"]
     monkeypatch.setattr(field, "default", 0.25)
-    said = truth.unlike_deployment("scenarios/x.yaml", settings)
+    said = unlike_deployment("scenarios/x.yaml", settings)
     assert "`plan_margin` 0.4 (default 0.25)" in said
 
 
 def test_settings_of_the_scheduler_in_a_scenario_are_named() -> None:
     settings = {"kind": "live", "scheduler": {"scale_patience_s": 10}}
-    said = truth.unlike_deployment("scenarios/placement/x.yaml", settings)
+    said = unlike_deployment("scenarios/placement/x.yaml", settings)
     assert said == ["`scale_patience_s` 10 (default 30.0)"]
 
 
