@@ -25,12 +25,12 @@ _CODE = Path(__file__).resolve().parent
 
 
 def made_now() -> dict[str, str]:
-    """Returns commit of the code (`unknown` if it is no checkout), date in UTC and machine."""
+    """Returns commit of the code (`unknown`: no checkout), UTC date, machine and load."""
     return {
         "commit": _commit(),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, "
-        f"Python {platform.python_version()}",
+        f"Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}",
         "from": "the run",
     }
 
