@@ -39,7 +39,7 @@ UNRENDERED = {
 _EXCERPT = (
     "its trace was cut to the stretch it replays, in tests/data; served live, so not run again"
 )
-OTHER_SETTINGS = {"table-1-live": _EXCERPT, "table-1-live-shared": _EXCERPT}
+OTHER_SETTINGS = {"table-1-live": _EXCERPT}
 """Records of other settings than their scenario's file has today, and why; the keys are names."""
 
 _LONG = "its long form took over 200 s on a busy machine; not run since records began"
@@ -93,7 +93,9 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     def column(
         name: str, table: int, column: str, rows: str = "", *, reference: bool = False
     ) -> list[float]:
-        return truth_figures.column(found[name]["page"]["tables"][table], column, rows, reference)
+        return truth_figures.column(
+            found[name]["page"]["tables"][table], column, rows, reference=reference
+        )
 
     def times(name: str, table: int, ours: str, theirs: str, rows: str = "") -> list[float]:
         return truth_figures.ratios(

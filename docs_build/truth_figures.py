@@ -10,13 +10,14 @@ from typing import Any
 def cell(table: Mapping[str, Any], row: str, column: str) -> float:
     """Returns the number of a cell; a row is named by its first cell or its first two."""
     place = table["header"].index(column)
-    return _number(
-        next(each[place] for each in table["rows"] if row in (each[0], f"{each[0]} {each[1]}"))
-    )
+    for each in table["rows"]:
+        if row in (each[0], f"{each[0]} {each[1]}"):
+            return _number(each[place])
+    raise LookupError(f"no row {row!r} in a table of {', '.join(table['header'])}")
 
 
 def column(
-    table: Mapping[str, Any], column: str, rows: str, reference: bool
+    table: Mapping[str, Any], column: str, rows: str, *, reference: bool = False
 ) -> list[float]:  # fmt: skip
     """Returns the numbers of a column.
 
@@ -25,6 +26,9 @@ def column(
         column: Its header.
         rows: Sought in the names of rows (first cell, or first two), as a regular expression.
         reference: Take the `- reference` rows below those instead.
+
+    Raises:
+        LookupError: If there is no such row.
     """
     place, found = table["header"].index(column), []
     for number, row in enumerate(table["rows"]):
@@ -35,6 +39,8 @@ def column(
                 found.append(_number(row[place]))
             elif below[0] == "- reference":
                 found.append(_number(below[place]))
+    if not found:
+        raise LookupError(f"no row {rows!r} in a table of {', '.join(table['header'])}")
     return found
 
 

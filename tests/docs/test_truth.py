@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster_harness import ROOT
-from docs_build import truth
+from docs_build import truth, truth_figures
 from docs_build.truth_settings import unlike_deployment
 from scheduler.settings import SchedulerSettings
 
@@ -157,3 +157,30 @@ def test_settings_of_the_scheduler_in_a_scenario_are_named() -> None:
 def test_a_commit_that_history_does_not_have_has_no_age(tmp_path: Path) -> None:
     assert truth.age_of("0" * 40) is None
     assert truth.age_of("HEAD", tmp_path) is None
+
+
+TABLE = {
+    "header": ["", "ours", "theirs"],
+    "rows": [
+        ["J=10", "16.54 (c 6)", "20"],
+        ["- reference", "16.0", None],
+        ["J=20", "34 %", "0.5"],
+    ],
+}
+
+
+def test_figures_are_taken_from_tables_by_their_names() -> None:
+    assert truth_figures.cell(TABLE, "J=10", "ours") == 16.54
+    assert truth_figures.column(TABLE, "ours", "") == [16.54, 0.34]
+    assert truth_figures.column(TABLE, "ours", "J=1") == [16.54]
+    assert truth_figures.column(TABLE, "ours", "J=1", reference=True) == [16.0]
+    assert truth_figures.less([1.0], [4.0]) == [0.75]
+    assert truth_figures.FILTERS["percents"]([0.172, 0.2]) == "17 to 20"
+    assert truth_figures.FILTERS["range"]([1.01, 1.04], 1) == "1.0"
+
+
+def test_a_row_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(LookupError, match="J=30"):
+        truth_figures.cell(TABLE, "J=30", "ours")
+    with pytest.raises(LookupError, match="J=30"):
+        truth_figures.column(TABLE, "ours", "J=30")
