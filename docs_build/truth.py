@@ -32,9 +32,7 @@ TEMPLATES = Path(__file__).parent / "truth_pages"
 OLD_COMMITS = 200
 """A record of real processes older than this is named as old; it fails nothing."""
 BY_HAND = {"docs/results/gpu.md": "predictions and procedures: nothing on it was measured"}
-UNRENDERED = {
-    "live-steps": "its table was four runs with other settings; no record of them is left"
-}
+UNRENDERED: dict[str, str] = {}
 """Scenarios without a record, and why."""
 _EXCERPT = (
     "its trace was cut to the stretch it replays, in tests/data; served live, so not run again"
