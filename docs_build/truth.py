@@ -34,10 +34,7 @@ OLD_COMMITS = 200
 BY_HAND = {"docs/results/gpu.md": "predictions and procedures: nothing on it was measured"}
 UNRENDERED: dict[str, str] = {}
 """Scenarios without a record, and why."""
-_EXCERPT = (
-    "its trace was cut to the stretch it replays, in tests/data; served live, so not run again"
-)
-OTHER_SETTINGS = {"table-1-live": _EXCERPT}
+OTHER_SETTINGS: dict[str, str] = {}
 """Records of other settings than their scenario's file has today, and why; the keys are names."""
 
 _LONG = "its long form took over 200 s on a busy machine; not run since records began"
@@ -131,7 +128,7 @@ def problems(root: Path = ROOT) -> Iterator[str]:
     """Yields what does not agree, a line each: pages, records, scenarios, exceptions."""
     made, found, files, measured = pages(root), records(root), scenarios(root), benches(root)
     yield from _of_pages(made, root)
-    for name, record in [*found.items(), *measured.items()]:
+    for name, record in everything(root).items():
         if record["settings"].get("quick"):
             yield f"the record of {name} is of a short form"
         if sealed(record) != record:
@@ -194,12 +191,17 @@ def _made(made: Mapping[str, str]) -> str:
 
 def ages(root: Path = ROOT) -> dict[str, int]:
     """Returns how many commits old each record is, where history tells it."""
-    found = {}
-    for name, record in [*records(root).items(), *benches(root).items()]:
-        age = age_of(record["made"]["commit"].rstrip("+"), root)
-        if age is not None:
-            found[name] = age
-    return found
+    found = {name: age_of(_commit(each), root) for name, each in everything(root).items()}
+    return {name: age for name, age in found.items() if age is not None}
+
+
+def everything(root: Path = ROOT) -> dict[str, dict[str, Any]]:
+    """Returns the records of scenarios by their names, those of benches as `bench NAME`."""
+    return {**records(root), **{f"bench {name}": each for name, each in benches(root).items()}}
+
+
+def _commit(record: Record) -> str:
+    return str(record["made"]["commit"]).rstrip("+")
 
 
 def is_timed(record: Record) -> bool:
@@ -261,7 +263,7 @@ def main(check: bool) -> int:
         print(line)
     old = ages()
     print("commits old:", ", ".join(f"{name} {age}" for name, age in sorted(old.items())))
-    timed = [name for name, record in {**records(), **benches()}.items() if is_timed(record)]
+    timed = [name for name, record in everything().items() if is_timed(record)]
     if stale := [name for name in timed if old.get(name, 0) > OLD_COMMITS]:
         print(f"measured more than {OLD_COMMITS} commits ago, to be run again: {', '.join(stale)}")
     return 1 if found else 0
