@@ -9,7 +9,7 @@ TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
 DOCS := .venv-docs/.installed
 
-.PHONY: help setup native proto proto-check lint type unit test test-system test-browser chaos bench deploy-check deploy-schema sim docs up demo clean
+.PHONY: truth help setup native proto proto-check lint type unit test test-system test-browser chaos bench deploy-check deploy-schema sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
@@ -87,8 +87,8 @@ chaos: $(NATIVE) ## faults from a seed over a load with known answers (SEED=, MI
 	PYTHONPATH=.:client:protos:tests/support $(BIN)/python tests/system/chaos.py --seed $(SEED) --minutes $(MINUTES) \
 	  --json build/chaos/$(if $(SOAK),soak,seed-$(SEED)).json $(if $(SOAK),--soak) $(if $(ONLY),--only $(ONLY))
 
-bench: $(NATIVE) ## prints every measured figure beside its limit (QUICK=1 for the short form)
-	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
+bench: $(NATIVE) ## prints every measured figure beside its limit, and records it (QUICK=1: short, no record)
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick,--out docs/benchmarks.json)
 
 # The short form leaves the documents alone: its numbers are not worth keeping.
 # The chains come first: without the whole trace (CATENARY_TRACES) their long form stops at once.
@@ -99,6 +99,10 @@ sim: $(NATIVE) ## runs every scenario, live ones too; writes docs/results (QUICK
 	$(BIN)/catenaryd simulate pools scenarios/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 	$(BIN)/catenaryd simulate placement scenarios/placement/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
 	$(BIN)/catenaryd simulate packing scenarios/packing/*.yaml --live --out $(SIM_OUT) $(if $(QUICK),--quick)
+	$(if $(QUICK),,$(BIN)/python -m docs_build.truth)
+
+truth: $(STAMP) ## renders the result pages from their records; CHECK=1: fails where they do not agree
+	$(BIN)/python -m docs_build.truth $(if $(CHECK),--check)
 
 # The GPU day (docs/results/gpu.md): with the machine's own Python, and without a network.
 # ARGS="--only decode", ARGS=--tiny for a dry run on a CPU; results go to $OUT, else build/gpu.

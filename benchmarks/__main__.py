@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--quick] [--strict] [--json] [NAME ...]`."""
+"""`python -m benchmarks [--quick] [--strict] [--json] [--out FILE] [NAME ...]`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import json
 import os
 import platform
 import sys
+from pathlib import Path
 
-from benchmarks.figures import table
+from benchmarks.figures import Figure, table
+from catenaryd.scenarios.record import made_now, sealed, text_of
 from services.log import configure_logging
 
 MODULES = (
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--strict", action="store_true", help="exit 1 if a limit is missed")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--out", type=Path, help="file of records to bring up to date")
     parser.add_argument("modules", nargs="*", metavar="NAME", help=f"of {', '.join(MODULES)}")
     arguments = parser.parse_args()
     unknown = set(arguments.modules) - set(MODULES)
@@ -54,6 +57,8 @@ def main() -> None:
     for name in arguments.modules or MODULES:
         figures = importlib.import_module(f"benchmarks.{name}").run(arguments.quick)
         everything += figures
+        if arguments.out is not None:
+            _record(arguments.out, name, figures, quick=arguments.quick)
         if not arguments.json:
             print(f"\n{name}\n{table(figures)}", flush=True)
     if arguments.json:
@@ -62,6 +67,16 @@ def main() -> None:
     if missed:
         print(f"limits missed: {'; '.join(missed)}", file=sys.stderr)
         sys.exit(1 if arguments.strict else 0)
+
+
+def _record(path: Path, name: str, figures: list[Figure], *, quick: bool) -> None:
+    """Puts what a bench measured into a file of records, in the place of what it had measured."""
+    records = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    record = {"figures": figures, "settings": {"quick": quick}, "made": made_now()}
+    records[name] = sealed(record)
+    ordered = [each for each in MODULES if each in records]
+    ordered += [each for each in records if each not in MODULES]
+    path.write_text(text_of({each: records[each] for each in ordered}), "utf-8")
 
 
 if __name__ == "__main__":

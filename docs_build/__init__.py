@@ -12,4 +12,6 @@ access     which role may call which gRPC method
 http       every HTTP route of a gateway
 sdk        the Python SDK; mkdocstrings fills in the docstrings
 pages      all of them by their place in the site
+
+`truth` is another thing: it makes the committed result pages (`make truth`).
 """

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "client"), str(ROOT / "protos")]
 
 from docs_build.pages import copied_pages, generated_pages, turned  # noqa: E402
+from docs_build.truth import aged  # noqa: E402
 
 _FENCE = re.compile(r"^\s*(```|~~~)")
 _THREE_SPACES = re.compile(r"^   (?=\S)")
@@ -30,9 +31,9 @@ def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
     """Returns the document as Python-Markdown understands it.
 
     GitHub takes three spaces for a paragraph of a list entry, Python-Markdown wants four. And what
-    the documents link to outside `docs/` has a place in the site.
+    the documents link to outside `docs/` has a place in the site. Results get their age.
     """
-    text = "\n".join(_indented(markdown.splitlines()))
+    text = aged("\n".join(_indented(markdown.splitlines())))
     place = page.file.src_uri
     committed = page.file.generated_by is None
     return turned(text, f"docs/{place}", place) if committed else text

@@ -45,4 +45,5 @@ def run_command(
     if not paths:
         raise click.UsageError("give scenario files, or --schema")
     reports = kind.run_scenarios(paths, progress=tell, **options)
-    present(reports, kind.document, out, as_json=as_json)
+    quick = options["quick"]
+    present(reports, kind.document, out, as_json=as_json, paths=paths, quick=quick)

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from catenaryd.scenarios.document import update
 from catenaryd.scenarios.plots import draw
+from catenaryd.scenarios.record import made_now, record_of, settings_of, text_of
 from catenaryd.scenarios.report import Report
 
+Settings = Mapping[str, Any]
 
-def present(reports: Sequence[Report], document: str, out: Path | None, *, as_json: bool) -> None:
+
+def present(
+    reports: Sequence[Report], document: str, out: Path | None, *, as_json: bool,
+    paths: Sequence[Path], quick: bool,
+) -> None:  # fmt: skip
     """Prints or writes reports.
 
     Args:
         reports: One per scenario.
         document: Name of the document their sections belong to.
-        out: Folder for plots, facts and the document; None: tables are printed.
+        out: Folder for plots, records and the document; None: tables are printed.
         as_json: Print facts instead of tables.
+        paths: Files of the scenarios.
+        quick: Their short forms were run.
     """
     if out is not None:
-        for path in write(reports, out, document):
+        settings = [settings_of(path, quick=quick) for path in paths]
+        for path in write(reports, settings, out, document):
             tell(f"wrote {path}")
     if as_json:
         facts = [{"scenario": each.name, "title": each.title, **each.facts} for each in reports]
@@ -33,16 +43,18 @@ def present(reports: Sequence[Report], document: str, out: Path | None, *, as_js
         click.echo("\n\n".join(report.text() for report in reports))
 
 
-def write(reports: Sequence[Report], folder: Path, document: str) -> list[Path]:
-    """Writes plots, facts and the generated sections of a document; returns the files."""
+def write(
+    reports: Sequence[Report], settings: Sequence[Settings], folder: Path, document: str
+) -> list[Path]:
+    """Writes plots, records and the generated sections of a document; returns the files."""
     written = []
     folder.mkdir(parents=True, exist_ok=True)
-    for report in reports:
+    for report, of_run in zip(reports, settings, strict=True):
         written += [draw(figure, folder) for figure in report.figures]
-        facts = folder / f"{report.name}.json"
-        facts.write_text(json.dumps(report.facts, indent=1) + "\n", "utf-8")
+        record = folder / f"{report.name}.json"
+        record.write_text(text_of(record_of(report, of_run, made_now(), folder)), "utf-8")
         update(folder / document, report.name, report.markdown())
-        written.append(facts)
+        written.append(record)
     return [*written, folder / document]
 
 

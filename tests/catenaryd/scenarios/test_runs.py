@@ -58,7 +58,7 @@ def test_a_scenario_is_run_and_written(kind: str, file, tmp_path: Path) -> None:
     path = file(kind)
     (report,) = run_scenarios([path], HERE)
     out = tmp_path / "out"
-    written = write([report], out, DOCUMENT)
+    written = write([report], [{}], out, DOCUMENT)
     assert {each.name for each in written} == {f"{path.stem}.png", f"{path.stem}.json", DOCUMENT}
     text = (out / DOCUMENT).read_text()
     assert f"<!-- begin generated: {path.stem} -->" in text
@@ -115,11 +115,11 @@ def test_larger_clusters_promise_more(file) -> None:
 def test_running_again_leaves_prose_alone(file, tmp_path: Path) -> None:
     out = tmp_path / "out"
     reports = run_scenarios([file("planner_scaling")], HERE)
-    write(reports, out, DOCUMENT)
+    write(reports, [{}] * len(reports), out, DOCUMENT)
     document = out / DOCUMENT
     document.write_text("# Prose\n" + document.read_text() + "\nMore prose.\n")
     before = document.read_text()
-    write(reports, out, DOCUMENT)
+    write(reports, [{}] * len(reports), out, DOCUMENT)
     assert document.read_text() == before
 
 

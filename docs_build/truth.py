@@ -1,0 +1,273 @@
+"""`make truth`: result pages from committed records; with CHECK=1 it compares instead of writing.
+
+A page is the template of its name in `docs_build/truth_pages`, filled in from the records in
+`docs/results/*.json` (see `catenaryd/scenarios/record.py`) and `docs/benchmarks.json`. A page holds
+no age, as every commit would change it: it names commit and date, `make truth` prints the ages, and
+the site adds them when it is built.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import StrictUndefined
+from jinja2.sandbox import SandboxedEnvironment
+
+from benchmarks.__main__ import MODULES
+from benchmarks.figures import Figure
+from catenaryd.scenarios.record import picture_digest, report_of, sealed, settings_of
+from docs_build import truth_figures
+from docs_build.truth_settings import unlike_deployment
+
+ROOT = Path(__file__).resolve().parents[1]
+TEMPLATES = Path(__file__).parent / "truth_pages"
+OLD_COMMITS = 200
+"""A record of real processes older than this is named as old; it fails nothing."""
+BY_HAND = {"docs/results/gpu.md": "predictions and procedures: nothing on it was measured"}
+UNRENDERED: dict[str, str] = {}
+"""Scenarios without a record, and why."""
+OTHER_SETTINGS: dict[str, str] = {}
+"""Records of other settings than their scenario's file has today, and why; the keys are names."""
+
+_LONG = "its long form took over 200 s on a busy machine; not run since records began"
+UNMEASURED = dict.fromkeys(
+    ("simulation", "chain_simulation", "placement_simulation", "sampling", "migration"), _LONG
+)
+"""Benches without a record, and why."""
+
+Record = Mapping[str, Any]
+
+
+def records(root: Path = ROOT) -> dict[str, dict[str, Any]]:
+    """Returns every committed record by its scenario's name."""
+    return {
+        path.stem: json.loads(path.read_text("utf-8"))
+        for path in sorted((root / "docs/results").glob("*.json"))
+    }
+
+
+def scenarios(root: Path = ROOT) -> dict[str, Path]:
+    """Returns every scenario's file by its name."""
+    return {path.stem: path for path in sorted((root / "scenarios").rglob("*.yaml"))}
+
+
+def benches(root: Path = ROOT) -> dict[str, dict[str, Any]]:
+    """Returns every committed record of a bench by its name."""
+    found: dict[str, dict[str, Any]] = json.loads(
+        (root / "docs/benchmarks.json").read_text("utf-8")
+    )
+    return found
+
+
+def pages(root: Path = ROOT) -> dict[Path, str]:
+    """Returns what each page has to be, by its path below the root."""
+    found, files = records(root), scenarios(root)
+    measured = benches(root)
+
+    def section(name: str) -> str:
+        return "\n".join(
+            [
+                f"<!-- begin generated: {name} -->\n",
+                report_of(name, found[name]).markdown().strip(),
+                f"\n{origin(found[name], files[name].relative_to(root).as_posix())}\n",
+                f"<!-- end generated: {name} -->",
+            ]
+        )
+
+    def cell(name: str, table: int, row: str, column: str) -> float:
+        return truth_figures.cell(found[name]["page"]["tables"][table], row, column)
+
+    def column(
+        name: str, table: int, column: str, rows: str = "", *, reference: bool = False
+    ) -> list[float]:
+        return truth_figures.column(
+            found[name]["page"]["tables"][table], column, rows, reference=reference
+        )
+
+    def times(name: str, table: int, ours: str, theirs: str, rows: str = "") -> list[float]:
+        return truth_figures.ratios(
+            column(name, table, ours, rows), column(name, table, theirs, rows)
+        )
+
+    def saved(name: str, table: int, ours: str, theirs: str, rows: str = "") -> list[float]:
+        return [1 - each for each in times(name, table, ours, theirs, rows)]
+
+    def bench(name: str) -> str:
+        return _bench(measured[name])
+
+    def figure(name: str, text: str) -> float:
+        return float(next(e["value"] for e in measured[name]["figures"] if e["name"] == text))
+
+    environment = SandboxedEnvironment(
+        undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    environment.filters.update(truth_figures.FILTERS)
+    shared = {
+        "section": section, "bench": bench, "figure": figure, "facts": found,
+        "cell": cell, "column": column, "times": times, "saved": saved,
+        "ratios": truth_figures.ratios, "less": truth_figures.less,
+        "differences": truth_figures.differences, "pick": truth_figures.pick,
+    }  # fmt: skip
+    made = {}
+    for template in sorted(TEMPLATES.glob("*.md")):
+        place = Path("docs") / ("" if template.stem == "benchmarks" else "results") / template.name
+        text = template.read_text("utf-8")
+        made[place] = environment.from_string(text, globals=shared).render()
+    return made
+
+
+def problems(root: Path = ROOT) -> Iterator[str]:
+    """Yields what does not agree, a line each: pages, records, scenarios, exceptions."""
+    made, found, files, measured = pages(root), records(root), scenarios(root), benches(root)
+    yield from _of_pages(made, root)
+    for name, record in everything(root).items():
+        if record["settings"].get("quick"):
+            yield f"the record of {name} is of a short form"
+        if sealed(record) != record:
+            yield f"the record of {name} is not what its run wrote: its digest differs"
+    for name, record in found.items():
+        yield from _of_record(name, record, files, root)
+        if not any(f"begin generated: {name} -->" in text for text in made.values()):
+            yield f"the record of {name} is on no page"
+    yield from _without(files.keys(), found.keys(), UNRENDERED, "UNRENDERED")
+    yield from _without(set(MODULES), measured.keys(), UNMEASURED, "UNMEASURED")
+
+
+def _of_pages(made: Mapping[Path, str], root: Path) -> Iterator[str]:
+    for place, text in made.items():
+        if (root / place).read_text("utf-8") != text:
+            yield f"{place} is not what its records render: {_first_difference(root / place, text)}"
+    for path in sorted((root / "docs/results").glob("*.md")):
+        place = path.relative_to(root)
+        if place not in made and place.as_posix() not in BY_HAND:
+            yield f"{place} has no template in docs_build/truth_pages"
+
+
+def _without(
+    wanted: AbstractSet[str], there: AbstractSet[str], excepted: Mapping[str, str], table: str
+) -> Iterator[str]:  # fmt: skip
+    for name in sorted(wanted - there - excepted.keys()):
+        yield f"{name} has no record"
+    for name in sorted(excepted.keys() & there):
+        yield f"{table} names {name}, which has a record"
+
+
+def _of_record(
+    name: str, record: Record, files: Mapping[str, Path], root: Path
+) -> Iterator[str]:  # fmt: skip
+    if name not in files:
+        yield f"the record of {name} has no scenario"
+        return
+    same = settings_of(files[name]) == record["settings"]
+    if same and name in OTHER_SETTINGS:
+        yield f"OTHER_SETTINGS names {name}, whose settings are its scenario's"
+    if not same and name not in OTHER_SETTINGS:
+        yield f"the settings of {name} are not its record's: run it again"
+    for picture in record["page"]["pictures"]:
+        if picture_digest(root / "docs/results", picture["name"]) != picture["sha256"]:
+            yield f"picture {picture['name']}.png is not that of the record"
+
+
+def origin(record: Record, scenario: str) -> str:
+    """Returns the line below a section: code, date, machine, settings and what is not default."""
+    unlike = unlike_deployment(scenario, record["settings"])
+    told = f" Not a deployment's default: {', '.join(unlike)}." if unlike else ""
+    return f"*`{scenario}` {_made(record['made'])}.{told}*"
+
+
+def _made(made: Mapping[str, str]) -> str:
+    history = "" if made["from"] == "the run" else f" ({made['from']})"
+    dirty = " with changes" if made["commit"].endswith("+") else ""
+    return f"at commit {made['commit'][:10]}{dirty}, {made['date']}, {made['machine']}{history}"
+
+
+def ages(root: Path = ROOT) -> dict[str, int]:
+    """Returns how many commits old each record is, where history tells it."""
+    found = {name: age_of(_commit(each), root) for name, each in everything(root).items()}
+    return {name: age for name, age in found.items() if age is not None}
+
+
+def everything(root: Path = ROOT) -> dict[str, dict[str, Any]]:
+    """Returns the records of scenarios by their names, those of benches as `bench NAME`."""
+    return {**records(root), **{f"bench {name}": each for name, each in benches(root).items()}}
+
+
+def _commit(record: Record) -> str:
+    return str(record["made"]["commit"]).rstrip("+")
+
+
+def is_timed(record: Record) -> bool:
+    """Whether a record is of real processes or of times, which the files do not decide alone."""
+    settings = record["settings"]
+    timed = settings.get("kind") in ("live", "overhead", "planner_scaling")
+    return "figures" in record or "live" in settings or timed
+
+
+@cache
+def age_of(commit: str, root: Path = ROOT) -> int | None:
+    """Returns how many commits HEAD has that a commit has not; None if it is not known here."""
+    asked = ["git", "-C", str(root), "rev-list", "--count", f"{commit}..HEAD"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+def aged(text: str) -> str:
+    """Returns a page with the age in commits behind every commit of a record, where it is known."""
+
+    def with_age(found: re.Match[str]) -> str:
+        age = age_of(found[1])
+        return found[0] if age is None else f"{found[0]} ({age} commits ago)"
+
+    return re.sub(r"at commit ([0-9a-f]{10})\b", with_age, text)
+
+
+def _bench(record: Record) -> str:
+    lines = ["| figure | measured | limit |", "|---|---:|---:|"]
+    lines += [_bench_line(each) for each in record["figures"]]
+    made = record["made"]
+    return "\n".join([*lines, "", f"*Measured {_made(made)}.*"])
+
+
+def _bench_line(figure: Figure) -> str:
+    number = figure["value"]
+    digits = f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+    value = f"{digits} {figure['unit']}".strip()
+    limit = "-" if figure["limit"] is None else f"{figure['limit']:g}"
+    name = re.sub("^  ", "- ", figure["name"]).strip()
+    return f"| {name} | {value if figure['ok'] else f'**{value}**'} | {limit} |"
+
+
+def _first_difference(path: Path, text: str) -> str:
+    lines, wanted = path.read_text("utf-8").splitlines(), text.splitlines()
+    for number, (line, other) in enumerate(zip(lines, wanted, strict=False), 1):
+        if line != other:
+            return f"line {number} is {line[:80]!r}, not {other[:80]!r}"
+    return f"{len(lines)} lines, not {len(wanted)}"
+
+
+def main(check: bool) -> int:
+    """Writes or compares every page, prints what is wrong and how old records are."""
+    if not check:
+        for place, text in pages().items():
+            (ROOT / place).write_text(text, "utf-8")
+    found = list(problems())
+    for line in found:
+        print(line)
+    old = ages()
+    print("commits old:", ", ".join(f"{name} {age}" for name, age in sorted(old.items())))
+    timed = [name for name, record in everything().items() if is_timed(record)]
+    if stale := [name for name in timed if old.get(name, 0) > OLD_COMMITS]:
+        print(f"measured more than {OLD_COMMITS} commits ago, to be run again: {', '.join(stale)}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))
