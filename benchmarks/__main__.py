@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.figures import Figure, table
+from catenary_services.log import configure_logging
 from catenaryd.scenarios.record import made_now, sealed, text_of
-from services.log import configure_logging
 
 MODULES = (
     "planning",

@@ -13,13 +13,13 @@ from collections import defaultdict
 
 from benchmarks.figures import Figure, at_most
 from catenary_protos.catenary.v1 import scheduler_pb2
-from scheduler.audits import holdings_of
-from scheduler.book import Book
-from scheduler.converters import partition_message
-from scheduler.dispatch import ChainedDispatcher
-from scheduler.dispatch.auditing import Auditor, Believed, BookFacts, GatewayWants
-from scheduler.dispatch.chained.views import SessionClaim
-from scheduler.dispatch.events import (
+from catenary_scheduler.audits import holdings_of
+from catenary_scheduler.book import Book
+from catenary_scheduler.converters import partition_message
+from catenary_scheduler.dispatch import ChainedDispatcher
+from catenary_scheduler.dispatch.auditing import Auditor, Believed, BookFacts, GatewayWants
+from catenary_scheduler.dispatch.chained.views import SessionClaim
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     DispatchBatch,
     PlanActivated,
@@ -29,8 +29,8 @@ from scheduler.dispatch.events import (
     SessionsProgressed,
     StageReported,
 )
-from scheduler.timelines import Timelines
-from services.domain.ids import (
+from catenary_scheduler.timelines import Timelines
+from catenary_services.domain.ids import (
     AgentId,
     BatchId,
     GatewayId,
@@ -40,7 +40,7 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.plan import Agent, CacheCapacity, Chain, ChainHop, ModelPlan, Plan
+from catenary_services.domain.plan import Agent, CacheCapacity, Chain, ChainHop, ModelPlan, Plan
 
 LIMIT_AUDIT_MS = 40.0
 LIMIT_PART_MS = 20.0

@@ -20,14 +20,14 @@ import grpc.aio
 
 from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.generation import DATA, FP32, THREADS
+from catenary_agent.executors.device import Device
+from catenary_agent.generation.lane import chunk_tokens_for
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
+from catenary_services.domain.decoder import LargestStep, Runtime
+from catenary_services.domain.ids import ModelKey
+from catenary_services.model_repository import ModelRepository
 from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
 from catenaryd.models import ensure_model
-from gpu_agent.executors.device import Device
-from gpu_agent.generation.lane import chunk_tokens_for
-from services.domain.decoder import LargestStep, Runtime
-from services.domain.ids import ModelKey
-from services.model_repository import ModelRepository
 
 CASES = ((4, 1.0), (4, 4.0), (1, 16.0))
 """For how many sessions of full length there is memory, and slots for each of them."""

@@ -15,9 +15,9 @@ import statistics
 import time
 
 from benchmarks.figures import Figure, at_least, at_most, table
-from scheduler.dispatch.chained import ChainedDispatcher
-from scheduler.dispatch.chained import dispatcher as compiled_part
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.chained import ChainedDispatcher
+from catenary_scheduler.dispatch.chained import dispatcher as compiled_part
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     Command,
     Event,
@@ -27,7 +27,7 @@ from scheduler.dispatch.events import (
     SessionsClosed,
     StartSession,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     ModelKey,
@@ -36,7 +36,7 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Plan
+from catenary_services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Plan
 
 LIMIT_P50_US = 5.0
 LIMIT_GROWTH = 2.0

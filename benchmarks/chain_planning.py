@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from benchmarks.figures import Figure, at_most, table
-from scheduler.planning.chains import (
+from catenary_scheduler.planning.chains import (
     ChainTask,
     Composition,
     Server,
@@ -22,7 +22,7 @@ from scheduler.planning.chains import (
     compose,
     recompose,
 )
-from scheduler.planning.chains.problem import StopRule
+from catenary_scheduler.planning.chains.problem import StopRule
 
 LIMIT_1000_S = 1.5
 LIMIT_10000_S = 20.0

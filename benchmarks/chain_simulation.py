@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, at_least, at_most, table
-from catenaryd.scenarios.chains.runs import run_scenarios
-from catenaryd.scenarios.data import data_file
-from scheduler.planning.chains import best_composition
-from services.errors import InvalidInput
-from simulator.arrivals import Poisson
-from simulator.chains.cluster import (
+from catenary_scheduler.planning.chains import best_composition
+from catenary_services.errors import InvalidInput
+from catenary_simulator.arrivals import Poisson
+from catenary_simulator.chains.cluster import (
     Cluster,
     Communication,
     DecoderModel,
@@ -24,8 +22,10 @@ from simulator.chains.cluster import (
     Place,
     cluster_of,
 )
-from simulator.chains.serve import serve_chains
-from simulator.chains.workload import exponential
+from catenary_simulator.chains.serve import serve_chains
+from catenary_simulator.chains.workload import exponential
+from catenaryd.scenarios.chains.runs import run_scenarios
+from catenaryd.scenarios.data import data_file
 
 WHOLE_TRACE = "AzureLLMInferenceTrace_code.csv"
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "chains"

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure, at_least, at_most
+from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, Want
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.executors.device import Device
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.model_repository import ModelRepository
 from catenaryd.models import ensure_model
-from gpu_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, Want
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.executors.device import Device
-from services.domain.ids import PartitionKey
-from services.model_repository import ModelRepository
 
 MODELS = Path(".catenary/bench-generation/models")
 NAMES = {"fp32": "smollm2-135m", "int8": "smollm2-135m-int8", "int4": "smollm2-135m-int4"}

@@ -16,9 +16,9 @@ import time
 
 from benchmarks import auditing
 from benchmarks.figures import Figure, at_least, at_most, table
-from scheduler.book import COMPILED
-from scheduler.dispatch import PooledConfig, PooledDispatcher
-from scheduler.dispatch.events import (
+from catenary_scheduler.book import COMPILED
+from catenary_scheduler.dispatch import PooledConfig, PooledDispatcher
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     Command,
     DispatchBatch,
@@ -28,7 +28,7 @@ from scheduler.dispatch.events import (
     RequestCompleted,
     StageReported,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     ModelKey,
@@ -37,7 +37,7 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
+from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
 
 LIMIT_P50_US = 10.0
 LIMIT_P99_US = 40.0

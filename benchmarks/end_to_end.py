@@ -33,11 +33,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import catenary
 from benchmarks.figures import Figure, at_least, at_most
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import ModelManifest
+from catenary_services.model_repository import ModelRepository
 from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
 from catenaryd.models import ensure_model
-from services.domain.ids import ModelKey
-from services.domain.model import ModelManifest
-from services.model_repository import ModelRepository
 
 CPU_LIMIT_MS = 2.5
 CONTROL_PATH_LIMIT_RPS = 600.0

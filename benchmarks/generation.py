@@ -23,10 +23,10 @@ import grpc.aio
 from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.rivals import Rival
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
+from catenary_services.domain.ids import ModelKey
+from catenary_services.model_repository import ModelRepository
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.models import ensure_model
-from services.domain.ids import ModelKey
-from services.model_repository import ModelRepository
 
 THREADS = 1
 PROMPT = list(range(1000, 1032))

@@ -21,12 +21,11 @@ import numpy as np
 import psutil
 
 from benchmarks.figures import Figure, at_most
-from catenaryd.models import ensure_model
-from gpu_agent.decoders.base import CacheLayout, StepItem, Want
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.executors.device import Device
-from gpu_agent.kv.span import CacheSpan
-from scheduler.planning.latency import (
+from catenary_agent.decoders.base import CacheLayout, StepItem, Want
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.executors.device import Device
+from catenary_agent.kv.span import CacheSpan
+from catenary_scheduler.planning.latency import (
     CacheSample,
     DecodeSample,
     ErrorWindow,
@@ -37,9 +36,10 @@ from scheduler.planning.latency import (
     fit_decode,
     fit_prefill,
 )
-from scheduler.planning.live import GenerationCost
-from services.domain.ids import PartitionKey
-from services.model_repository import ModelRepository
+from catenary_scheduler.planning.live import GenerationCost
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.model_repository import ModelRepository
+from catenaryd.models import ensure_model
 
 MODELS = Path(".catenary/bench-generation/models")
 NAME = "smollm2-135m"

@@ -22,22 +22,22 @@ import numpy as np
 
 from benchmarks.figures import Figure, at_most
 from benchmarks.generation import DATA, FP32
+from catenary_agent.decoders.base import CacheLayout, DecoderCost
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.engine.engine import Engine
+from catenary_agent.executors.device import Device
+from catenary_agent.generation.engine import GenerationEngine
+from catenary_agent.generation.lane import Lane
+from catenary_agent.generation.meter import GenerationMeter
+from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
+from catenary_agent.generation.table import LoadedDecoder
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.model_repository import ModelRepository
+from catenary_services.transport.hub import TransportHub
+from catenary_services.transport.interface import ReceivedFrame
+from catenary_services.transport.settings import TransportSettings
 from catenaryd.models import ensure_model
-from gpu_agent.decoders.base import CacheLayout, DecoderCost
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.engine.engine import Engine
-from gpu_agent.executors.device import Device
-from gpu_agent.generation.engine import GenerationEngine
-from gpu_agent.generation.lane import Lane
-from gpu_agent.generation.meter import GenerationMeter
-from gpu_agent.generation.surroundings import GenerationLimits, Surroundings
-from gpu_agent.generation.table import LoadedDecoder
-from services.domain.ids import ModelKey, PartitionKey
-from services.model_repository import ModelRepository
-from services.transport.hub import TransportHub
-from services.transport.interface import ReceivedFrame
-from services.transport.settings import TransportSettings
 
 AGENTS = ("agent-0", "agent-1")
 GATEWAY = "gateway-0"

@@ -12,9 +12,9 @@ import heapq
 from dataclasses import dataclass
 
 from benchmarks.packing_setup import FAR, MODEL, MS, Setup, chains_of, plan_of
-from scheduler.dispatch.availability import Availability, Impairment
-from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
     BoundariesMeasured,
@@ -34,7 +34,7 @@ from scheduler.dispatch.events import (
     StartSession,
     Tick,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     Nanoseconds,
@@ -42,9 +42,9 @@ from services.domain.ids import (
     ServerId,
     SessionId,
 )
-from services.domain.latency import TokenObjectives
-from services.domain.packing import PackingGoal
-from services.domain.plan import Agent, ChainHop
+from catenary_services.domain.latency import TokenObjectives
+from catenary_services.domain.packing import PackingGoal
+from catenary_services.domain.plan import Agent, ChainHop
 
 REPORT_NS = 100 * MS
 _ANSWER_NS = MS

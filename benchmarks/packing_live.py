@@ -16,16 +16,16 @@ import time
 from benchmarks.figures import Figure, at_least, at_most, table
 from benchmarks.packing_cluster import PackedCluster
 from benchmarks.packing_setup import S, Setup
-from scheduler.dispatch.chained import packing_line as compiled_part
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.chained import packing_line as compiled_part
+from catenary_scheduler.dispatch.events import (
     Command,
     Event,
     RequestCompleted,
     SessionRequested,
     SessionsProgressed,
 )
-from services.domain.latency import LatencyLines
-from services.domain.packing import PackingGoal
+from catenary_services.domain.latency import LatencyLines
+from catenary_services.domain.packing import PackingGoal
 
 LIMIT_P50_US = 200.0
 SESSIONS = 1000

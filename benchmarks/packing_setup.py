@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.dispatch.chained.packing_rules import PackingRules
-from services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey, PlanId, SessionId
-from services.domain.latency import LatencyLines, TokenObjectives
-from services.domain.packing import PackingGoal
-from services.domain.plan import CacheCapacity, Chain, ChainHop, ModelPlan, Plan
+from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
+from catenary_services.domain.ids import (
+    AgentId,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+    PlanId,
+    SessionId,
+)
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.domain.packing import PackingGoal
+from catenary_services.domain.plan import CacheCapacity, Chain, ChainHop, ModelPlan, Plan
 
 MS = 10**6
 S = 10**9

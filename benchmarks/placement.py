@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.figures import Figure, at_least, at_most, table
-from scheduler.book import COMPILED
-from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from scheduler.dispatch.events import (
+from catenary_scheduler.book import COMPILED
+from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     CloseSessions,
     Command,
@@ -29,7 +29,7 @@ from scheduler.dispatch.events import (
     SessionsProgressed,
     StartSession,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     AgentId,
     GatewayId,
@@ -39,8 +39,8 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.latency import LatencyLines, TokenObjectives
-from services.domain.plan import Agent, CacheCapacity, Chain, ChainHop, ModelPlan, Plan
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.domain.plan import Agent, CacheCapacity, Chain, ChainHop, ModelPlan, Plan
 
 MS = NANOSECONDS_PER_MILLISECOND
 LIMIT_P50_US = 100.0

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import highspy
 
-from scheduler.dispatch.placing.constraints import examine, place
-from scheduler.dispatch.placing.error_lines import WorkerErrors, error_line
-from scheduler.dispatch.placing.jobs import Job, Limits
-from scheduler.dispatch.placing.rebalance_search import Imbalance
-from services.domain.latency import LatencyLines
+from catenary_scheduler.dispatch.placing.constraints import examine, place
+from catenary_scheduler.dispatch.placing.error_lines import WorkerErrors, error_line
+from catenary_scheduler.dispatch.placing.jobs import Job, Limits
+from catenary_scheduler.dispatch.placing.rebalance_search import Imbalance
+from catenary_services.domain.latency import LatencyLines
 
 MS = 1e6
 

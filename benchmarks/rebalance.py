@@ -20,9 +20,9 @@ from benchmarks.placement_twins import (
     random_imbalance,
     random_placement,
 )
+from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
+from catenary_scheduler.dispatch.placing.rebalance import rebalance
 from catenaryd.scenarios.data import data_file
-from scheduler.dispatch.placing.lengths import LengthPredictor
-from scheduler.dispatch.placing.rebalance import rebalance
 
 SINGLE = 320
 BATCHES = 300

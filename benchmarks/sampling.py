@@ -27,16 +27,16 @@ from numpy.typing import NDArray
 
 from benchmarks.decoding import MODELS, NAMES
 from benchmarks.figures import Figure, at_least, at_most, table
+from catenary_agent.decoders.base import CacheLayout, StepItem
+from catenary_agent.decoders.choosing import Chooser
+from catenary_agent.decoders.numpy_arrays import numpy_chooser
+from catenary_agent.decoders.sampling import Sampler
+from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.executors.device import Device
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.domain.sampling import SamplingParameters
+from catenary_services.model_repository import ModelRepository
 from catenaryd.models import ensure_model
-from gpu_agent.decoders.base import CacheLayout, StepItem
-from gpu_agent.decoders.choosing import Chooser
-from gpu_agent.decoders.numpy_arrays import numpy_chooser
-from gpu_agent.decoders.sampling import Sampler
-from gpu_agent.decoders.torch_executor import TorchDecoder
-from gpu_agent.executors.device import Device
-from services.domain.ids import PartitionKey
-from services.domain.sampling import SamplingParameters
-from services.model_repository import ModelRepository
 
 NUMBERS = ("float32", "float16", "bfloat16")
 LIMITS = {"float32": 1.0, "float16": 0.9, "bfloat16": 0.9}

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.figures import Figure, at_least, at_most, table
+from catenary_scheduler.planning.pooled import plan_pools
+from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_simulator import Options, SimulationResult, simulate
+from catenary_simulator.options import Policy
 from catenaryd.scenarios.data import data_folder
 from catenaryd.scenarios.jobs import Job, Load, LoadFactorJob, OfInstance, Plan, Served, run_all
 from catenaryd.scenarios.planners import Planner
 from catenaryd.scenarios.serving import Search
-from scheduler.planning.pooled import plan_pools
-from scheduler.planning.pooled.dataset import Dataset, load_dataset
-from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from simulator import Options, SimulationResult, simulate
-from simulator.options import Policy
 
 LIMIT_EVENTS_PER_SECOND = 100_000.0
 LIMIT_P50_US, LIMIT_P99_US = 10.0, 40.0

@@ -29,9 +29,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(_ROOT / part) for part in ("", "client", "protos")]
 
 from catenary_protos.catenary.v1.common_pb2 import Peer, TransportAddress  # noqa: E402
-from services.log import configure_logging  # noqa: E402
-from services.transport.hub import TransportHub, TransportSettings  # noqa: E402
-from services.transport.interface import Address, ReceivedFrame  # noqa: E402
+from catenary_services.log import configure_logging  # noqa: E402
+from catenary_services.transport.hub import TransportHub, TransportSettings  # noqa: E402
+from catenary_services.transport.interface import Address, ReceivedFrame  # noqa: E402
 
 TRANSPORTS = ("shm", "tcp", "grpc")
 LIMITS = {"shm": 1.5, "tcp": 3.5, "grpc": 12.0}

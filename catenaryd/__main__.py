@@ -17,7 +17,7 @@ def main() -> None:
     """Runs the command line.
 
     A server that is told to stop while it is still importing has nothing to give up: it ends well,
-    as it would a second later (`services.lifecycle` takes over then).
+    as it would a second later (`catenary_services.lifecycle` takes over then).
     """
     if not _SERVERS.isdisjoint(sys.argv[1:3]):
         signal.signal(signal.SIGTERM, _stop_before_the_start)

@@ -10,7 +10,7 @@ from typing import Protocol
 import grpc.aio
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
-from services.log import get_logger
+from catenary_services.log import get_logger
 
 log = get_logger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from services.errors import InvalidInput
-from services.security.authority import (
+from catenary_services.errors import InvalidInput
+from catenary_services.security.authority import (
     AUTHORITY_DAYS,
     AUTHORITY_FILE,
     DAYS,
@@ -17,7 +17,7 @@ from services.security.authority import (
     Issued,
     Request,
 )
-from services.security.identity import Identity
+from catenary_services.security.identity import Identity
 
 _STEPS = ("add", "use", "drop")
 

@@ -11,6 +11,15 @@ from typing import Any, TypeVar
 
 import click
 
+from catenary_agent.settings import AgentSettings
+from catenary_gateway.settings import GatewaySettings
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.groups import MOST_GROUPS
+from catenary_services.domain.packing import PACKING_GOALS
+from catenary_services.errors import CatenaryError
+from catenary_services.lifecycle import Process, run_process
+from catenary_services.log import configure_logging, get_logger
+from catenary_services.settings import ProcessSettings, describe, load_settings
 from catenaryd.certificates import certs
 from catenaryd.importing import import_model
 from catenaryd.jail import show_jail
@@ -25,15 +34,6 @@ from catenaryd.replay import replay_group
 from catenaryd.simulating import simulate_group
 from catenaryd.supervisor import end_with_parent
 from catenaryd.verifying import verify_model
-from gateway.settings import GatewaySettings
-from gpu_agent.settings import AgentSettings
-from scheduler.settings import SchedulerSettings
-from services.domain.groups import MOST_GROUPS
-from services.domain.packing import PACKING_GOALS
-from services.errors import CatenaryError
-from services.lifecycle import Process, run_process
-from services.log import configure_logging, get_logger
-from services.settings import ProcessSettings, describe, load_settings
 
 S = TypeVar("S", bound=ProcessSettings)
 
@@ -73,7 +73,7 @@ def scheduler(config: Path | None, /, **flags: Any) -> None:
     Example: catenaryd scheduler --redis-url redis://127.0.0.1:6379 --model-repository models
     --models efficientnet-lite0 --insecure
     """
-    from scheduler.process import SchedulerProcess
+    from catenary_scheduler.process import SchedulerProcess
 
     settings = load_settings(
         SchedulerSettings, file=config, section="scheduler", flags=given(flags)
@@ -89,7 +89,7 @@ def gateway(config: Path | None, /, **flags: Any) -> None:
 
     Example: catenaryd gateway --scheduler-addresses 127.0.0.1:8004 --insecure
     """
-    from gateway.process import GatewayProcess
+    from catenary_gateway.process import GatewayProcess
 
     settings = load_settings(GatewaySettings, file=config, section="gateway", flags=given(flags))
     _run("gateway", settings, settings.gateway_id, GatewayProcess)
@@ -103,7 +103,7 @@ def agent(config: Path | None, /, **flags: Any) -> None:
 
     Example: catenaryd agent --agent-id agent-0 --device cuda:0 --model-repository models --insecure
     """
-    from gpu_agent.process import AgentProcess
+    from catenary_agent.process import AgentProcess
 
     settings = load_settings(AgentSettings, file=config, section="agent", flags=given(flags))
     _run("agent", settings, settings.agent_id, AgentProcess)

@@ -12,15 +12,15 @@ import numpy as np
 
 import catenary
 from catenary.waterfall import render_waterfall
+from catenary_agent.executors.device import Device
+from catenary_agent.executors.loading import load_executor
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.errors import CatenaryError
+from catenary_services.model_repository import ModelRepository
 from catenaryd import demo_chat
 from catenaryd.demo_models import preprocess, sample_photographs, top_k
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.models import ensure_model
-from gpu_agent.executors.device import Device
-from gpu_agent.executors.loading import load_executor
-from services.domain.ids import ModelKey, PartitionKey
-from services.errors import CatenaryError
-from services.model_repository import ModelRepository
 
 MODEL = "efficientnet-lite0"
 TOP = 5

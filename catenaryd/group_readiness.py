@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc.aio
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
-from services.domain.groups import metadata_of_group
+from catenary_services.domain.groups import metadata_of_group
 
 _ANSWER_S = 2.0
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
-from services.model_repository import PRECISIONS, TARGETS, ModelRepository
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
+from catenary_services.model_repository import PRECISIONS, TARGETS, ModelRepository
 
 
 @click.command("import-model")
@@ -49,7 +49,7 @@ def import_model(source: Path, model_repository: Path, as_json: bool, **options:
 
     Example: catenaryd import-model Llama-3.1-8B-Instruct --name llama --target gpu
     """
-    from gpu_agent.decoders.importing import ImportOptions, import_decoder
+    from catenary_agent.decoders.importing import ImportOptions, import_decoder
 
     def progress(text: str) -> None:
         if sys.stderr.isatty():

@@ -6,8 +6,8 @@ import json
 
 import click
 
-from services.jail.orders import Protection
-from services.jail.protections import offered
+from catenary_services.jail.orders import Protection
+from catenary_services.jail.protections import offered
 
 
 @click.command("jail")

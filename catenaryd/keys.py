@@ -46,7 +46,7 @@ def create_key(
 
     Example: catenaryd create-key alice --keys-file keys.json --scope infer:net --requests-per-s 20
     """
-    from services.security.key_file import add_key
+    from catenary_services.security.key_file import add_key
 
     key = add_key(keys_file, name, scopes, limits)
     click.echo(json.dumps({"name": name, "key": key}) if as_json else key)
@@ -60,7 +60,7 @@ def list_keys(keys_file: Path, as_json: bool) -> None:
 
     Example: catenaryd list-keys --keys-file keys.json
     """
-    from services.security.key_file import describe_keys
+    from catenary_services.security.key_file import describe_keys
 
     keys = describe_keys(keys_file)
     if as_json:
@@ -92,7 +92,7 @@ def revoke_key(name: str, keys_file: Path, digest_prefix: str, as_json: bool) ->
 
     Example: catenaryd revoke-key alice --keys-file keys.json --hash 3fa9c1
     """
-    from services.security.key_file import revoke_keys
+    from catenary_services.security.key_file import revoke_keys
 
     gone = revoke_keys(keys_file, name, digest_prefix)
     click.echo(json.dumps({"name": name, "revoked": gone}) if as_json else f"{gone} revoked")

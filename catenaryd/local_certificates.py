@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from services.errors import CatenaryError
-from services.log import get_logger
-from services.security.authority import AUTHORITY_FILE, Authority, Request
-from services.security.identity import Identity, Role
-from services.security.keys import SCOPE_ADMIN, add_key
+from catenary_services.errors import CatenaryError
+from catenary_services.log import get_logger
+from catenary_services.security.authority import AUTHORITY_FILE, Authority, Request
+from catenary_services.security.identity import Identity, Role
+from catenary_services.security.keys import SCOPE_ADMIN, add_key
 
 log = get_logger(__name__)
 

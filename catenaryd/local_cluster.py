@@ -17,18 +17,18 @@ from typing import Any
 
 import aiohttp
 
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.packing import PackingGoal
+from catenary_services.embedded_redis import EmbeddedRedis
+from catenary_services.errors import CatenaryError, InvalidInput, Unavailable
+from catenary_services.log import get_logger
+from catenary_services.settings import load_settings
 from catenaryd.agent_scaling import AgentScaling, ended
 from catenaryd.group_readiness import what_groups_wait_for
 from catenaryd.local_certificates import LocalCertificates
 from catenaryd.process_options import command_line_of
 from catenaryd.supervisor import Child
 from catenaryd.virtual_gpus import devices_for, share_settings
-from scheduler.settings import SchedulerSettings
-from services.domain.packing import PackingGoal
-from services.embedded_redis import EmbeddedRedis
-from services.errors import CatenaryError, InvalidInput, Unavailable
-from services.log import get_logger
-from services.settings import load_settings
 
 log = get_logger(__name__)
 

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from catenary_agent.partitioning.prepare import prepare_model
+from catenary_services.domain.ids import ModelKey
+from catenary_services.errors import ModelNotFound
+from catenary_services.model_repository import ModelRepository
 from catenaryd.demo_language_model import PRECISION_OF, import_smollm2
 from catenaryd.demo_models import import_efficientnet_lite0
-from gpu_agent.partitioning.prepare import prepare_model
-from services.domain.ids import ModelKey
-from services.errors import ModelNotFound
-from services.model_repository import ModelRepository
 
 DEMO_MODELS: dict[str, Callable[[ModelRepository], ModelKey]] = {
     "efficientnet-lite0": import_efficientnet_lite0,

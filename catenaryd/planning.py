@@ -11,24 +11,24 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from catenaryd.planning_chains import chains_document, print_chains
-from catenaryd.planning_chains_input import read_chains_input
-from catenaryd.planning_dataset import dataset as dataset_command
-from catenaryd.planning_groups import groups
-from scheduler.planning.chains.problem import StopRule
-from scheduler.planning.pooled import (
+from catenary_scheduler.planning.chains.problem import StopRule
+from catenary_scheduler.planning.pooled import (
     LeastCost,
     LeastGpus,
     MaxThroughput,
     Objective,
     plan_pools,
 )
-from scheduler.planning.pooled.baselines import plan_dart_r, plan_without_partitioning
-from scheduler.planning.pooled.dataset import load_dataset
-from scheduler.planning.pooled.explain import explain_limits
-from scheduler.planning.pooled.planner import DEFAULT_TIME_LIMIT_S
-from scheduler.planning.pooled.problem import PooledPartition, PooledPlan, PoolingProblem
-from services.errors import InvalidInput
+from catenary_scheduler.planning.pooled.baselines import plan_dart_r, plan_without_partitioning
+from catenary_scheduler.planning.pooled.dataset import load_dataset
+from catenary_scheduler.planning.pooled.explain import explain_limits
+from catenary_scheduler.planning.pooled.planner import DEFAULT_TIME_LIMIT_S
+from catenary_scheduler.planning.pooled.problem import PooledPartition, PooledPlan, PoolingProblem
+from catenary_services.errors import InvalidInput
+from catenaryd.planning_chains import chains_document, print_chains
+from catenaryd.planning_chains_input import read_chains_input
+from catenaryd.planning_dataset import dataset as dataset_command
+from catenaryd.planning_groups import groups
 
 
 @click.group("plan")

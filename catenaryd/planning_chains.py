@@ -8,14 +8,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from catenary_scheduler.planning.chains.bounds import response_bounds
+from catenary_scheduler.planning.chains.gbp_cr import Placement, placement
+from catenary_scheduler.planning.chains.problem import ChainTask, Composition
+from catenary_scheduler.planning.chains.search import compose_at, least_surrogate
+from catenary_scheduler.planning.chains.sizes import Sizes, sizes_of
+from catenary_scheduler.planning.chains.ties import shortest_paths_are_unique
+from catenary_scheduler.planning.chains.tuning import tune_by_bound
 from catenaryd.planning_chains_input import ChainsInput
-from scheduler.planning.chains.bounds import response_bounds
-from scheduler.planning.chains.gbp_cr import Placement, placement
-from scheduler.planning.chains.problem import ChainTask, Composition
-from scheduler.planning.chains.search import compose_at, least_surrogate
-from scheduler.planning.chains.sizes import Sizes, sizes_of
-from scheduler.planning.chains.ties import shortest_paths_are_unique
-from scheduler.planning.chains.tuning import tune_by_bound
 
 _TIES_UP_TO = 64
 """Servers up to which ties between paths are counted."""

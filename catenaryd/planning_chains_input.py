@@ -13,8 +13,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, cast
 
-from scheduler.planning.chains.problem import ChainTask, Links, Server, StopRule
-from services.errors import InvalidInput
+from catenary_scheduler.planning.chains.problem import ChainTask, Links, Server, StopRule
+from catenary_services.errors import InvalidInput
 
 _KEYS = {"servers", "L", "s_m", "s_c", "lambda", "rho_bar", "c", "stop", "links"}
 _SERVER_KEYS = {"memory", "tau_c", "tau_p"}

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from scheduler.scaling.groups import Grouping, divide, rate_within
-from services.errors import InvalidInput
+from catenary_scheduler.scaling.groups import Grouping, divide, rate_within
+from catenary_services.errors import InvalidInput
 
 _MICROSECOND = 1e-6
 _MILLISECOND = 1e-3

@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
-from services.domain.ids import NANOSECONDS_PER_MILLISECOND
-from services.domain.profile import DeviceProfile, ModelProfile, profile_document
-from services.errors import InvalidInput
-from services.log import configure_logging
-from services.model_repository import PROFILE_FILE, ModelRepository
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
+from catenary_services.domain.profile import DeviceProfile, ModelProfile, profile_document
+from catenary_services.errors import InvalidInput
+from catenary_services.log import configure_logging
+from catenary_services.model_repository import PROFILE_FILE, ModelRepository
 
 _QUIET_LOAD = 0.5
 """Load per core above which a measurement is not to be trusted."""
@@ -73,7 +73,7 @@ def profile(model: str, model_repository: Path, as_json: bool, **options: Any) -
     Example: catenaryd profile efficientnet-lite0 --levels 1,2 --estimate T4 --estimate L4
     """
     # Imported here: other commands need no runtime.
-    from gpu_agent.profiling.profiler import ProfileOrder, profile_model
+    from catenary_agent.profiling.profiler import ProfileOrder, profile_model
 
     configure_logging("profile", "local", "error", False)
     order = ProfileOrder(
@@ -124,7 +124,7 @@ def _progress_bar(title: str) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import Progress
 
-    from gpu_agent.profiling.profiler import Callbacks
+    from catenary_agent.profiling.profiler import Callbacks
 
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(title, total=None)

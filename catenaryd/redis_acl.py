@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
-from scheduler.state.keys import Keys
-from services.errors import InvalidInput
+from catenary_scheduler.state.keys import Keys
+from catenary_services.errors import InvalidInput
 
 SCHEDULER = "catenary-scheduler"
 VIEW = "catenary-view"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.errors import Unavailable
+from catenary_services.settings import load_settings
 from catenaryd.process_options import given, settings_options
-from scheduler.settings import SchedulerSettings
-from services.errors import Unavailable
-from services.settings import load_settings
 
 if TYPE_CHECKING:
-    from scheduler.state.keys import Keys
-    from scheduler.state.repair import Examination
+    from catenary_scheduler.state.keys import Keys
+    from catenary_scheduler.state.repair import Examination
 
 _SETTINGS = (
     "cluster", "scheduler_groups", "redis_url", "redis_password_file", "redis_ca_file",
@@ -58,9 +58,9 @@ def repair(config: Path | None, /, *, apply: bool, as_json: bool, **flags: Any) 
 async def _run(settings: SchedulerSettings, *, apply: bool) -> list[tuple[Keys, Examination]]:
     from redis.exceptions import RedisError
 
-    from scheduler.state.keys import Keys
-    from scheduler.state.repair import examine, put_away
-    from services.redis_client import connect, problem_of
+    from catenary_scheduler.state.keys import Keys
+    from catenary_scheduler.state.repair import examine, put_away
+    from catenary_services.redis_client import connect, problem_of
 
     groups = settings.scheduler_groups
     redis = connect(settings.redis_address(), timeout_s=_TIMEOUT_S)

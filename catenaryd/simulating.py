@@ -9,13 +9,11 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from catenaryd.scenarios.options import scenario_options
-from catenaryd.scenarios.planners import OWN_MARGIN, with_margin
-from scheduler.planning.pooled.dataset import Dataset, load_dataset
-from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from services.domain.ids import NANOSECONDS_PER_MILLISECOND
-from services.errors import InvalidInput
-from simulator import (
+from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
+from catenary_services.errors import InvalidInput
+from catenary_simulator import (
     Disturbance,
     ModelResult,
     Options,
@@ -24,7 +22,9 @@ from simulator import (
     parse_arrivals,
     simulate,
 )
-from simulator.options import Policy
+from catenary_simulator.options import Policy
+from catenaryd.scenarios.options import scenario_options
+from catenaryd.scenarios.planners import OWN_MARGIN, with_margin
 
 T = TypeVar("T", int, float)
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.log import get_logger
+from catenary_services.log import get_logger
 
 log = get_logger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
+from catenary_services.errors import CatenaryError, InvalidInput
 from catenaryd.local_cluster import ClusterOptions, LocalCluster, device_of
 from catenaryd.models import ensure_model
-from services.errors import CatenaryError, InvalidInput
 
 ADMIN_PORT = 8003
 """Where the `catenary` command looks for the Admin service unless it is told."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from services.content.reading import check_all
-from services.model_repository import ModelRepository
+from catenary_services.content.reading import check_all
+from catenary_services.model_repository import ModelRepository
 
 
 @click.command("verify-model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from services.errors import InvalidInput
+from catenary_services.errors import InvalidInput
 
 
 def devices_for(agents: int, level: int) -> int:
@@ -23,7 +23,7 @@ def devices_for(agents: int, level: int) -> int:
 
 
 def share_settings(index: int, agents: int, level: int, device: str) -> dict[str, Any]:
-    """Returns what tells agent `index` its share, see `gpu_agent.settings.AgentSettings`.
+    """Returns what tells agent `index` its share, see `catenary_agent.settings.AgentSettings`.
 
     Agents `0 .. level-1` are the first device, and so on. As an agent alone does, a device counts
     as a server of its own: its virtual GPUs share a link, those of different devices do not.

@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gateway.settings import GatewaySettings
-from gpu_agent.settings import AgentSettings
-from scheduler.settings import SchedulerSettings
-from services.settings import ProcessSettings
+from catenary_agent.settings import AgentSettings
+from catenary_gateway.settings import GatewaySettings
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.settings import ProcessSettings
 
 FILE = Path(__file__).parent / "helm" / "catenary" / "values.schema.json"
 

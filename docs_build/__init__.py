@@ -6,7 +6,7 @@ committed, so none can be out of date.
 protos     pages of the gRPC services, from the comments of the .proto files
 settings   every setting of every process, from the settings classes
 commands   `catenaryd` and `catenary`, from the commands themselves
-metrics    every metric, from the registry and `services.telemetry.names`
+metrics    every metric, from the registry and `catenary_services.telemetry.names`
 errors     every error, from the table that maps them to gRPC and HTTP
 access     which role may call which gRPC method
 http       every HTTP route of a gateway

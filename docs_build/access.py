@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from catenary_services.security.identity import Role
+from catenary_services.security.roles import RULES, Rule
 from docs_build.markdown import code, page, table
-from services.security.identity import Role
-from services.security.roles import RULES, Rule
 
 _INTRO = """\
 With TLS every process has a certificate that names its role, and a server lets only those roles

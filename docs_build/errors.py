@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from catenary_services import error_tables
+from catenary_services.errors import CatenaryError
 from docs_build.markdown import code, page, prose, table
-from services import error_tables
-from services.errors import CatenaryError
 
 _INTRO = """\
 An error has a *reason*, the same in gRPC (`google.rpc.ErrorInfo.reason`), in the `code` of

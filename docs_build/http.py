@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
+from catenary_gateway import oip_http, openai_http
+from catenary_gateway.dashboard.api import Dashboard
+from catenary_services.errors import InternalError
 from docs_build.markdown import code, page, table
-from gateway import oip_http, openai_http
-from gateway.dashboard.api import Dashboard
-from services.errors import InternalError
 
 _INTRO = """\
 A gateway serves every protocol on one port (`http_port`). With `api_keys_file` set, requests

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from catenary_services.telemetry import names
+from catenary_services.telemetry.metrics import Metrics
+from catenary_services.telemetry.names import MetricName
 from docs_build.markdown import code, page, plain, table
-from services.telemetry import names
-from services.telemetry.metrics import Metrics
-from services.telemetry.names import MetricName
 
 _INTRO = """\
 Every process with `metrics_port` set shows these at `/metrics` in Prometheus' text format. The
@@ -47,7 +47,7 @@ def metrics_page() -> str:
 
 
 def shown_metrics() -> Iterator[Shown]:
-    """Yields every metric of `services.telemetry.names`, in the order of that file."""
+    """Yields every metric of `catenary_services.telemetry.names`, in the order of that file."""
     kinds = {family.name: family.type for family in Metrics().registry.collect()}
     section = "Every process"
     for line in inspect.getsource(names).splitlines():

@@ -12,8 +12,8 @@ from pathlib import Path
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc  # type: ignore[import-untyped]
 
+from catenary_services.errors import InternalError
 from docs_build.markdown import code, page, prose, table
-from services.errors import InternalError
 
 PROTOS = Path(__file__).resolve().parents[1] / "protos"
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from catenary_agent.settings import AgentSettings
+from catenary_gateway.settings import GatewaySettings
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.settings import ProcessSettings
 from docs_build.markdown import code, page, plain, table
-from gateway.settings import GatewaySettings
-from gpu_agent.settings import AgentSettings
-from scheduler.settings import SchedulerSettings
-from services.settings import ProcessSettings
 
 PROCESSES: dict[str, type[ProcessSettings]] = {
     "gateway": GatewaySettings,

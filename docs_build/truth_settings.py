@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
+from catenary_simulator.options import SIMULATED
 from catenaryd.live.scenario import SAFETY_MARGIN_MS
 from catenaryd.scenarios.planners import OWN_MARGIN
 from catenaryd.scenarios.schema import Sensitivity
-from scheduler.settings import SchedulerSettings
-from services.domain.ids import NANOSECONDS_PER_MILLISECOND
-from simulator.options import SIMULATED
 
 
 def unlike_deployment(scenario: str, settings: Mapping[str, Any]) -> list[str]:

@@ -14,10 +14,10 @@ import numpy as np
 from benchmarks.gpu.choosing import next_tokens, sampler
 from benchmarks.gpu.models import Made, Wanted, decoder, make, prompt, random_tokens, small
 from benchmarks.gpu.stage import Context
-from gpu_agent.decoders.base import StepItem
-from gpu_agent.device_errors import Trouble, trouble_of
-from gpu_agent.kv.span import CacheSpan
-from services.errors import CatenaryError
+from catenary_agent.decoders.base import StepItem
+from catenary_agent.device_errors import Trouble, trouble_of
+from catenary_agent.kv.span import CacheSpan
+from catenary_services.errors import CatenaryError
 
 ROOT = Path(__file__).resolve().parents[2]
 _TEMPERATURE = 0.9

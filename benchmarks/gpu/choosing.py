@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gpu_agent.decoders.choosing import Chooser
-from gpu_agent.decoders.numpy_arrays import numpy_chooser
-from gpu_agent.decoders.sampling import Sampler
-from services.domain.sampling import SamplingParameters
+from catenary_agent.decoders.choosing import Chooser
+from catenary_agent.decoders.numpy_arrays import numpy_chooser
+from catenary_agent.decoders.sampling import Sampler
+from catenary_services.domain.sampling import SamplingParameters
 
 
 def sampler(history: np.ndarray, seed: int, temperature: float, top_p: float = 0.9) -> Sampler:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.stage import Context
-from gpu_agent.decoders.base import CacheLayout, StepItem, Want
-from gpu_agent.decoders.importing import block_table
-from gpu_agent.decoders.model_shapes import shape_of, tensors_of
-from gpu_agent.decoders.random_models import RandomModel, write_random_model
-from gpu_agent.decoders.sizes import all_tensors, table_from
-from services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, PartitionKey
-from services.domain.model import ModelManifest
-from services.model_repository import ModelRepository
+from catenary_agent.decoders.base import CacheLayout, StepItem, Want
+from catenary_agent.decoders.importing import block_table
+from catenary_agent.decoders.model_shapes import shape_of, tensors_of
+from catenary_agent.decoders.random_models import RandomModel, write_random_model
+from catenary_agent.decoders.sizes import all_tensors, table_from
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, PartitionKey
+from catenary_services.domain.model import ModelManifest
+from catenary_services.model_repository import ModelRepository
 
 _SHARD_BYTES = 2 << 30
 _GUESSED_BLOCK_NS = 1_000_000
@@ -110,7 +110,7 @@ def decoder(
     here: Context, made: Made, sessions: int, tokens: int, span: tuple[int, int] | None = None
 ) -> Any:
     """Returns a PyTorch executor on the stage's device, of all blocks or of `span`."""
-    from gpu_agent.decoders.torch_executor import TorchDecoder
+    from catenary_agent.decoders.torch_executor import TorchDecoder
 
     repository, key = made
     blocks = repository.decoder_table(key).blocks

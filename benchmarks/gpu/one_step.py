@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.gpu.models import Wanted, decoder, make, prompt, random_tokens
 from benchmarks.gpu.stage import Context
-from gpu_agent.decoders.base import StepItem
+from catenary_agent.decoders.base import StepItem
 
 
 def main() -> None:

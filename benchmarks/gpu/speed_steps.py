@@ -20,8 +20,8 @@ from benchmarks.gpu.models import (
     weight_bytes,
 )
 from benchmarks.gpu.stage import Context
-from gpu_agent.decoders.base import CacheLayout, StepItem, set_layout
-from gpu_agent.kv.span import CacheSpan
+from catenary_agent.decoders.base import CacheLayout, StepItem, set_layout
+from catenary_agent.kv.span import CacheSpan
 
 GIGA = 1e9
 _ROOM = 64

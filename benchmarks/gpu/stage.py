@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpu_agent.executors.device import Device
+from catenary_agent.executors.device import Device
 
 
 class Skipped(Exception):  # noqa: N818 - it is no error

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.stage import Context, Skipped
-from gpu_agent.executors.base import Ends
-from gpu_agent.executors.device import Device
-from services.domain.ids import ModelKey, PartitionKey
-from services.domain.tensors import ANY, TensorSpec
+from catenary_agent.executors.base import Ends
+from catenary_agent.executors.device import Device
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.tensors import ANY, TensorSpec
 
 _KEY = ModelKey("random-vision", "1")
 
 
 def image_part(here: Context, device: Device) -> Any:
     """Returns the executor of a whole exported network."""
-    from gpu_agent.executors.torch_part import TorchPart
+    from catenary_agent.executors.torch_part import TorchPart
 
     side, classes = (16, 10) if here.tiny else (224, 1000)
     file = here.folder / "vision.pt2"

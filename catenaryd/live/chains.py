@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from catenary_scheduler.planning.chains import Composition
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
+from catenary_services.errors import InvalidInput
+from catenary_services.model_repository import ModelRepository
+from catenary_simulator.chains.result import ChainResult
+from catenary_simulator.chains.workload import Workload
 from catenaryd.live.chains_emulation import KEY, Emulation, plan_document
 from catenaryd.live.chains_load import Asked, ChainsOrder, ChainsOutcome, run_load
 from catenaryd.live.cluster import AS_SIMULATED, LiveCluster
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
-from scheduler.planning.chains import Composition
-from services.domain.ids import NANOSECONDS_PER_SECOND
-from services.errors import InvalidInput
-from services.model_repository import ModelRepository
-from simulator.chains.result import ChainResult
-from simulator.chains.workload import Workload
 
 _PATIENT = {"heartbeat_s": 2.0, "silence_s": 20.0}
 """A dozen processes on two cores must not take each other for dead."""

@@ -3,7 +3,7 @@
 The emulated agents keep the paper's service model. A pass of a session through an agent takes the
 way there (tau_c per output token) and then the time of its blocks (tau_p), whoever else is there:
 the first pass `overhead + F / f * inputs` per block, every later one `s_m / b`. A session that is
-alone so takes exactly what the simulator says (`simulator.chains.loop.Durations`).
+alone so takes exactly what the simulator says (`catenary_simulator.chains.loop.Durations`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-from scheduler.planning.chain_placement import ChainPlacement, HopPlacement, HostPlacement
-from scheduler.planning.chains import Composition
-from scheduler.planning.placement import ModelPlacement, Placement, placement_document
-from services.domain.decoder import DecoderTable
-from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey
-from services.domain.model import BlockTable, Boundary, ModelManifest
-from services.domain.tensors import ANY, TensorSpec
-from services.errors import NotSupported
-from services.model_repository import ModelRepository, write_file
-from simulator.chains.cluster import Cluster, ClusterServer
+from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement, HostPlacement
+from catenary_scheduler.planning.chains import Composition
+from catenary_scheduler.planning.placement import ModelPlacement, Placement, placement_document
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import NotSupported
+from catenary_services.model_repository import ModelRepository, write_file
+from catenary_simulator.chains.cluster import Cluster, ClusterServer
 
 KEY = ModelKey("emulated-decoder", "1")
 VOCABULARY = 256

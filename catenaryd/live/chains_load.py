@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import catenary
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenaryd.live.chains_emulation import VOCABULARY
 from catenaryd.live.generator import generate_load
 from catenaryd.live.load import LEAD_S
 from catenaryd.supervisor import end_with_parent
-from services.domain.ids import NANOSECONDS_PER_SECOND
 
 _SETTLE_S = 10.0
 _POLL_S = 0.1

@@ -12,12 +12,12 @@ from typing import Any
 
 import psutil
 
+from catenary_scheduler.planning.pooled.problem import PoolingProblem
+from catenary_services.domain.plan import Agent, Plan
+from catenary_services.model_repository import ModelRepository
 from catenaryd.live.emulation import agent_settings, plan_document, write_models, write_profiles
 from catenaryd.live.load import LoadOrder, LoadOutcome, Moments, run_load
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
-from scheduler.planning.pooled.problem import PoolingProblem
-from services.domain.plan import Agent, Plan
-from services.model_repository import ModelRepository
 
 AS_SIMULATED = {"fair_share": False}
 """Simulations have no gateway in front that refuses what might be late."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.planning.pooled.problem import (
+from catenary_scheduler.planning.pooled.problem import (
     GpuClass,
     PooledModel,
     PooledPipeline,

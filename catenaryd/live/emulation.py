@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scheduler.planning.placement import (
+from catenary_scheduler.planning.placement import (
     ModelPlacement,
     PipelinePlacement,
     Placement,
     StagePlacement,
     placement_document,
 )
-from scheduler.planning.pooled.problem import Device, PooledModel, PoolingProblem
-from services.domain.ids import ModelKey
-from services.domain.model import BlockTable, Boundary, ModelManifest
-from services.domain.plan import Agent, ModelPlan, Plan
-from services.domain.tensors import ANY, TensorSpec
-from services.model_repository import ModelRepository
+from catenary_scheduler.planning.pooled.problem import Device, PooledModel, PoolingProblem
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.plan import Agent, ModelPlan, Plan
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.model_repository import ModelRepository
 
 INPUT = "input"
 FEATURES = 16
@@ -105,7 +105,7 @@ def _placement(model: ModelPlan) -> ModelPlacement:
 def agent_settings(
     agents: Sequence[Agent], profiles: Mapping[Device, Path]
 ) -> tuple[dict[str, Any], ...]:
-    """Returns what each agent process is to be, see `gpu_agent.settings.AgentSettings`."""
+    """Returns what each agent process is to be, see `catenary_agent.settings.AgentSettings`."""
     return tuple(
         {
             "agent_id": agent.agent_id,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.errors import Unavailable
+from catenary_services.errors import Unavailable
 
 
 async def generate_load(module: str, order: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pathlib import Path
 import aiohttp
 
 import catenary
+from catenary_services.errors import Unavailable
 from catenaryd.live.cluster import AS_SIMULATED
 from catenaryd.live.packing_figures import (
     Answer,
@@ -31,7 +32,6 @@ from catenaryd.live.packing_figures import (
 from catenaryd.live.packing_load import MODES, Mover, Streams, answer_of
 from catenaryd.live.placement import install
 from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
-from services.errors import Unavailable
 
 _PATIENT = {"heartbeat_s": 1.0, "silence_s": 15.0}
 """More processes than cores must not take each other for dead."""

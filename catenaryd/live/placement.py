@@ -22,6 +22,11 @@ from typing import Any
 import grpc.aio
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
+from catenary_scheduler.scaling.workers_line import Lengths, capability
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.errors import Unavailable
+from catenary_services.model_repository import ModelRepository
 from catenaryd.live.cluster import AS_SIMULATED
 from catenaryd.live.placement_load import Asked, StepsOrder, run_load
 from catenaryd.live.placement_steps import (
@@ -33,11 +38,6 @@ from catenaryd.live.placement_steps import (
 )
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.models import ensure_model
-from scheduler.scaling.workers_line import Lengths, capability
-from services.domain.ids import ModelKey
-from services.domain.latency import LatencyLines, TokenObjectives
-from services.errors import Unavailable
-from services.model_repository import ModelRepository
 
 KEPT_MODELS = Path(".catenary") / "models"
 """Where `catenaryd up` keeps models by default: importing one takes half a minute, once."""

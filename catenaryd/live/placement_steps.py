@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from catenary_scheduler.scaling.workers_line import Capability
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenaryd.live.placement_load import Answered, Asked
-from scheduler.scaling.workers_line import Capability
-from services.domain.latency import LatencyLines, TokenObjectives
 
 _LEAST_TOKENS = 4
 

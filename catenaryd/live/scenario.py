@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
+from catenary_simulator.arrivals import Arrivals, Poisson, merged
+from catenary_simulator.options import SIMULATED, Options, offered_rps
+from catenary_simulator.result import SimulationResult
+from catenary_simulator.simulate import Setting, run, set_up
 from catenaryd.live.cluster import LiveCluster, running
 from catenaryd.live.dilation import dilate_plan, dilate_problem
 from catenaryd.live.load import LoadOutcome, Moments
-from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
-from simulator.arrivals import Arrivals, Poisson, merged
-from simulator.options import SIMULATED, Options, offered_rps
-from simulator.result import SimulationResult
-from simulator.simulate import Setting, run, set_up
 
 Progress = Callable[[str], None]
 SAFETY_MARGIN_MS = 10.0

@@ -6,9 +6,9 @@ import json
 
 import click
 
+from catenary_services.errors import InvalidInput
 from catenaryd.replay.fields import parse
 from catenaryd.replay.kinds import KINDS, Kind
-from services.errors import InvalidInput
 
 
 @click.group("replay")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from services.errors import InvalidInput
+from catenary_services.errors import InvalidInput
 
 _MAGNITUDE = 1e15
 """Larger numbers are taken for mistakes."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from catenary_scheduler.dispatch.placing.constraints import Bound, examine, place
 from catenaryd.replay.fields import Fields
 from catenaryd.replay.workers import NANOSECONDS_PER_MS, read_job, read_limits, read_lines
-from scheduler.dispatch.placing.constraints import Bound, examine, place
 
 
 def replay_placement(case: Fields) -> dict[str, Any]:

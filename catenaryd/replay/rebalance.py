@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from catenary_scheduler.dispatch.placing.constraints import examine
+from catenary_scheduler.dispatch.placing.error_lines import WorkerErrors
+from catenary_scheduler.dispatch.placing.jobs import Job
+from catenary_scheduler.dispatch.placing.rebalance import rebalance
+from catenary_scheduler.dispatch.placing.rebalance_search import Fits, Imbalance
+from catenary_services.domain.latency import LatencyLines
 from catenaryd.replay.fields import Fields
 from catenaryd.replay.workers import read_job, read_limits, read_lines
-from scheduler.dispatch.placing.constraints import examine
-from scheduler.dispatch.placing.error_lines import WorkerErrors
-from scheduler.dispatch.placing.jobs import Job
-from scheduler.dispatch.placing.rebalance import rebalance
-from scheduler.dispatch.placing.rebalance_search import Fits, Imbalance
-from services.domain.latency import LatencyLines
 
 _MOST_WORKERS = 100_000
 _EXACT_STEPS = 200_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from catenary_scheduler.packing.transfers import TransferMove, divide
 from catenaryd.replay.fields import Fields
-from scheduler.packing.transfers import TransferMove, divide
 
 
 def replay_transfers(case: Fields) -> dict[str, Any]:

@@ -5,9 +5,9 @@ Times of the cases are milliseconds, ours nanoseconds.
 
 from __future__ import annotations
 
+from catenary_scheduler.dispatch.placing.jobs import Job, Limits
+from catenary_services.domain.latency import LatencyLines
 from catenaryd.replay.fields import Fields
-from scheduler.dispatch.placing.jobs import Job, Limits
-from services.domain.latency import LatencyLines
 
 NANOSECONDS_PER_MS = 1e6
 _SHORTEST_MS = 1e-6

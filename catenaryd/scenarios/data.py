@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.errors import InvalidInput
+from catenary_services.errors import InvalidInput
 
 _OF_THE_REPOSITORY = Path(__file__).resolve().parents[2] / "tests" / "data"
 

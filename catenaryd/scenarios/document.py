@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from services.errors import InvalidInput
+from catenary_services.errors import InvalidInput
 
 
 def sections(text: str) -> list[str]:

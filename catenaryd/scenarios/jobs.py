@@ -10,17 +10,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
+from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_services.errors import PlanInfeasible
+from catenary_simulator.arrivals import parse_arrivals
+from catenary_simulator.options import Disturbance, Options, Policy
+from catenary_simulator.result import ModelResult
+from catenary_simulator.simulate import Setting, set_up
 from catenaryd.scenarios import planners
 from catenaryd.scenarios.problems import single_model, with_gpus
 from catenaryd.scenarios.serving import Search, at_load, search
 from catenaryd.supervisor import end_with_parent
-from scheduler.planning.pooled.dataset import Dataset, load_dataset
-from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from services.errors import PlanInfeasible
-from simulator.arrivals import parse_arrivals
-from simulator.options import Disturbance, Options, Policy
-from simulator.result import ModelResult
-from simulator.simulate import Setting, set_up
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 T = TypeVar("T")

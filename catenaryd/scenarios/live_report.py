@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenaryd.live.scenario import LiveFindings, LiveRun, LiveScenario, LiveTask, SearchPlan
 from catenaryd.scenarios import planners
 from catenaryd.scenarios.context import Context
@@ -16,7 +17,6 @@ from catenaryd.scenarios.jobs import dataset_at
 from catenaryd.scenarios.problems import only, with_gpus
 from catenaryd.scenarios.report import Cell, Figure, Lines, Report, Table, mean
 from catenaryd.scenarios.schema import Live, matching
-from scheduler.planning.pooled.problem import PoolingProblem
 
 Found = TypeVar("Found")
 

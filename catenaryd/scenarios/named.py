@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from catenary_services.errors import InvalidInput
 from catenaryd.scenarios.jobs import Job, run_all
-from services.errors import InvalidInput
 
 Progress = Callable[[str], None]
 S = TypeVar("S")

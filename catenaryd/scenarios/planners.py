@@ -6,12 +6,12 @@ import time
 from dataclasses import replace
 from typing import Literal
 
+from catenary_scheduler.planning.pooled import plan_pools
+from catenary_scheduler.planning.pooled.baselines import plan_dart_r, plan_without_partitioning
+from catenary_scheduler.planning.pooled.dataset import DEFAULT_MAX_PARTITIONS, Dataset
+from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_services.errors import InvalidInput, PlanInfeasible
 from catenaryd.scenarios.problems import with_batch_building
-from scheduler.planning.pooled import plan_pools
-from scheduler.planning.pooled.baselines import plan_dart_r, plan_without_partitioning
-from scheduler.planning.pooled.dataset import DEFAULT_MAX_PARTITIONS, Dataset
-from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from services.errors import InvalidInput, PlanInfeasible
 
 Planner = Literal["catenary", "reference", "np", "dart-r"]
 OWN_MARGIN = 0.2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from catenary_services.errors import Unavailable
 from catenaryd.scenarios.report import Bars, Figure, Lines
-from services.errors import Unavailable
 
 _COLOURS = ("#1f5fa8", "#7fb2e5", "#d9822b", "#8a8a8a", "#3a8f5c", "#a83250", "#c9b458", "#5e4b8b")
 _PANEL_INCHES = (4.6, 3.2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from scheduler.planning.pooled.dataset import Dataset
-from scheduler.planning.pooled.problem import GpuClass, PooledModel, PoolingProblem
-from services.errors import InvalidInput
+from catenary_scheduler.planning.pooled.dataset import Dataset
+from catenary_scheduler.planning.pooled.problem import GpuClass, PooledModel, PoolingProblem
+from catenary_services.errors import InvalidInput
 
 _SLO_SCALE = 5.0
 """The data set's SLOs are so many times the latency on the fastest GPU."""

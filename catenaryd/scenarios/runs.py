@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from catenary_services.errors import InvalidInput
 from catenaryd.scenarios import (
     attainment,
     live_report,
@@ -28,7 +29,6 @@ from catenaryd.scenarios.schema import (
     Utilisation,
     load_scenario,
 )
-from services.errors import InvalidInput
 
 DOCUMENT = "pooled-pipelines.md"
 Progress = Callable[[str], None]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from catenary_services.errors import InvalidInput
+from catenary_simulator.result import ModelResult
 from catenaryd.scenarios.context import Context
 from catenaryd.scenarios.jobs import Job, Load, LoadFactorJob, OfModel, Plan, Served, dataset_at
 from catenaryd.scenarios.planners import Planner
@@ -12,8 +14,6 @@ from catenaryd.scenarios.problems import known_models
 from catenaryd.scenarios.report import Cell, Figure, Lines, Report, Table, mean, percent
 from catenaryd.scenarios.schema import Sensitivity, matching
 from catenaryd.scenarios.serving import Search
-from services.errors import InvalidInput
-from simulator.result import ModelResult
 
 _PLANNERS: dict[str, Planner] = {"Catenary": "catenary", "NP": "np"}
 _X_LABELS = {

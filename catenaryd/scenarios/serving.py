@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import floor
 
-from services.domain.ids import NANOSECONDS_PER_SECOND
-from services.domain.plan import ModelPlan, Stage
-from simulator.options import Options
-from simulator.result import ModelResult, SimulationResult
-from simulator.simulate import Setting, run
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
+from catenary_services.domain.plan import ModelPlan, Stage
+from catenary_simulator.options import Options
+from catenary_simulator.result import ModelResult, SimulationResult
+from catenary_simulator.simulate import Setting, run
 
 _ROUNDING = 1e-9
 

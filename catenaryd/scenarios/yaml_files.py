@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from services.errors import InvalidInput
+from catenary_services.errors import InvalidInput
 
 
 def read_mapping(path: Path) -> Mapping[Any, Any]:

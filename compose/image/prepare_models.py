@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
+from catenary_services.errors import CatenaryError
 from catenaryd.models import ensure_model
-from services.errors import CatenaryError
 
 
 def prepare(root: Path, names: list[str]) -> None:

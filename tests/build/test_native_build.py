@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import build_native
-from scheduler.book import COMPILED
-from services.rules import walking
+from catenary_scheduler.book import COMPILED
+from catenary_services.rules import walking
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / build_native.RECORD
@@ -32,13 +32,21 @@ def test_with_a_compiler_the_hot_path_is_compiled() -> None:
 
 
 def test_the_brain_works_uncompiled(tmp_path: Path) -> None:
-    for package in ("scheduler/book", "scheduler/dispatch", "scheduler/packing", "services"):
+    for package in (
+        "scheduler/catenary_scheduler/book",
+        "scheduler/catenary_scheduler/dispatch",
+        "scheduler/catenary_scheduler/packing",
+        "services",
+    ):
         shutil.copytree(
             ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.so", "*.pyc")
         )
-    (tmp_path / "scheduler/__init__.py").touch()
-    code = "import scheduler.dispatch, scheduler.book as b; print(b.COMPILED, b.__file__)"
+    (tmp_path / "scheduler/catenary_scheduler/__init__.py").touch()
+    code = "import catenary_scheduler.dispatch, catenary_scheduler.book as b; print(b.COMPILED, b.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["False", str(tmp_path / "scheduler/book/__init__.py")]
+    assert done.stdout.split() == [
+        "False",
+        str(tmp_path / "scheduler/catenary_scheduler/book/__init__.py"),
+    ]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from catenary_services.errors import InvalidInput
+from catenary_services.security.keys import ApiKeys
+from catenary_services.security.x509 import read_certificates
 from catenaryd.command_line import cli
 from catenaryd.local_certificates import LocalCertificates
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
-from services.errors import InvalidInput
-from services.security.keys import ApiKeys
-from services.security.x509 import read_certificates
 
 
 def certs(*arguments: str | Path) -> Result:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from catenary_services.probes import LEADER, Probes
 from catenaryd.health import main
-from services.probes import LEADER, Probes
 
 
 @pytest.fixture

@@ -11,6 +11,23 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from catenary_agent.decoders.base import CacheLayout
+from catenary_agent.decoders.emulated import EmulatedDecoder
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.executors.device import Device
+from catenary_gateway.generation.text_codec import TextCodec
+from catenary_scheduler.planning.chains import Composition, compose
+from catenary_scheduler.planning.live import ChainCosts, GenerationCost, SessionShape
+from catenary_scheduler.planning.placement import Placement, parse_placement
+from catenary_services.domain.ids import AgentId, PartitionKey, ServerId
+from catenary_services.domain.plan import Agent, ChainHop
+from catenary_services.errors import InvalidInput, NotSupported
+from catenary_services.model_repository import ModelRepository
+from catenary_simulator.chains.cluster import Cluster, Communication
+from catenary_simulator.chains.loop import Durations
+from catenary_simulator.chains.plan import plan_of
+from catenary_simulator.chains.result import ChainResult
+from catenary_simulator.chains.workload import Workload
 from catenaryd.command_line import cli
 from catenaryd.live.chains import ChainsMeasured, ChainsRun, asked_of
 from catenaryd.live.chains_emulation import KEY, VOCABULARY, Emulation, plan_document
@@ -22,23 +39,6 @@ from catenaryd.scenarios.chains.schema_parts import System
 from catenaryd.scenarios.chains.settings import cases_of
 from catenaryd.scenarios.report import Report
 from cluster_harness import ROOT
-from gateway.generation.text_codec import TextCodec
-from gpu_agent.decoders.base import CacheLayout
-from gpu_agent.decoders.emulated import EmulatedDecoder
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.executors.device import Device
-from scheduler.planning.chains import Composition, compose
-from scheduler.planning.live import ChainCosts, GenerationCost, SessionShape
-from scheduler.planning.placement import Placement, parse_placement
-from services.domain.ids import AgentId, PartitionKey, ServerId
-from services.domain.plan import Agent, ChainHop
-from services.errors import InvalidInput, NotSupported
-from services.model_repository import ModelRepository
-from simulator.chains.cluster import Cluster, Communication
-from simulator.chains.loop import Durations
-from simulator.chains.plan import plan_of
-from simulator.chains.result import ChainResult
-from simulator.chains.workload import Workload
 
 SCENARIO = ROOT / "scenarios" / "chains" / "table-1-live.yaml"
 SESSIONS = Workload([0, 10**9, 2 * 10**9], [1.0] * 3, [2000.0, 37.0, 7000.0], [30.0, 400.0, 2.0])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from catenary_services.errors import InvalidInput
 from catenaryd.local_cluster import ClusterOptions, LocalCluster, device_of
-from services.errors import InvalidInput
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1", "emulated:p4"])

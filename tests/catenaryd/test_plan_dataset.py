@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from catenary_scheduler.planning.pooled.dataset import load_dataset
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.profile import DeviceProfile, ModelProfile, tensors_at_cuts
+from catenary_services.domain.tensors import TensorSpec
+from catenary_services.errors import InvalidInput
+from catenary_services.model_repository import ModelRepository
 from catenaryd.command_line import cli
-from scheduler.planning.pooled.dataset import load_dataset
-from services.domain.ids import ModelKey
-from services.domain.model import BlockTable, Boundary, ModelManifest
-from services.domain.profile import DeviceProfile, ModelProfile, tensors_at_cuts
-from services.domain.tensors import TensorSpec
-from services.errors import InvalidInput
-from services.model_repository import ModelRepository
 
 BATCHES = (1, 2, 4)
 NEW_US, OLD_US = 1000, 2500

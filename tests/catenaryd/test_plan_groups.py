@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
+from catenary_services.errors import InvalidInput, PlanInfeasible
 from catenaryd.command_line import cli
-from services.errors import InvalidInput, PlanInfeasible
 
 
 def run(*arguments: str) -> Result:

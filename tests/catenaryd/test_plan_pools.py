@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from catenary_services.errors import InvalidInput, PlanInfeasible
 from catenaryd.command_line import cli
 from reference_data import reference
-from services.errors import InvalidInput, PlanInfeasible
 from tiny_dataset import write_dataset
 
 TINY = "set/even/G/tiny"

@@ -8,11 +8,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from catenary_agent.settings import AgentSettings
+from catenary_gateway.settings import GatewaySettings
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.settings import ProcessSettings
 from catenaryd.process_options import command_line_of, given, settings_options
-from gateway.settings import GatewaySettings
-from gpu_agent.settings import AgentSettings
-from scheduler.settings import SchedulerSettings
-from services.settings import ProcessSettings
 
 
 def parsed(cls: type[ProcessSettings], arguments: list[str]) -> dict[str, object]:

@@ -18,12 +18,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import ModelManifest
+from catenary_services.domain.profile import parse_profile
+from catenary_services.model_repository import ModelRepository
 from catenaryd import command_line, profiling
 from cluster_harness import ROOT, environment
-from services.domain.ids import ModelKey
-from services.domain.model import ModelManifest
-from services.domain.profile import parse_profile
-from services.model_repository import ModelRepository
 
 KEY = ModelKey("small", "1")
 

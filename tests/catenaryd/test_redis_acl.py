@@ -10,15 +10,15 @@ from click.testing import CliRunner
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
+from catenary_scheduler.state.journal import Changes
+from catenary_scheduler.state.keys import Keys, Table
+from catenary_scheduler.state.lease import Lease
+from catenary_scheduler.state.store import Store
+from catenary_services.errors import InvalidInput
+from catenary_services.redis_client import RedisAddress, connect
 from catenaryd.command_line import cli
 from catenaryd.redis_acl import HEALTH, SCHEDULER, USERS, VIEW, acl_file
 from redis_servers import RedisServer
-from scheduler.state.journal import Changes
-from scheduler.state.keys import Keys, Table
-from scheduler.state.lease import Lease
-from scheduler.state.store import Store
-from services.errors import InvalidInput
-from services.redis_client import RedisAddress, connect
 
 KEYS = Keys("main")
 LEASE, PLAN = KEYS.lease, KEYS.table(Table.PLAN)

@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 from redis.asyncio import Redis
 
+from catenary_scheduler.state.journal import Changes
+from catenary_scheduler.state.keys import Keys, Table
+from catenary_scheduler.state.lease import Lease
+from catenary_scheduler.state.store import Store
+from catenary_services.embedded_redis import EmbeddedRedis
+from catenary_services.redis_client import connect
 from catenaryd.command_line import cli
-from scheduler.state.journal import Changes
-from scheduler.state.keys import Keys, Table
-from scheduler.state.lease import Lease
-from scheduler.state.store import Store
-from services.embedded_redis import EmbeddedRedis
-from services.redis_client import connect
 from stored_tables import GOOD, raw_table
 
 KEYS = Keys("test")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli, main
 from reference_data import reference
-from services.errors import InvalidInput
 
 ROOT = Path(__file__).resolve().parents[2]
 PERF = {"k1": 0.1, "c1": 10, "k2": 0.001, "c2": 0.05, "c3": 20, "h": 1, "j": 0, "t1": None}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from catenary_scheduler.packing.sizes import LARGE, MEDIUM, SMALL, is_well_filled, kind_of
+from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from reference_data import reference
-from scheduler.packing.sizes import LARGE, MEDIUM, SMALL, is_well_filled, kind_of
-from services.errors import InvalidInput
 
 ROOT = Path(__file__).resolve().parents[2]
 SEQUENTIAL = {"C": 100, "mode": "sequential", "steps": [{"op": ["allocate", 1, 60]}]}

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from reference_data import reference
-from services.errors import InvalidInput
 
 ROOT = Path(__file__).resolve().parents[2]
 MOVE = {"id": 0, "src": 0, "dst": 1, "kv": 10, "tokens": 5, "links": ["a"]}

@@ -10,12 +10,12 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from catenaryd.scenarios.chains.runs import DOCUMENT
 from catenaryd.scenarios.chains.schema import KINDS, load_scenario, parse_scenario
 from catenaryd.scenarios.document import sections
 from cluster_harness import ROOT
-from services.errors import InvalidInput
 
 SCENARIOS = sorted((ROOT / "scenarios" / "chains").glob("*.yaml"))
 BASE: dict[str, Any] = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from catenary_services.errors import CatenaryError, InvalidInput
 from catenaryd.command_line import cli
-from services.errors import CatenaryError, InvalidInput
 from tiny_dataset import MODELS, RATES, write_dataset
 
 INSTANCE = "set/even/G/tiny"

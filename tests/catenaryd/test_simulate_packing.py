@@ -10,13 +10,13 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from catenaryd.scenarios.document import sections
 from catenaryd.scenarios.packing.runs import DOCUMENT
 from catenaryd.scenarios.packing.schema import KINDS, Targets, load_scenario, parse_scenario
 from catenaryd.scenarios.packing.settings import rows_of
 from cluster_harness import ROOT
-from services.errors import InvalidInput
 
 SCENARIOS = sorted((ROOT / "scenarios" / "packing").glob("*.yaml"))
 FIGURES = {

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from catenaryd.scenarios.document import sections
 from catenaryd.scenarios.placement.runs import DOCUMENT
@@ -21,7 +22,6 @@ from catenaryd.scenarios.placement.schema import (
 )
 from catenaryd.scenarios.placement.settings import rows_of
 from cluster_harness import ROOT
-from services.errors import InvalidInput
 
 SCENARIOS = sorted((ROOT / "scenarios" / "placement").glob("*.yaml"))
 WORKER = {

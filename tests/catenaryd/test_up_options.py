@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from catenary_services.errors import InvalidInput
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.up import ADMIN_PORT, options_of
-from services.errors import InvalidInput
 
 
 def _options(devices: tuple[str, ...] = ("cpu",), **flags: Any) -> ClusterOptions:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import ModelManifest
+from catenary_services.model_repository import ModelRepository
 from catenaryd.command_line import cli
-from services.domain.ids import ModelKey
-from services.domain.model import ModelManifest
-from services.model_repository import ModelRepository
 
 KEY = ModelKey("net", "1")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from catenary_services.errors import InvalidInput
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.process_options import command_line_of
 from catenaryd.virtual_gpus import cores_of, devices_for, share_settings
-from services.errors import InvalidInput
 
 
 @pytest.fixture(autouse=True)

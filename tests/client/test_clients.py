@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import catenary
-import services.errors as served
+import catenary_services.errors as served
 from catenary import InferRequest, errors
 from catenary.connection import Connection
 from catenary.retry import RetryPolicy

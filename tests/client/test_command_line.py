@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import services.errors as served
+import catenary_services.errors as served
 from catenary.command_line import app
 
 ROOT = Path(__file__).resolve().parents[2]

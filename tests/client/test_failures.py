@@ -5,9 +5,9 @@ import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-import services.errors as served
+import catenary_services.errors as served
 from catenary import errors, failures
-from services import error_tables
+from catenary_services import error_tables
 
 
 def served_errors() -> list[served.CatenaryError]:

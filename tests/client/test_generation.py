@@ -14,7 +14,7 @@ from catenary import errors
 from catenary.command_line import app
 from catenary.command_line.chat import printable, timing_table
 from catenary.generation import GenerationResult, Usage
-from services import errors as served
+from catenary_services import errors as served
 
 
 async def test_chat_answers_a_text(generating_server, connect):

@@ -4,7 +4,7 @@ import grpc
 import numpy as np
 import pytest
 
-import services.errors as served
+import catenary_services.errors as served
 from catenary import RetryPolicy, errors
 
 X = {"x": np.zeros(1, np.float32)}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-import services.errors as served
+import catenary_services.errors as served
 from catenary import TlsConfig, errors
 
 

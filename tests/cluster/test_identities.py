@@ -13,15 +13,15 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from catenary_agent.process import AgentProcess
+from catenary_agent.settings import AgentSettings
+from catenary_gateway.process import GatewayProcess
+from catenary_gateway.settings import GatewaySettings
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
-from gateway.process import GatewayProcess
-from gateway.settings import GatewaySettings
-from gpu_agent.process import AgentProcess
-from gpu_agent.settings import AgentSettings
-from scheduler.process import SchedulerProcess
+from catenary_scheduler.process import SchedulerProcess
+from catenary_services.embedded_redis import EmbeddedRedis
 from scheduler_harness import add_model, settings
-from services.embedded_redis import EmbeddedRedis
 from tests.support.certificates import Certificates
 
 AGENTS = ("agent-0", "agent-1")

@@ -10,11 +10,11 @@ import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 import catenary
+from catenary_services.model_repository import ModelRepository
 from catenaryd.demo import demo_placement
 from catenaryd.demo_models import preprocess, sample_photographs
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, running_cluster, wait_until
-from services.model_repository import ModelRepository
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):

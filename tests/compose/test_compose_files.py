@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.settings import GatewaySettings
-from gpu_agent.settings import AgentSettings
-from scheduler.settings import SchedulerSettings
-from services.lifecycle import STOP_TIMEOUT_S
-from services.settings import ProcessSettings
-from services.telemetry.metrics import Metrics
+from catenary_agent.settings import AgentSettings
+from catenary_gateway.settings import GatewaySettings
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.lifecycle import STOP_TIMEOUT_S
+from catenary_services.settings import ProcessSettings
+from catenary_services.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "compose"
@@ -231,7 +231,7 @@ def test_labels_asked_for_are_those_of_the_metric() -> None:
 
 
 def _all_labels() -> set[str]:
-    from services.telemetry import names
+    from catenary_services.telemetry import names
 
     each = [value for value in vars(names).values() if isinstance(value, names.MetricName)]
     return {label for metric in each for label in metric.labels}

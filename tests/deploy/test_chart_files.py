@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from catenary_services.telemetry import names
 from chart import CHART, EXAMPLES, ROOT
 from deploy import values_schema
-from services.telemetry import names
 
 
 def values() -> dict[str, Any]:

@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from catenary_agent.settings import AgentSettings
+from catenary_gateway.settings import GatewaySettings
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.probes import LIVE, READY
+from catenary_services.settings import ProcessSettings, load_settings
 from chart import (
     CHART,
     ROOT,
@@ -22,11 +27,6 @@ from chart import (
     run_helm,
     settings_file,
 )
-from gateway.settings import GatewaySettings
-from gpu_agent.settings import AgentSettings
-from scheduler.settings import SchedulerSettings
-from services.probes import LIVE, READY
-from services.settings import ProcessSettings, load_settings
 
 pytestmark = pytest.mark.system
 
@@ -192,7 +192,7 @@ def test_pods_have_time_to_drain_and_no_rights_they_do_not_need(values: str) -> 
             or settings[container["name"]]["drain_timeout_s"]
         )
         sleep = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {})
-        # Draining, then ten seconds at most to stop (services.lifecycle).
+        # Draining, then ten seconds at most to stop (catenary_services.lifecycle).
         least_s = sleep.get("seconds", 0) + drain_s + 10
         assert pod["terminationGracePeriodSeconds"] > least_s, name
         assert pod["securityContext"]["runAsNonRoot"] is True

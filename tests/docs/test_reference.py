@@ -19,16 +19,16 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2,
 )
 from catenary_protos.inference import grpc_predict_v2_pb2
+from catenary_services import error_tables, errors
+from catenary_services.security import roles
+from catenary_services.telemetry import names
+from catenary_services.telemetry.metrics import Metrics
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
 from docs_build.commands import client_command, leaves
 from docs_build.http import DESCRIPTIONS, served_routes
 from docs_build.pages import turned
 from docs_build.settings import PROCESSES
-from services import error_tables, errors
-from services.security import roles
-from services.telemetry import names
-from services.telemetry.metrics import Metrics
 
 PROTOCOLS = (
     admin_pb2, agent_pb2, common_pb2, frame_pb2, generation_pb2, scheduler_pb2, grpc_predict_v2_pb2,

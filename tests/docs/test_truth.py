@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from catenary_scheduler.settings import SchedulerSettings
 from cluster_harness import ROOT
 from docs_build import truth, truth_figures
 from docs_build.truth_settings import unlike_deployment
-from scheduler.settings import SchedulerSettings
 
 PAGES = ("docs/results/server-chains.md", "docs/results/kv-packing.md", "docs/benchmarks.md")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import services.errors
+import catenary_services.errors
 from faults.judge import (
     IMAGE,
     IN_A_ROW,
@@ -61,7 +61,9 @@ def test_a_request_is_judged_by_its_end(facts: dict[str, object], verdict: Verdi
 
 
 def test_stated_errors_are_those_of_the_platform() -> None:
-    known = {cls.reason for cls in vars(services.errors).values() if hasattr(cls, "reason")}
+    known = {
+        cls.reason for cls in vars(catenary_services.errors).values() if hasattr(cls, "reason")
+    }
     assert known >= STATED
     assert RETRYABLE <= STATED
 

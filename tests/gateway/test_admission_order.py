@@ -13,15 +13,15 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gateway.admission import Admission
-from gateway.http_bodies import inflated
-from gateway.json_documents import document_of, inference_of
-from gateway.json_tensors import from_json
-from gateway.quotas import Quotas
-from gateway.validation import Declared
+from catenary_gateway.admission import Admission
+from catenary_gateway.http_bodies import inflated
+from catenary_gateway.json_documents import document_of, inference_of
+from catenary_gateway.json_tensors import from_json
+from catenary_gateway.quotas import Quotas
+from catenary_gateway.validation import Declared
+from catenary_services.errors import InvalidInput, Overloaded, PayloadTooLarge, QuotaExceeded
+from catenary_services.security.key_file import add_key
 from gateway_harness import stage
-from services.errors import InvalidInput, Overloaded, PayloadTooLarge, QuotaExceeded
-from services.security.key_file import add_key
 
 SECOND = 1_000_000_000
 BOMB = gzip.compress(b'{"inputs":[' + b"[]," * 2_600_000 + b"[]]}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_gateway.catalog import Catalog
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from gateway.catalog import Catalog
-from services.errors import ModelNotFound, NoActivePlan, Unavailable
+from catenary_services.errors import ModelNotFound, NoActivePlan, Unavailable
 
 
 def table(**changes: object) -> scheduler_pb2.ModelTable:

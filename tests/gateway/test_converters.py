@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from catenary_gateway import oip_json, oip_proto
+from catenary_gateway.catalog import Catalog, Model
+from catenary_gateway.inference import InferenceResponse, Intake, OutputForm
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
-from gateway import oip_json, oip_proto
-from gateway.catalog import Catalog, Model
-from gateway.inference import InferenceResponse, Intake, OutputForm
+from catenary_services.domain.tensors import DTYPE_OF
+from catenary_services.errors import DeadlineExceeded, InvalidInput
 from gateway_harness import echo
-from services.domain.tensors import DTYPE_OF
-from services.errors import DeadlineExceeded, InvalidInput
 
 INTAKE = Intake(max_bytes=1 << 20, now_unix_ns=10**18, default_id="made")
 FIXED = sorted(DTYPE_OF)

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import grpc.aio
 import pytest
 
+from catenary_gateway.admin import SchedulerAdmin
+from catenary_gateway.external_scaler import METRIC, ExternalScaler
+from catenary_gateway.replicas import Share, replicas_of
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_protos.externalscaler import externalscaler_pb2 as keda
 from catenary_protos.externalscaler import externalscaler_pb2_grpc as keda_grpc
-from gateway.admin import SchedulerAdmin
-from gateway.external_scaler import METRIC, ExternalScaler
-from gateway.replicas import Share, replicas_of
-from services.security.keys import ApiKeys, add_key
+from catenary_services.security.keys import ApiKeys, add_key
 
 Advice = admin_pb2.ScalingAdvice
 

@@ -11,9 +11,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from catenary_gateway.admin import FROZEN_AFTER_S, VIEW_TIMEOUT_S, SchedulerAdmin
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
-from gateway.admin import FROZEN_AFTER_S, VIEW_TIMEOUT_S, SchedulerAdmin
-from services.errors import Unavailable
+from catenary_services.errors import Unavailable
 
 TOLD_WITHIN_S = 2.0
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catenary_gateway.groups import sums
+from catenary_gateway.groups.admin import GroupsAdmin
+from catenary_gateway.groups.rotation import Rotation
+from catenary_gateway.groups.router import GroupRouter
+from catenary_gateway.groups.tables import Directories, ModelTables
 from catenary_protos.catenary.v1 import admin_pb2, common_pb2, scheduler_pb2
-from gateway.groups import sums
-from gateway.groups.admin import GroupsAdmin
-from gateway.groups.rotation import Rotation
-from gateway.groups.router import GroupRouter
-from gateway.groups.tables import Directories, ModelTables
-from services.domain.groups import first_id, next_epoch
-from services.errors import InvalidInput, Overloaded
+from catenary_services.domain.groups import first_id, next_epoch
+from catenary_services.errors import InvalidInput, Overloaded
 
 Message = scheduler_pb2.GatewayMessage
 

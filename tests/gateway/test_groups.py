@@ -13,15 +13,15 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from catenary_gateway.process import GatewayProcess
+from catenary_gateway.settings import GatewaySettings
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
-from gateway.process import GatewayProcess
-from gateway.settings import GatewaySettings
+from catenary_services.domain.groups import next_epoch
+from catenary_services.transport.hub import TransportHub
+from catenary_services.transport.settings import TransportSettings
 from gateway_harness import AGENT, GATEWAY, Down, EchoAgent, ScriptedScheduler, echo
-from services.domain.groups import next_epoch
-from services.transport.hub import TransportHub
-from services.transport.settings import TransportSettings
 
 GROUPS = 2
 

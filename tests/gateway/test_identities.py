@@ -13,18 +13,18 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from catenary_gateway.doors import door_security
+from catenary_gateway.settings import GatewaySettings
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, frame_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
-from gateway.doors import door_security
-from gateway.settings import GatewaySettings
+from catenary_services.errors import InvalidInput
+from catenary_services.grpc_kit import open_channel
+from catenary_services.security.keys import add_key
+from catenary_services.security.tls import ClientSecurity
+from catenary_services.transport.hub import TransportHub
+from catenary_services.transport.settings import TransportSettings
 from gateway_harness import GATEWAY, Stage, stage
-from services.errors import InvalidInput
-from services.grpc_kit import open_channel
-from services.security.keys import add_key
-from services.security.tls import ClientSecurity
-from services.transport.hub import TransportHub
-from services.transport.settings import TransportSettings
 from tests.support.certificates import Certificates
 
 VALUES = np.arange(4, dtype=np.float32)

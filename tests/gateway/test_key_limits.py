@@ -16,15 +16,15 @@ import pytest
 
 import catenary
 from catenary.command_line import main as catenary_main
+from catenary_gateway.quotas import Quotas
 from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_services.errors import QuotaExceeded
+from catenary_services.security.key_file import add_key, revoke_keys
+from catenary_services.security.key_limits import KeyLimits, Rate
+from catenary_services.security.keys import Principal
 from catenaryd.keys import create_key, list_keys, revoke_key
-from gateway.quotas import Quotas
 from gateway_harness import Down, Stage, stage
 from generation_harness import text_stage
-from services.errors import QuotaExceeded
-from services.security.key_file import add_key, revoke_keys
-from services.security.key_limits import KeyLimits, Rate
-from services.security.keys import Principal
 
 ONE = {"in_0": np.ones((1, 4), np.float32)}
 SECOND = 1_000_000_000
@@ -222,7 +222,7 @@ async def test_a_revoked_key_is_refused_on_streams_it_opened_before(tmp_path: Pa
 async def test_the_gateway_takes_up_a_changed_file_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.guard.POLL_S", 0.02)
+    monkeypatch.setattr("catenary_gateway.guard.POLL_S", 0.02)
     async with limited(tmp_path) as (running, key):
         fresh = add_key(tmp_path / "keys.json", "fresh", ["infer"])
         await until(lambda: "fresh" in running.gateway._keys.names)

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 import catenary
+from catenary_gateway.http_connections import Connections
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
-from gateway.http_connections import Connections
 from gateway_harness import Stage, stage
 from generation_harness import text_stage
 
@@ -115,7 +115,7 @@ async def test_a_prompt_too_large_is_refused_before_it_is_read(tmp_path: Path) -
 async def test_a_chat_beyond_its_limits_never_reaches_the_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, asked: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("gateway.generation.text_codec.TextCodec.render", None)
+    monkeypatch.setattr("catenary_gateway.generation.text_codec.TextCodec.render", None)
     async with (
         text_stage(tmp_path) as running,
         aiohttp.ClientSession(running.http) as session,

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catenary_gateway.bookkeeping import Bookkeeping
+from catenary_gateway.catalog import Catalog
+from catenary_gateway.data_plane import DataPlane
+from catenary_gateway.inference import Arrival, InferenceRequest, Terms
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
-from gateway.bookkeeping import Bookkeeping
-from gateway.catalog import Catalog
-from gateway.data_plane import DataPlane
-from gateway.inference import Arrival, InferenceRequest, Terms
+from catenary_services.errors import InternalError
+from catenary_services.telemetry.metrics import Metrics
+from catenary_services.telemetry.tracing import TraceContext, Tracer
+from catenary_services.transport.frames import layout, tensor_views
+from catenary_services.transport.interface import NOBODY, Capabilities
 from gateway_harness import GATEWAY, MODELS, ScriptedScheduler
-from services.errors import InternalError
-from services.telemetry.metrics import Metrics
-from services.telemetry.tracing import TraceContext, Tracer
-from services.transport.frames import layout, tensor_views
-from services.transport.interface import NOBODY, Capabilities
 
 ELSEWHERE = "gateway-other"
 

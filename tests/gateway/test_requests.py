@@ -15,6 +15,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from catenary_gateway.process import GatewayProcess
+from catenary_gateway.settings import GatewaySettings
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -25,11 +27,9 @@ from catenary_protos.catenary.v1 import (
 )
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
-from gateway.process import GatewayProcess
-from gateway.settings import GatewaySettings
+from catenary_services.errors import Unavailable
+from catenary_services.security.keys import add_key
 from gateway_harness import Down, ScriptedScheduler, Stage, stage
-from services.errors import Unavailable
-from services.security.keys import add_key
 
 CODE = grpc.StatusCode
 SERVING, NOT_SERVING = 1, 2

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from catenary_gateway import scaling_gauges
+from catenary_gateway.admin import SchedulerAdmin
+from catenary_gateway.scaling_gauges import ScalingGauges
 from catenary_protos.catenary.v1 import admin_pb2
-from gateway import scaling_gauges
-from gateway.admin import SchedulerAdmin
-from gateway.scaling_gauges import ScalingGauges
-from services.errors import Unavailable
-from services.telemetry.metrics import Metrics
+from catenary_services.errors import Unavailable
+from catenary_services.telemetry.metrics import Metrics
 
 
 def advice(**workers: int) -> admin_pb2.ScalingAdvice:

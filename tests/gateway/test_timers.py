@@ -7,11 +7,11 @@ import time
 
 import pytest
 
+from catenary_gateway.deadlines import Deadlines
+from catenary_gateway.scheduler_link import SchedulerLink
 from catenary_protos.catenary.v1 import scheduler_pb2
-from gateway.deadlines import Deadlines
-from gateway.scheduler_link import SchedulerLink
-from services.packed_writer import PackedWriter
-from services.security.tls import ClientSecurity
+from catenary_services.packed_writer import PackedWriter
+from catenary_services.security.tls import ClientSecurity
 
 MS = 1_000_000
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, cast
 import grpc.aio
 import pytest
 
+from catenary_gateway.admin import AdminService, SchedulerAdmin
+from catenary_gateway.bookkeeping import Bookkeeping
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
-from gateway.admin import AdminService, SchedulerAdmin
-from gateway.bookkeeping import Bookkeeping
-from services.security.keys import ApiKeys, add_key
+from catenary_services.security.keys import ApiKeys, add_key
 
 
 class Scheduler(admin_pb2_grpc.AdminServicer):

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_agent.canary import FOLDER, TOLERANCES, Canary, Kind
-from services.domain.ids import ModelKey, PartitionKey
-from services.errors import CanaryFailed
+from catenary_agent.canary import FOLDER, TOLERANCES, Canary, Kind
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.errors import CanaryFailed
 
 KEY = PartitionKey(ModelKey("net", "1"), 0, 4)
 RIGHT = np.random.default_rng(1).standard_normal(500)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_agent.container_limits import core_limit, memory_limit_bytes
+from catenary_agent.container_limits import core_limit, memory_limit_bytes
 
 
 def lay(root: Path, files: dict[str, str]) -> None:
@@ -61,7 +61,7 @@ def test_the_tightest_of_own_group_and_root_counts(tmp_path: Path) -> None:
 
 
 def test_part_of_a_core_still_gives_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpu_agent import device, share
+    from catenary_agent import device, share
 
     monkeypatch.setattr(share, "core_limit", lambda: 0.5)
     assert share.host_cores() == 1

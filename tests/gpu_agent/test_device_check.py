@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_agent.cuda_driver import Card, Driver, NoDriverError, ask_driver
-from gpu_agent.device_check import (
+from catenary_agent.cuda_driver import Card, Driver, NoDriverError, ask_driver
+from catenary_agent.device_check import (
     CUDA_PROVIDER,
     Wheels,
     check_device,
@@ -20,10 +20,10 @@ from gpu_agent.device_check import (
     runs_on,
     what_is_missing,
 )
-from gpu_agent.executors.device import Device
-from gpu_agent.process import AgentProcess
-from gpu_agent.settings import AgentSettings
-from services.errors import InvalidInput
+from catenary_agent.executors.device import Device
+from catenary_agent.process import AgentProcess
+from catenary_agent.settings import AgentSettings
+from catenary_services.errors import InvalidInput
 
 GIGA = 10**9
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,8 +207,8 @@ def test_a_driver_that_does_not_start_is_said_in_its_own_words(driver_folder: Pa
 
 def test_the_driver_is_asked_as_its_interface_wants(driver_folder: Path) -> None:
     code = (
-        "from gpu_agent.cuda_driver import ask_driver; print(ask_driver(free_of=1));"
-        "from gpu_agent.device import *; print(default_device_class('cuda:0'),"
+        "from catenary_agent.cuda_driver import ask_driver; print(ask_driver(free_of=1));"
+        "from catenary_agent.device import *; print(default_device_class('cuda:0'),"
         " default_memory_bytes('cuda:0', 2), default_memory_bytes('cuda:7'))"
     )
     environment = {

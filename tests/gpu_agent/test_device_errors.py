@@ -8,9 +8,9 @@ import weakref
 
 import pytest
 
-from gpu_agent.device_errors import Trouble, failure, let_go, of_executor, trouble_of
-from gpu_agent.engine.reporting import is_retryable
-from services.errors import (
+from catenary_agent.device_errors import Trouble, failure, let_go, of_executor, trouble_of
+from catenary_agent.engine.reporting import is_retryable
+from catenary_services.errors import (
     DeviceFailed,
     DeviceLost,
     DeviceOutOfMemory,

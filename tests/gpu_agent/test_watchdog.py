@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
+from catenary_agent.ending import EXIT_STUCK, Ending
+from catenary_agent.steps import StepInHand, StepKind, StepsInHand
+from catenary_agent.watchdog import Watchdog, WatchdogRules
 from catenary_protos.catenary.v1 import scheduler_pb2
-from gpu_agent.ending import EXIT_STUCK, Ending
-from gpu_agent.steps import StepInHand, StepKind, StepsInHand
-from gpu_agent.watchdog import Watchdog, WatchdogRules
-from services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.ids import ModelKey, PartitionKey
 
 SECOND_NS = 1_000_000_000
 KEY = PartitionKey(ModelKey("m", "1"), 0, 2)
@@ -145,7 +145,7 @@ async def test_a_process_ends_although_nobody_reads_what_it_says(monkeypatch: py
         codes.append(code)
         over.set()
 
-    monkeypatch.setattr("gpu_agent.ending._log.error", breaks)
+    monkeypatch.setattr("catenary_agent.ending._log.error", breaks)
     ending = Ending(farewell, leave)
     ending.start()
     ending.begin(EXIT_STUCK, "DEVICE_FAILED", "why")

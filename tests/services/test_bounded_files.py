@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_agent.decoders.checkpoint import Checkpoint
-from gpu_agent.decoders.weights import INDEX_FILE, WEIGHTS_FILE
-from services.bounded_files import LARGEST_YAML_BYTES, read_bounded
-from services.domain.ids import ModelKey
-from services.errors import InvalidInput
-from services.model_repository import ModelRepository
+from catenary_agent.decoders.checkpoint import Checkpoint
+from catenary_agent.decoders.weights import INDEX_FILE, WEIGHTS_FILE
+from catenary_services.bounded_files import LARGEST_YAML_BYTES, read_bounded
+from catenary_services.domain.ids import ModelKey
+from catenary_services.errors import InvalidInput
+from catenary_services.model_repository import ModelRepository
 
 KEY = ModelKey("toy", "1")
 

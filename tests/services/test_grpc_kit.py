@@ -18,15 +18,15 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
-from services.errors import Unavailable
-from services.grpc_kit import (
+from catenary_services.errors import Unavailable
+from catenary_services.grpc_kit import (
     HealthSwitch,
     bind,
     create_server,
     enable_health_and_reflection,
     open_channel,
 )
-from services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.security.tls import ClientSecurity, ServerSecurity
 
 OPEN_SERVER, OPEN_CLIENT = ServerSecurity(insecure=True), ClientSecurity(insecure=True)
 SERVICES = [

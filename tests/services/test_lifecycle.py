@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from services import lifecycle
-from services.errors import Unavailable
-from services.lifecycle import run_until_signal
+from catenary_services import lifecycle
+from catenary_services.errors import Unavailable
+from catenary_services.lifecycle import run_until_signal
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import asyncio, sys
-from services.lifecycle import run_process
-from services.log import configure_logging
+from catenary_services.lifecycle import run_process
+from catenary_services.log import configure_logging
 
 class Example:
     name = "example"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from services.log import configure_logging, get_logger
+from catenary_services.log import configure_logging, get_logger
 
 
 @pytest.fixture(autouse=True)

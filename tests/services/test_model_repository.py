@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from services.domain.ids import ModelKey
-from services.domain.latency import TokenObjectives
-from services.domain.model import BlockTable, Boundary, ModelManifest
-from services.domain.tensors import TensorSpec
-from services.errors import InvalidInput, ModelNotFound
-from services.model_repository import ModelRepository, document_of_table, table_of_document
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.latency import TokenObjectives
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.tensors import TensorSpec
+from catenary_services.errors import InvalidInput, ModelNotFound
+from catenary_services.model_repository import ModelRepository, document_of_table, table_of_document
 
 KEY = ModelKey("net", "1")
 MS = 1_000_000

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.errors import DeadlineExceeded, Overloaded
-from services.packed_writer import PackedWriter
+from catenary_services.errors import DeadlineExceeded, Overloaded
+from catenary_services.packed_writer import PackedWriter
 
 
 class Stream:

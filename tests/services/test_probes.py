@@ -9,8 +9,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.errors import Unavailable
-from services.probes import LEADER, LIVE, READY, Probes
+from catenary_services.errors import Unavailable
+from catenary_services.probes import LEADER, LIVE, READY, Probes
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import Field, SecretStr
 
-from services.errors import InvalidInput
-from services.settings import ProcessSettings, describe, load_settings
+from catenary_services.errors import InvalidInput
+from catenary_services.settings import ProcessSettings, describe, load_settings
 
 
 class ExampleSettings(ProcessSettings):

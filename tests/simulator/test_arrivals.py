@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.errors import InvalidInput
-from simulator.arrivals import Arrivals, Gamma, OnOff, Poisson, merged, parse_arrivals
+from catenary_services.errors import InvalidInput
+from catenary_simulator.arrivals import Arrivals, Gamma, OnOff, Poisson, merged, parse_arrivals
 
 
 def drawn(arrivals: Arrivals, rate: float, duration: float, seed: int = 1) -> np.ndarray:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from simulator import Options, max_load_factor
-from simulator.options import offered_rps
+from catenary_simulator import Options, max_load_factor
+from catenary_simulator.options import offered_rps
 from tiny_pools import two_stages
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_simulator import Gamma, Options, SimulationResult, simulate
+from catenary_simulator.options import Policy
 from reference_data import reference
-from scheduler.planning.pooled.dataset import Dataset, load_dataset
-from simulator import Gamma, Options, SimulationResult, simulate
-from simulator.options import Policy
 
 
 @pytest.fixture(scope="module")

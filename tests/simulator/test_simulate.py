@@ -9,18 +9,18 @@ from typing import Literal
 
 import pytest
 
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.events import (
     Command,
     DispatchBatch,
     Dispatcher,
     Event,
     StageReported,
 )
-from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from services.domain.ids import AgentId, ServerId
-from services.errors import InvalidInput
-from simulator import Disturbance, Gamma, Options, SimulationResult, simulate
-from simulator.simulate import Setting, run, set_up
+from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_services.domain.ids import AgentId, ServerId
+from catenary_services.errors import InvalidInput
+from catenary_simulator import Disturbance, Gamma, Options, SimulationResult, simulate
+from catenary_simulator.simulate import Setting, run, set_up
 from tiny_pools import gpu_class, model, partition, pipeline, plan, two_stages
 
 ROUGH = Disturbance(

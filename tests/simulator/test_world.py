@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.events import (
     BatchSlice,
     CancelBatch,
     Command,
@@ -18,13 +18,20 @@ from scheduler.dispatch.events import (
     RequestCompleted,
     StageReported,
 )
-from services.domain.ids import AgentId, BatchId, GatewayId, ModelKey, PartitionKey, RequestId
-from services.errors import InternalError
-from simulator.core.devices import Device, Link, StageCost
-from simulator.core.loop import Loop
-from simulator.core.noise import Factors
-from simulator.core.requests import DROPPED, FINISHED, LATE, Requests
-from simulator.core.world import World
+from catenary_services.domain.ids import (
+    AgentId,
+    BatchId,
+    GatewayId,
+    ModelKey,
+    PartitionKey,
+    RequestId,
+)
+from catenary_services.errors import InternalError
+from catenary_simulator.core.devices import Device, Link, StageCost
+from catenary_simulator.core.loop import Loop
+from catenary_simulator.core.noise import Factors
+from catenary_simulator.core.requests import DROPPED, FINISHED, LATE, Requests
+from catenary_simulator.core.world import World
 
 MS = 1_000_000
 MODEL = ModelKey("m", "1")

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
+from catenary_agent.engine.engine import Engine, EngineLimits
+from catenary_agent.engine.partitions import LoadedPartition
+from catenary_agent.engine.reporting import Outgoing
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
-from gpu_agent.engine.engine import Engine, EngineLimits
-from gpu_agent.engine.partitions import LoadedPartition
-from gpu_agent.engine.reporting import Outgoing
-from services.domain.ids import ModelKey, PartitionKey
-from services.domain.tensors import ANY, DATATYPE_OF, TensorSpec
-from services.security.tls import ClientSecurity, ServerSecurity
-from services.telemetry.tracing import Tracer
-from services.transport.frames import layout, tensor_views
-from services.transport.hub import TransportHub
-from services.transport.settings import TransportSettings
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.tensors import ANY, DATATYPE_OF, TensorSpec
+from catenary_services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.telemetry.tracing import Tracer
+from catenary_services.transport.frames import layout, tensor_views
+from catenary_services.transport.hub import TransportHub
+from catenary_services.transport.settings import TransportSettings
 
 MODEL = ModelKey("toy", "1")
 SECOND_NS = 1_000_000_000

@@ -17,8 +17,8 @@ from catenary_protos.catenary.v1 import (
     generation_pb2,
     scheduler_pb2,
 )
-from services.rules.relations import RELATIONS, AtMost
-from services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, bounds_of, is_nested, lowest
+from catenary_services.rules.relations import RELATIONS, AtMost
+from catenary_services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, bounds_of, is_nested, lowest
 
 _FILES = (admin_pb2, common_pb2, frame_pb2, generation_pb2, scheduler_pb2)
 _NAMES = ("", "agent-0", "gateway-0", "toy", "llm", "1", "liar", "../x", "a|b", "\x00", "n" * 5_000)

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduler.book import Book
-from scheduler.book.book import agents_of
-from scheduler.dispatch import (
+from catenary_scheduler.book import Book
+from catenary_scheduler.book.book import agents_of
+from catenary_scheduler.dispatch import (
     ChainedConfig,
     ChainedDispatcher,
     CombinedDispatcher,
     PooledConfig,
     PooledDispatcher,
 )
-from scheduler.dispatch.auditing import (
+from catenary_scheduler.dispatch.auditing import (
     AgentHoldings,
     Auditor,
     Believed,
@@ -32,7 +32,7 @@ from scheduler.dispatch.auditing import (
     Leak,
     remedy_of,
 )
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     BatchFailed,
     CancelBatch,
@@ -56,7 +56,7 @@ from scheduler.dispatch.events import (
     StartSession,
     Tick,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     BatchId,
     GatewayId,
@@ -67,7 +67,7 @@ from services.domain.ids import (
     ServerId,
     SessionId,
 )
-from services.domain.plan import (
+from catenary_services.domain.plan import (
     Agent,
     CacheCapacity,
     Chain,

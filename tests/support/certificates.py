@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.security.authority import AUTHORITY_FILE, Authority, Request
-from services.security.identity import Identity
-from services.security.tls import ClientSecurity, ServerSecurity
-from services.transport.settings import TransportSecurity
+from catenary_services.security.authority import AUTHORITY_FILE, Authority, Request
+from catenary_services.security.identity import Identity
+from catenary_services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.transport.settings import TransportSecurity
 
 
 class Certificates:

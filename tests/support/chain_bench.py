@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from scheduler.book import Book, Reservation
-from scheduler.dispatch.availability import Availability, Impairment
-from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from scheduler.dispatch.chained.policy import PolicyFactory
-from scheduler.dispatch.events import (
+from catenary_scheduler.book import Book, Reservation
+from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
+from catenary_scheduler.dispatch.chained.policy import PolicyFactory
+from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     AgentJoined,
     CloseSessions,
@@ -23,7 +23,7 @@ from scheduler.dispatch.events import (
     StartSession,
     Tick,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     ModelKey,
@@ -33,7 +33,7 @@ from services.domain.ids import (
     ServerId,
     SessionId,
 )
-from services.domain.plan import Agent, CacheCapacity, Chain, ChainHop, ModelPlan, Plan
+from catenary_services.domain.plan import Agent, CacheCapacity, Chain, ChainHop, ModelPlan, Plan
 
 MS = 1_000_000
 LLAMA = ModelKey("llama", "1")

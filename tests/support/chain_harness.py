@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
-from scheduler.process import SchedulerProcess
+from catenary_scheduler.process import SchedulerProcess
 from scheduler_harness import AgentScript, Crowd, FakeAgent, FakeGateway, until
 
 Serving = tuple[FakeGateway, list[FakeAgent]]

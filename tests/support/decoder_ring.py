@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gpu_agent.decoders.base import DecoderExecutor, StepItem, Want
+from catenary_agent.decoders.base import DecoderExecutor, StepItem, Want
 
 
 class DecoderRing:

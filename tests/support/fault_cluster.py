@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import catenary
+from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_services.domain.ids import ModelKey
+from catenary_services.embedded_redis import EmbeddedRedis
+from catenary_services.model_repository import ModelRepository
 from catenaryd.local_cluster import free_port
 from catenaryd.models import ensure_model
 from catenaryd.process_options import command_line_of
 from cluster_harness import ROOT, environment
-from gpu_agent.decoders.importing import ImportOptions, import_decoder
-from services.domain.ids import ModelKey
-from services.embedded_redis import EmbeddedRedis
-from services.model_repository import ModelRepository
 from tiny_language_models import write_folder
 
 IMAGES = "efficientnet-lite0"

@@ -14,6 +14,8 @@ from pathlib import Path
 import grpc.aio
 import numpy as np
 
+from catenary_gateway.process import GatewayProcess
+from catenary_gateway.settings import GatewaySettings
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -22,14 +24,12 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-from gateway.process import GatewayProcess
-from gateway.settings import GatewaySettings
-from services.grpc_kit import create_server
-from services.security.tls import ServerSecurity
-from services.transport.frames import layout, tensor_views
-from services.transport.hub import TransportHub
-from services.transport.interface import ReceivedFrame
-from services.transport.settings import TransportSettings
+from catenary_services.grpc_kit import create_server
+from catenary_services.security.tls import ServerSecurity
+from catenary_services.transport.frames import layout, tensor_views
+from catenary_services.transport.hub import TransportHub
+from catenary_services.transport.interface import ReceivedFrame
+from catenary_services.transport.settings import TransportSettings
 
 AGENT = "agent-0"
 GATEWAY = "gateway-t"

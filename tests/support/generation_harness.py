@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from catenary_gateway.process import GatewayProcess
+from catenary_gateway.settings import GatewaySettings
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
-from gateway.process import GatewayProcess
-from gateway.settings import GatewaySettings
+from catenary_services.transport.hub import TransportHub
+from catenary_services.transport.interface import ReceivedFrame
+from catenary_services.transport.settings import TransportSettings
 from gateway_harness import GATEWAY, Down, ScriptedScheduler, echo
-from services.transport.hub import TransportHub
-from services.transport.interface import ReceivedFrame
-from services.transport.settings import TransportSettings
 from tiny_tokenizer import END, text_model, tokens_of
 
 SESSION_TOKENS = 512

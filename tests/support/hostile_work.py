@@ -9,7 +9,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from services.jail.child import Room
+from catenary_services.jail.child import Room
 
 
 def attempts(job: bytes, room: Room) -> bytes:

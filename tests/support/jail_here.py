@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from services.jail.child import Room
-from services.jail.run import Work
+from catenary_services.jail.child import Room
+from catenary_services.jail.run import Work
 
 
 def run_here(

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from services.domain.ids import ModelKey
-from services.model_repository import ModelRepository
+from catenary_services.domain.ids import ModelKey
+from catenary_services.model_repository import ModelRepository
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "smollm2-135m"
@@ -75,6 +75,6 @@ def _link(source: str, target: str) -> None:
 
 def _digest() -> str:
     facts = [f"{wheel} {importlib.metadata.version(wheel)}" for wheel in _WHEELS]
-    folder = ROOT / "gpu_agent" / "decoders"
+    folder = ROOT / "gpu_agent" / "catenary_agent" / "decoders"
     facts += [(folder / f"{name}.py").read_text() for name in _SOURCES]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -14,14 +14,14 @@ from itertools import permutations, product
 import numpy as np
 from hypothesis import strategies as st
 
-from scheduler.planning.chains import (
+from catenary_scheduler.planning.chains import (
     ChainTask,
     ComposedChain,
     HostedBlocks,
     Server,
     gbp_cr,
 )
-from scheduler.planning.chains.problem import exact
+from catenary_scheduler.planning.chains.problem import exact
 
 Path = tuple[int, ...]
 

@@ -9,11 +9,11 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from gpu_agent.decoders.import_worker import build_graph
-from gpu_agent.decoders.sizes import all_tensors, graph_bytes, table_from
-from services.domain.ids import ModelKey
-from services.domain.model import ModelManifest
-from services.model_repository import ModelRepository
+from catenary_agent.decoders.import_worker import build_graph
+from catenary_agent.decoders.sizes import all_tensors, graph_bytes, table_from
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import ModelManifest
+from catenary_services.model_repository import ModelRepository
 from tiny_language_models import write_folder
 
 LAYERS = 4

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chain_bench import MS, ChainBench, only
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.events import (
     Command,
     MoveMode,
     MoveWanted,
@@ -15,7 +14,8 @@ from scheduler.dispatch.events import (
     SessionsProgressed,
     StartSession,
 )
-from services.domain.ids import AgentId, SessionId
+from catenary_services.domain.ids import AgentId, SessionId
+from chain_bench import MS, ChainBench, only
 
 
 class MoveBench(ChainBench):

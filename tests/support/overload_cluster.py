@@ -17,13 +17,13 @@ import numpy as np
 import psutil
 from tokenizers import Tokenizer, models
 
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.model_repository import ModelRepository, write_file
+from catenary_services.security.key_file import add_key
 from cluster_harness import RunningCluster, environment, running_cluster
-from services.domain.decoder import DecoderTable
-from services.domain.ids import ModelKey
-from services.domain.model import BlockTable, Boundary, ModelManifest
-from services.domain.tensors import ANY, TensorSpec
-from services.model_repository import ModelRepository, write_file
-from services.security.key_file import add_key
 
 FEATURES = 16
 PACED = ModelKey("paced", "1")

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from scheduler.planning.pooled.problem import (
+from catenary_scheduler.planning.pooled.problem import (
     GpuClass,
     PooledModel,
     PooledPipeline,

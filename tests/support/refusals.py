@@ -21,15 +21,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from catenary_protos.catenary.v1 import admin_pb2_grpc, common_pb2, scheduler_pb2_grpc
+from catenary_services.errors import CatenaryError
+from catenary_services.security.authority import Authority, Request
+from catenary_services.security.identity import Identity
+from catenary_services.security.keys import add_key
+from catenary_services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.transport.hub import TransportHub
+from catenary_services.transport.settings import TransportSecurity, TransportSettings, host_id
 from certificates import Certificates
 from cluster_harness import ROOT, RunningCluster, environment
-from services.errors import CatenaryError
-from services.security.authority import Authority, Request
-from services.security.identity import Identity
-from services.security.keys import add_key
-from services.security.tls import ClientSecurity, ServerSecurity
-from services.transport.hub import TransportHub
-from services.transport.settings import TransportSecurity, TransportSettings, host_id
 
 SCHEDULER_NAME = "scheduler.main.catenary.internal"
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_metadata_size", 1 << 20)]

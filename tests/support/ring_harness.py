@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
+from catenary_agent.decoders.numpy_arrays import numpy_chooser
+from catenary_agent.decoders.row_results import row_results
+from catenary_agent.decoders.slot_book import SlotBook
+from catenary_agent.generation.engine import GenerationEngine
+from catenary_agent.generation.lane import Lane
+from catenary_agent.generation.meter import GenerationMeter
+from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
+from catenary_agent.generation.table import LoadedDecoder
+from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
-from gpu_agent.decoders.base import CacheLayout, DecoderCost, StepItem
-from gpu_agent.decoders.numpy_arrays import numpy_chooser
-from gpu_agent.decoders.row_results import row_results
-from gpu_agent.decoders.slot_book import SlotBook
-from gpu_agent.generation.engine import GenerationEngine
-from gpu_agent.generation.lane import Lane
-from gpu_agent.generation.meter import GenerationMeter
-from gpu_agent.generation.surroundings import GenerationLimits, Surroundings
-from gpu_agent.generation.table import LoadedDecoder
-from gpu_agent.kv import CacheSpan
-from services.domain.decoder import DecoderTable
-from services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import ModelKey, PartitionKey
 from tests.support.agent_harness import SECOND_NS, Net, Node, TestPeer, until
 
 MODEL = ModelKey("toy", "1")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from catenary_agent.generation import intake
+from catenary_agent.generation.cache_wire import CacheFrame
+from catenary_agent.generation.events import Broken, CacheOut, CachePushed, CloseOrdered
+from catenary_agent.generation.lane import Lane
+from catenary_agent.generation.move_wire import MoveFrame
+from catenary_agent.generation.ring import Ring
+from catenary_agent.generation.session import Arrived
+from catenary_agent.generation.surroundings import CacheLimits, GenerationLimits
+from catenary_agent.generation.wire import StepFrame, frames_of
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
-from gpu_agent.generation import intake
-from gpu_agent.generation.cache_wire import CacheFrame
-from gpu_agent.generation.events import Broken, CacheOut, CachePushed, CloseOrdered
-from gpu_agent.generation.lane import Lane
-from gpu_agent.generation.move_wire import MoveFrame
-from gpu_agent.generation.ring import Ring
-from gpu_agent.generation.session import Arrived
-from gpu_agent.generation.surroundings import CacheLimits, GenerationLimits
-from gpu_agent.generation.wire import StepFrame, frames_of
-from services.errors import PartitionLost
+from catenary_services.errors import PartitionLost
 from tests.support.ring_harness import BLOCKS, TABLE, toy
 
 SLOTS = 40

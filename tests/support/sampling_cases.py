@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpu_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
-from services.domain.sampling import SamplingParameters
+from catenary_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
+from catenary_services.domain.sampling import SamplingParameters
 
 ENDS = (2, 11)
 _WORD = (1 << 64) - 1

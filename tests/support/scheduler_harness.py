@@ -19,14 +19,14 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
-from services.domain.decoder import DecoderTable
-from services.domain.groups import GROUP_METADATA
-from services.domain.ids import ModelKey
-from services.domain.model import BlockTable, Boundary, ModelManifest
-from services.domain.tensors import ANY, TensorSpec
-from services.model_repository import ModelRepository
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.groups import GROUP_METADATA
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.model_repository import ModelRepository
 
 MS = 1_000_000
 TOY = ModelKey("toy", "1")

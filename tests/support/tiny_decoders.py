@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from gpu_agent.decoders.sizes import all_tensors, table_from
-from services.domain.decoder import DecoderTable
-from services.domain.ids import ModelKey
-from services.domain.model import ModelManifest
-from services.model_repository import ModelRepository
+from catenary_agent.decoders.sizes import all_tensors, table_from
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import ModelManifest
+from catenary_services.model_repository import ModelRepository
 
 LAYERS = 4
 VOCABULARY = 256

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gpu_agent.decoders import building, importing
+from catenary_agent.decoders import building, importing
+from catenary_services.domain.ids import ModelKey
+from catenary_services.model_repository import ModelRepository
 from jail_here import run_here
-from services.domain.ids import ModelKey
-from services.model_repository import ModelRepository
 
 VOCABULARY = 160
 LAYERS = 6

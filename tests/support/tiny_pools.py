@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from scheduler.planning.pooled.problem import (
+from catenary_scheduler.planning.pooled.problem import (
     GpuClass,
     PooledModel,
     PooledModelPlan,

@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scheduler.dispatch.events import Scale
-from scheduler.scaling import ModelScaling, WorkerFacts
-from scheduler.scaling.workers_line import Lengths
-from services.domain.latency import LatencyLines, TokenObjectives
+from catenary_scheduler.dispatch.events import Scale
+from catenary_scheduler.scaling import ModelScaling, WorkerFacts
+from catenary_scheduler.scaling.workers_line import Lengths
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
 
 S = 10**9
 STEP_NS = S // 10

@@ -28,16 +28,16 @@ import figures
 import hostile_models
 from attacks import Target, Usage
 from attacks_from_within import CLUSTER, LIAR, identities
+from catenary_services.errors import PartitionLost
+from catenary_services.security.authority import AUTHORITY_FILE, Authority, Request
+from catenary_services.security.identity import Identity
+from catenary_services.security.keys import add_key
+from catenary_services.security.tls import ClientSecurity
+from catenary_services.transport.interface import Address
+from catenary_services.transport.settings import TransportSecurity, TransportSettings, host_id
+from catenary_services.transport.tcp import TcpEndpoint
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, ROOT, RunningCluster, environment, running_cluster, wait_until
-from services.errors import PartitionLost
-from services.security.authority import AUTHORITY_FILE, Authority, Request
-from services.security.identity import Identity
-from services.security.keys import add_key
-from services.security.tls import ClientSecurity
-from services.transport.interface import Address
-from services.transport.settings import TransportSecurity, TransportSettings, host_id
-from services.transport.tcp import TcpEndpoint
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

@@ -18,10 +18,10 @@ import redis
 
 import catenary
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc, scheduler_pb2
+from catenary_scheduler.state.keys import Keys
 from cluster_harness import RunningCluster, redis_pid, running_cluster
 from language_model import install
 from prompts import PROMPTS
-from scheduler.state.keys import Keys
 from scheduler_harness import FakeGateway, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]

@@ -20,19 +20,19 @@ import grpc.aio
 import pytest
 
 import figures
+from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_agent.generation.events import MoveSaid
+from catenary_agent.process import AgentProcess
+from catenary_agent.settings import AgentSettings
+from catenary_gateway.process import GatewayProcess
+from catenary_gateway.settings import GatewaySettings
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, generation_pb2
 from catenary_protos.catenary.v1 import generation_pb2_grpc as stubs
-from gateway.process import GatewayProcess
-from gateway.settings import GatewaySettings
-from gpu_agent.decoders.importing import ImportOptions, import_decoder
-from gpu_agent.generation.events import MoveSaid
-from gpu_agent.process import AgentProcess
-from gpu_agent.settings import AgentSettings
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
-from services.domain.ids import ModelKey
-from services.embedded_redis import EmbeddedRedis
-from services.model_repository import ModelRepository
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.ids import ModelKey
+from catenary_services.embedded_redis import EmbeddedRedis
+from catenary_services.model_repository import ModelRepository
 from tiny_language_models import LAYERS, worker_in_this_process, write_folder
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]

@@ -16,6 +16,9 @@ import pytest
 from redis.asyncio import Redis
 
 import catenary
+from catenary_scheduler.state.keys import Keys, Table, book_table
+from catenary_services.domain.ids import ResourceId
+from catenary_services.redis_client import connect
 from fault_cluster import (
     LEASE_S,
     FaultCluster,
@@ -26,9 +29,6 @@ from fault_cluster import (
 )
 from fault_load import Load, prepared_load
 from redis_servers import STATE, RedisServer
-from scheduler.state.keys import Keys, Table, book_table
-from services.domain.ids import ResourceId
-from services.redis_client import connect
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

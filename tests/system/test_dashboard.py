@@ -23,12 +23,12 @@ import pytest
 import catenary
 import figures
 from browser import PHONE, Tab, binary, open_tab
+from catenary_services.model_repository import ModelRepository
 from catenaryd.demo import demo_placement
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
 from language_model import MODEL as LANGUAGE_MODEL
 from language_model import install
-from services.model_repository import ModelRepository
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

@@ -18,8 +18,8 @@ import pytest
 import figures
 import large_cluster
 from browser import DESKTOP, PHONE, ROOT, Tab, open_tab, require
+from catenary_services.security.keys import add_key
 from gateway_harness import Stage, stage
-from services.security.keys import add_key
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -271,7 +271,7 @@ def test_a_wheel_holds_every_asset() -> None:
     from hatchling.builders.wheel import WheelBuilder
 
     packed = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
-    folder = ROOT / "gateway" / "dashboard" / "assets"
+    folder = ROOT / "gateway" / "catenary_gateway" / "dashboard" / "assets"
     assets = {str(file.relative_to(ROOT)) for file in folder.iterdir()}
     assert len(assets) > 10
     assert assets <= packed

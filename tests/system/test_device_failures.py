@@ -1,6 +1,6 @@
 """Devices that fail, for good or now and then, and threads that hang: with real processes.
 
-What goes wrong is what the agents' file of faults says (`gpu_agent.faults`); whoever ends is
+What goes wrong is what the agents' file of faults says (`catenary_agent.faults`); whoever ends is
 started anew, as a supervisor would.
 """
 
@@ -20,6 +20,9 @@ import pytest
 
 import catenary
 import figures
+from catenary_agent.ending import EXIT_DEVICE_LOST, EXIT_STUCK
+from catenary_services.domain.ids import ModelKey
+from catenary_services.model_repository import ModelRepository
 from catenaryd.demo_models import preprocess, sample_photographs
 from fault_cluster import (
     IMAGES,
@@ -31,9 +34,6 @@ from fault_cluster import (
     until_status,
 )
 from fault_load import Shape, prepared_load
-from gpu_agent.ending import EXIT_DEVICE_LOST, EXIT_STUCK
-from services.domain.ids import ModelKey
-from services.model_repository import ModelRepository
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

@@ -17,6 +17,8 @@ import pytest
 
 import catenary
 import figures
+from catenary_services.domain.ids import ModelKey
+from catenary_services.model_repository import ModelRepository
 from fault_cluster import (
     IMAGES,
     FaultCluster,
@@ -28,8 +30,6 @@ from fault_cluster import (
     until_status,
 )
 from fault_load import Load, Shape, prepared_load
-from services.domain.ids import ModelKey
-from services.model_repository import ModelRepository
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

@@ -18,6 +18,8 @@ from redis.exceptions import RedisError
 import catenary
 import figures
 from catenary import ClusterStatus
+from catenary_scheduler.state.keys import Keys
+from catenary_services.redis_client import connect
 from fault_cluster import (
     FaultCluster,
     fault_cluster,
@@ -28,8 +30,6 @@ from fault_cluster import (
 )
 from fault_load import Load, prepared_load
 from redis_servers import STATE, RedisServer, sentinel_trio
-from scheduler.state.keys import Keys
-from services.redis_client import connect
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

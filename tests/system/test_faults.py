@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 import catenary
+from catenary_services.model_repository import ModelRepository
 from catenaryd.demo import demo_placement
 from catenaryd.demo_models import preprocess, sample_photographs
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
-from services.model_repository import ModelRepository
 
 pytestmark = pytest.mark.system
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from catenary_services.model_repository import ModelRepository
 from cluster_harness import ROOT, running_cluster
 from language_model import install
-from services.model_repository import ModelRepository
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 

@@ -16,17 +16,17 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from catenary_agent.decoders.base import CacheLayout
+from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.loading import DecoderChoice, load_decoder, runtime_of
+from catenary_agent.executors.device import Device
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, generation_pb2
 from catenary_protos.catenary.v1.generation_pb2_grpc import GenerationStub
+from catenary_services.domain.decoder import HeldSizes, LargestStep
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.model_repository import ModelRepository
 from catenaryd.local_cluster import ClusterOptions, LocalCluster
 from decoder_ring import DecoderRing
-from gpu_agent.decoders.base import CacheLayout
-from gpu_agent.decoders.importing import ImportOptions, import_decoder
-from gpu_agent.decoders.loading import DecoderChoice, load_decoder, runtime_of
-from gpu_agent.executors.device import Device
-from services.domain.decoder import HeldSizes, LargestStep
-from services.domain.ids import ModelKey, PartitionKey
-from services.model_repository import ModelRepository
 from tiny_language_models import LAYERS, greedy, worker_in_this_process, write_folder
 
 for _module in ("torch", "transformers", "onnxruntime_genai"):

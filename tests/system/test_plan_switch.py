@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 import catenary
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.profile import DeviceProfile, ModelProfile
+from catenary_services.model_repository import ModelRepository
 from catenaryd.demo_models import preprocess, sample_photographs
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
-from services.domain.ids import ModelKey
-from services.domain.profile import DeviceProfile, ModelProfile
-from services.model_repository import ModelRepository
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 

@@ -24,14 +24,14 @@ import figures
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
+from catenary_services.redis_client import connect
+from catenary_services.security.key_file import revoke_keys
 from catenaryd.models import ensure_model
 from catenaryd.redis_acl import HEALTH, SCHEDULER, VIEW, acl_file
 from cluster_harness import MODEL, running_cluster, wait_until
 from language_model import install
 from redis_servers import RedisServer
 from refusals import Attempt, Scene, bomb, command, make_keys
-from services.redis_client import connect
-from services.security.key_file import revoke_keys
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

@@ -27,10 +27,10 @@ from catenary_protos.catenary.v1 import (
     generation_pb2,
     generation_pb2_grpc,
 )
+from catenary_services.domain.latency import TokenObjectives
+from catenary_services.model_repository import ModelRepository
 from cluster_harness import RunningCluster, running_cluster
 from language_model import KEY, MODEL, install
-from services.domain.latency import TokenObjectives
-from services.model_repository import ModelRepository
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

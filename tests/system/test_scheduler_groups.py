@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 import catenary
+from catenary_agent.decoders.importing import ImportOptions, import_decoder
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
+from catenary_services.domain.ids import ModelKey
+from catenary_services.model_repository import ModelRepository
 from catenaryd.demo_models import preprocess, sample_photographs
 from catenaryd.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
-from gpu_agent.decoders.importing import ImportOptions, import_decoder
-from services.domain.ids import ModelKey
-from services.model_repository import ModelRepository
 from tiny_language_models import write_folder
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]

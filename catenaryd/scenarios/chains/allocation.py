@@ -11,13 +11,13 @@ from typing import Any
 import highspy
 import numpy as np
 
+from catenary_scheduler.planning.chains import Composition, compose, gbp_cr
+from catenary_services.errors import InternalError
 from catenaryd.scenarios.chains.jobs import Setting
 from catenaryd.scenarios.chains.schema import Allocation
 from catenaryd.scenarios.chains.settings import runs_of
 from catenaryd.scenarios.jobs import Job
 from catenaryd.scenarios.report import Cell, Figure, Lines, Report, Table
-from scheduler.planning.chains import Composition, compose, gbp_cr
-from services.errors import InternalError
 
 LABELS = {
     "reserved": "c K(c)",

@@ -8,19 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
-from catenaryd.scenarios.chains.schema_parts import PolicyName, System
-from scheduler.planning.chains import Composition, best_composition, compose, response_bounds
-from scheduler.planning.chains.bounds import ResponseBounds
-from services.errors import PlanInfeasible
-from simulator.arrivals import parse_arrivals
-from simulator.chains.anchors import Anchor, read_anchors
-from simulator.chains.baselines import (
+from catenary_scheduler.planning.chains import (
+    Composition,
+    best_composition,
+    compose,
+    response_bounds,
+)
+from catenary_scheduler.planning.chains.bounds import ResponseBounds
+from catenary_services.errors import PlanInfeasible
+from catenary_simulator.arrivals import parse_arrivals
+from catenary_simulator.chains.anchors import Anchor, read_anchors
+from catenary_simulator.chains.baselines import (
     BprrOptions,
     PetalsOptions,
     serve_bprr,
     serve_petals,
 )
-from simulator.chains.cluster import (
+from catenary_simulator.chains.cluster import (
     Cluster,
     Communication,
     DecoderModel,
@@ -29,9 +33,16 @@ from simulator.chains.cluster import (
     cluster_of,
     random_places,
 )
-from simulator.chains.result import ChainResult
-from simulator.chains.serve import ReplayEvaluator, serve_chains
-from simulator.chains.workload import Trace, Workload, exponential, read_trace, with_tokens_of
+from catenary_simulator.chains.result import ChainResult
+from catenary_simulator.chains.serve import ReplayEvaluator, serve_chains
+from catenary_simulator.chains.workload import (
+    Trace,
+    Workload,
+    exponential,
+    read_trace,
+    with_tokens_of,
+)
+from catenaryd.scenarios.chains.schema_parts import PolicyName, System
 
 
 @dataclass(frozen=True, slots=True)

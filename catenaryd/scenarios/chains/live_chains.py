@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from catenary_simulator.chains.result import ChainResult
 from catenaryd.live.chains import ChainsMeasured, ChainsRun, run_live
 from catenaryd.live.chains_emulation import Emulation
 from catenaryd.scenarios.chains import serve
@@ -20,7 +21,6 @@ from catenaryd.scenarios.chains.schema_parts import LiveSpec
 from catenaryd.scenarios.jobs import Job
 from catenaryd.scenarios.live_report import until_told
 from catenaryd.scenarios.report import Bars, Cell, Figure, Report, Table
-from simulator.chains.result import ChainResult
 
 Progress = Callable[[str], None]
 _FIGURES = {

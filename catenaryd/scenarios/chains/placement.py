@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from catenary_scheduler.planning.chains import ChainTask, gbp_cr
 from catenaryd.scenarios.chains.jobs import Setting
 from catenaryd.scenarios.chains.schema import Placement
 from catenaryd.scenarios.chains.settings import cases_of
 from catenaryd.scenarios.jobs import Job
 from catenaryd.scenarios.report import Cell, Figure, Lines, Report, Table
-from scheduler.planning.chains import ChainTask, gbp_cr
 
 _QUANTILES = (0, 25, 50, 75, 100)
 _SERIES = {"GBP-CR": None, "random: least": 0, "random: median": 2, "random: most": 4}

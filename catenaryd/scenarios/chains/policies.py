@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from catenary_simulator.chains.result import together
 from catenaryd.scenarios.chains.jobs import Outcome, PolicyJob
 from catenaryd.scenarios.chains.schema import Policies
 from catenaryd.scenarios.chains.settings import runs_of
 from catenaryd.scenarios.jobs import Job
 from catenaryd.scenarios.report import Cell, Figure, Lines, Report, Table
-from simulator.chains.result import together
 
 
 def jobs(scenario: Policies) -> Iterator[PolicyJob]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from catenary_services.errors import InvalidInput
 from catenaryd.scenarios.chains import (
     allocation,
     live_chains,
@@ -26,7 +27,6 @@ from catenaryd.scenarios.chains.schema import (
 from catenaryd.scenarios.jobs import Job
 from catenaryd.scenarios.named import Named, Progress, load_all, run_jobs
 from catenaryd.scenarios.report import Report
-from services.errors import InvalidInput
 
 DOCUMENT = "server-chains.md"
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from catenary_simulator.chains.result import together
 from catenaryd.scenarios.chains.jobs import Outcome, SystemJob
 from catenaryd.scenarios.chains.schema import Serve
 from catenaryd.scenarios.chains.schema_parts import System, WorkloadSpec
 from catenaryd.scenarios.chains.settings import Case, cases_of, requests_of
 from catenaryd.scenarios.jobs import Job
 from catenaryd.scenarios.report import Bars, Cell, Figure, Report, Table
-from simulator.chains.result import together
 
 Results = Mapping[Job[Any], Any]
 _LOGARITHMIC = 20.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from catenary_simulator.chains.cluster import Communication, DecoderModel, GpuSlice, Place
 from catenaryd.scenarios.chains.jobs import Draw, Requests, Setting
 from catenaryd.scenarios.chains.schema import Scenario
 from catenaryd.scenarios.chains.schema_parts import RandomServers, WorkloadSpec
 from catenaryd.scenarios.data import data_file
-from simulator.chains.cluster import Communication, DecoderModel, GpuSlice, Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from catenary_scheduler.planning.chains import ChainTask, Composition, response_bounds
+from catenary_scheduler.planning.chains.search import candidates, compose_at, least_surrogate
+from catenary_scheduler.planning.chains.sizes import sizes_of
+from catenary_services.errors import PlanInfeasible
+from catenary_simulator.chains.cluster import Cluster
+from catenary_simulator.chains.serve import serve_chains
+from catenary_simulator.chains.workload import Workload
 from catenaryd.scenarios.chains.jobs import Requests, Setting
-from scheduler.planning.chains import ChainTask, Composition, response_bounds
-from scheduler.planning.chains.search import candidates, compose_at, least_surrogate
-from scheduler.planning.chains.sizes import sizes_of
-from services.errors import PlanInfeasible
-from simulator.chains.cluster import Cluster
-from simulator.chains.serve import serve_chains
-from simulator.chains.workload import Workload
 
 Measure = Literal["surrogate", "lower", "upper"]
 MEASURES: tuple[Measure, ...] = ("surrogate", "lower", "upper")

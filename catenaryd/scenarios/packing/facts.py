@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from catenary_simulator.packing.result import PackingResult
 from catenaryd.scenarios.jobs import Job
 from catenaryd.scenarios.packing.schema import Simulated
 from catenaryd.scenarios.packing.settings import Row, cases_of
 from catenaryd.scenarios.report import Bars, Cell, Table, mean
-from simulator.packing.result import PackingResult
 
 Facts = dict[str, Any]
 

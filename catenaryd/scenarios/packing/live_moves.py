@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from catenary_services.log import configure_logging
 from catenaryd.live.packing import run_live
 from catenaryd.live.packing_figures import (
     RESTART,
@@ -23,7 +24,6 @@ from catenaryd.live.packing_load import MODES
 from catenaryd.scenarios.live_report import until_told
 from catenaryd.scenarios.packing.live_schema import LayoutSpec, LiveMoves
 from catenaryd.scenarios.report import Cell, Report, Table
-from services.log import configure_logging
 
 Facts = dict[str, Any]
 

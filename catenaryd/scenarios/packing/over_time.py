@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from catenary_simulator.packing.result import PackingResult
 from catenaryd.scenarios.jobs import Job
 from catenaryd.scenarios.packing.facts import facts_of, seeds_note, table
 from catenaryd.scenarios.packing.schema import OverTime
 from catenaryd.scenarios.packing.settings import PackingJob, case_of, rows_of
 from catenaryd.scenarios.report import Figure, Lines, Report, Table
-from simulator.packing.result import PackingResult
 
 _POINTS = 200
 """At most so many of a curve are drawn; each is the mean of its stretch."""

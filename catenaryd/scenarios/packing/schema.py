@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
+from catenary_services.errors import InvalidInput
 from catenaryd.scenarios.chains.schema_parts import Closed, Count, NotNegative, Positive
 from catenaryd.scenarios.packing.live_schema import LiveMoves
 from catenaryd.scenarios.packing.schema_parts import (
@@ -22,7 +23,6 @@ from catenaryd.scenarios.packing.schema_parts import (
     WorkloadSpec,
 )
 from catenaryd.scenarios.yaml_files import read_mapping
-from services.errors import InvalidInput
 
 
 class _Scenario(Closed):

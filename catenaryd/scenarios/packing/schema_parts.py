@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from catenary_simulator.packing.policies import PolicyName
 from catenaryd.scenarios.chains.schema_parts import Closed, Count, NotNegative, Positive
-from simulator.packing.policies import PolicyName
 
 MeasureName = Literal[
     "gpus_mean", "gpus_peak", "utilisation", "migrations_per_s", "migrated_bytes_per_s",

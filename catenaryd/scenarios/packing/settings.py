@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from catenary_services.errors import InvalidInput
+from catenary_simulator.arrivals import parse_arrivals
+from catenary_simulator.packing.policies import PolicyChoice
+from catenary_simulator.packing.result import PackingResult
+from catenary_simulator.packing.serve import GpuKind, PackingRun, serve_packing
+from catenary_simulator.packing.transfers import Network
+from catenary_simulator.packing.workload import Lognormal, Step, drawn_sessions, traced_sessions
+from catenary_simulator.placement.workload import Lengths, Workload, read_lengths
 from catenaryd.scenarios.data import data_file
 from catenaryd.scenarios.packing.schema import Serving, Simulated
 from catenaryd.scenarios.packing.schema_parts import GpuSpec, PolicySpec, WorkloadSpec
-from services.errors import InvalidInput
-from simulator.arrivals import parse_arrivals
-from simulator.packing.policies import PolicyChoice
-from simulator.packing.result import PackingResult
-from simulator.packing.serve import GpuKind, PackingRun, serve_packing
-from simulator.packing.transfers import Network
-from simulator.packing.workload import Lognormal, Step, drawn_sessions, traced_sessions
-from simulator.placement.workload import Lengths, Workload, read_lengths
 
 _GIGA = 1e9
 

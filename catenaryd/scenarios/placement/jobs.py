@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from catenary_simulator.placement.result import PlacementResult
+from catenary_simulator.placement.search import fewest_workers, least_workers
+from catenary_simulator.placement.serve import Run, serve_placement
 from catenaryd.scenarios.placement.settings import Case
-from simulator.placement.result import PlacementResult
-from simulator.placement.search import fewest_workers, least_workers
-from simulator.placement.serve import Run, serve_placement
 
 _ROUNDING = 1e-9
 

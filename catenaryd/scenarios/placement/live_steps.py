@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from catenary_services.log import configure_logging
 from catenaryd.live.placement import run_live
 from catenaryd.live.placement_load import Answered
 from catenaryd.live.placement_steps import Drawn, Step, StepsMeasured, StepsRun, changes
 from catenaryd.scenarios.live_report import until_told
 from catenaryd.scenarios.placement.live_schema import LiveSteps
 from catenaryd.scenarios.report import Cell, Figure, Lines, Report, Table
-from services.log import configure_logging
 
 _QUANTILES = (10, 50, 90)
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from catenary_scheduler.scaling.workers_line import Lengths as MeanLengths
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
+from catenary_simulator.arrivals import parse_arrivals
+from catenary_simulator.placement.scaled import ScaledRun, serve_scaled
+from catenary_simulator.placement.serve import serve_placement
+from catenary_simulator.placement.workload import Workload, stepped_workload
 from catenaryd.scenarios.jobs import Job
 from catenaryd.scenarios.placement.jobs import Figures, figures_of, run_of
 from catenaryd.scenarios.placement.schema import Scaling
 from catenaryd.scenarios.placement.schema_parts import ClusterSpec
 from catenaryd.scenarios.placement.settings import Case, Row, rows_of
 from catenaryd.scenarios.report import Bars, Cell, Figure, Report, Table
-from scheduler.scaling.workers_line import Lengths as MeanLengths
-from services.domain.ids import NANOSECONDS_PER_SECOND
-from simulator.arrivals import parse_arrivals
-from simulator.placement.scaled import ScaledRun, serve_scaled
-from simulator.placement.serve import serve_placement
-from simulator.placement.workload import Workload, stepped_workload
 
 
 @dataclass(frozen=True, slots=True)

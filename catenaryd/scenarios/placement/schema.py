@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
+from catenary_services.errors import InvalidInput
 from catenaryd.scenarios.chains.schema_parts import Closed, Count, NotNegative, Positive, Share
 from catenaryd.scenarios.placement.live_schema import LiveSteps
 from catenaryd.scenarios.placement.schema_parts import (
@@ -24,7 +25,6 @@ from catenaryd.scenarios.placement.schema_parts import (
     WorkerSpec,
 )
 from catenaryd.scenarios.yaml_files import read_mapping
-from services.errors import InvalidInput
 
 
 class _Scenario(Closed):

@@ -6,6 +6,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.errors import InvalidInput
+from catenary_simulator.arrivals import parse_arrivals
+from catenary_simulator.placement.loop import Ways
+from catenary_simulator.placement.serve import WorkerKind
+from catenary_simulator.placement.workload import (
+    Lengths,
+    Workload,
+    drawn_workload,
+    lognormal_lengths,
+    read_lengths,
+    replayed_workload,
+)
 from catenaryd.scenarios.data import data_file
 from catenaryd.scenarios.placement.schema import Simulated
 from catenaryd.scenarios.placement.schema_parts import (
@@ -15,20 +29,6 @@ from catenaryd.scenarios.placement.schema_parts import (
     ObjectivesSpec,
     PolicyName,
     WorkerSpec,
-)
-from services.domain.ids import NANOSECONDS_PER_MILLISECOND
-from services.domain.latency import LatencyLines, TokenObjectives
-from services.errors import InvalidInput
-from simulator.arrivals import parse_arrivals
-from simulator.placement.loop import Ways
-from simulator.placement.serve import WorkerKind
-from simulator.placement.workload import (
-    Lengths,
-    Workload,
-    drawn_workload,
-    lognormal_lengths,
-    read_lengths,
-    replayed_workload,
 )
 
 _LENGTHS_SEED = 7

@@ -8,15 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from catenaryd.live.dilation import dilate_plan, dilate_problem
-from catenaryd.live.emulation import agent_settings, plan_document, write_models, write_profiles
-from catenaryd.live.load import LoadOrder, ModelOutcome, run_load
-from gpu_agent.executors.base import Ends
-from gpu_agent.executors.device import Device
-from gpu_agent.executors.emulated import EmulatedPart
-from scheduler.planning.placement import parse_placement
-from scheduler.planning.pooled.layout import lay_out
-from scheduler.planning.pooled.problem import (
+from catenary_agent.executors.base import Ends
+from catenary_agent.executors.device import Device
+from catenary_agent.executors.emulated import EmulatedPart
+from catenary_scheduler.planning.placement import parse_placement
+from catenary_scheduler.planning.pooled.layout import lay_out
+from catenary_scheduler.planning.pooled.problem import (
     GpuClass,
     PooledModel,
     PooledModelPlan,
@@ -25,9 +22,12 @@ from scheduler.planning.pooled.problem import (
     PooledPlan,
     PoolingProblem,
 )
-from services.domain.ids import ModelKey, PartitionKey
-from services.errors import Unavailable
-from services.model_repository import ModelRepository
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.errors import Unavailable
+from catenary_services.model_repository import ModelRepository
+from catenaryd.live.dilation import dilate_plan, dilate_problem
+from catenaryd.live.emulation import agent_settings, plan_document, write_models, write_profiles
+from catenaryd.live.load import LoadOrder, ModelOutcome, run_load
 
 FAST = np.array([[1000.0, 1500.0], [2000.0, 2600.0]])
 PROBLEM = PoolingProblem(

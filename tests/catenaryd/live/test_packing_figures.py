@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from catenary_services.errors import InvalidInput
 from catenaryd.live.packing import plan_document
 from catenaryd.live.packing_figures import (
     Answer,
@@ -21,7 +22,6 @@ from catenaryd.live.packing_load import prompt_of
 from catenaryd.scenarios.packing.live_moves import _run_of, report
 from catenaryd.scenarios.packing.live_schema import LiveMoves
 from catenaryd.scenarios.packing.schema import parse_scenario
-from services.errors import InvalidInput
 
 SCENARIO = {
     "kind": "live",

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from catenary_scheduler.scaling.workers_line import Capability
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenaryd.command_line import cli
 from catenaryd.live.placement_load import Answered
 from catenaryd.live.placement_steps import (
@@ -23,8 +25,6 @@ from catenaryd.scenarios.placement.live_schema import LiveSteps
 from catenaryd.scenarios.placement.live_steps import report
 from catenaryd.scenarios.placement.schema import load_scenario
 from cluster_harness import ROOT
-from scheduler.scaling.workers_line import Capability
-from services.domain.latency import LatencyLines, TokenObjectives
 
 SCENARIO = ROOT / "scenarios" / "placement" / "live-steps.yaml"
 RUN = StepsRun(

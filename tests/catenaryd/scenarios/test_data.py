@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from catenary_services.errors import InvalidInput
+from catenary_simulator.chains.workload import read_trace
 from catenaryd.scenarios.chains.schema import Serve, load_scenario
 from catenaryd.scenarios.data import data_file, data_folder
 from cluster_harness import ROOT
-from services.errors import InvalidInput
-from simulator.chains.workload import read_trace
 
 OWN = ROOT / "tests" / "data"
 EXCERPT = OWN / "traces" / "azure_code_first_1300.csv"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_services.errors import InvalidInput
 from catenaryd.scenarios.problems import (
     known_models,
     of_classes,
@@ -14,8 +16,6 @@ from catenaryd.scenarios.problems import (
     with_batch_building,
     with_gpus,
 )
-from scheduler.planning.pooled.dataset import Dataset, load_dataset
-from services.errors import InvalidInput
 from tiny_dataset import SLO_US
 
 INSTANCE = "set/even/G/tiny"

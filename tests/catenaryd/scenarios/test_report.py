@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from catenary_services.errors import InvalidInput
 from catenaryd.scenarios.document import replaced, sections, update
 from catenaryd.scenarios.plots import draw
 from catenaryd.scenarios.report import Bars, Figure, Lines, Report, Table, mean, percent
-from services.errors import InvalidInput
 
 TABLE = Table("What", ("", "a", "b"), (("row", 0.12345, None), ("text", "x", 2.0)))
 

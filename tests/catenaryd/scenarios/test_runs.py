@@ -10,10 +10,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from catenaryd.scenarios.output import write
 from catenaryd.scenarios.runs import DOCUMENT, Form, run_scenarios
-from services.errors import InvalidInput
 
 HERE = Form(workers=1)
 POLICIES = [

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from catenary_services.errors import InvalidInput
 from catenaryd.scenarios.schema import (
     Attainment,
     Live,
@@ -17,7 +18,6 @@ from catenaryd.scenarios.schema import (
     matching,
     parse_scenario,
 )
-from services.errors import InvalidInput
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 POLICIES = [{"label": "ours"}]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from catenary_simulator.load_factor import search as full_search
 from catenaryd.scenarios.jobs import (
     Load,
     LoadFactorJob,
@@ -18,7 +19,6 @@ from catenaryd.scenarios.jobs import (
     run_all,
 )
 from catenaryd.scenarios.serving import Search, at_load, capacity_rps, search
-from simulator.load_factor import search as full_search
 
 PLAN_OF = OfInstance("set/even/G/tiny")
 LOAD = Load("poisson", "own", 2.0, 1)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.dashboard.answers import MAX_AGE_NS, MAX_ERROR_AGE_NS, Answers
-from services.errors import CatenaryError, Unavailable
+from catenary_gateway.dashboard.answers import MAX_AGE_NS, MAX_ERROR_AGE_NS, Answers
+from catenary_services.errors import CatenaryError, Unavailable
 
 
 @dataclass

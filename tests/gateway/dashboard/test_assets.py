@@ -6,10 +6,10 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import gateway.dashboard
-from gateway.dashboard import files
+import catenary_gateway.dashboard
+from catenary_gateway.dashboard import files
 
-FOLDER = Path(gateway.dashboard.__file__).parent / "assets"
+FOLDER = Path(catenary_gateway.dashboard.__file__).parent / "assets"
 FILES = {file.name: file.read_text(encoding="utf-8") for file in FOLDER.iterdir()}
 MOST_BYTES = 150_000
 NAMESPACES = {"http://www.w3.org/2000/svg"}

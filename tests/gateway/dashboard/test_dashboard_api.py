@@ -16,12 +16,12 @@ import grpc
 import pytest
 
 import large_cluster
+from catenary_gateway.dashboard.answers import Answers
+from catenary_gateway.dashboard.api import AGE_HEADER
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
+from catenary_services.security.keys import add_key
 from certificates import Certificates
-from gateway.dashboard.answers import Answers
-from gateway.dashboard.api import AGE_HEADER
 from gateway_harness import GATEWAY, Stage, stage
-from services.security.keys import add_key
 
 ROUTES = ("status", "plan", "timelines", "requests", "sessions", "trace")
 ONE_ROW = {"inputs": [{"name": "in_0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}

@@ -7,10 +7,10 @@ import json
 import pytest
 
 import large_cluster
+from catenary_gateway.dashboard import converters
+from catenary_gateway.dashboard.sources import WINDOWS_S, window_of
 from catenary_protos.catenary.v1 import admin_pb2
-from gateway.dashboard import converters
-from gateway.dashboard.sources import WINDOWS_S, window_of
-from services.errors import InvalidInput
+from catenary_services.errors import InvalidInput
 
 
 def test_every_field_keeps_its_name_and_value() -> None:

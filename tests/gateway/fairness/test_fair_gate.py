@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.fairness.gate import Ask, Entry, FairGate
+from catenary_gateway.fairness.gate import Ask, Entry, FairGate
 
 SECOND = 1_000_000_000
 

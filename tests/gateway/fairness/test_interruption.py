@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gateway.fairness.limit import AdaptiveLimit
+from catenary_gateway.fairness.limit import AdaptiveLimit
 
 SECOND = 1_000_000_000
 

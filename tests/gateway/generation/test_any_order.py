@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catenary_gateway.bookkeeping import Bookkeeping
+from catenary_gateway.catalog import Catalog
+from catenary_gateway.generation.plane import SessionPlane
+from catenary_gateway.generation.request import TEXT_COMPLETION, GenerationRequest, GenerationTerms
+from catenary_gateway.generation.text_codec import TextCodec
+from catenary_gateway.inference import Arrival
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
-from gateway.bookkeeping import Bookkeeping
-from gateway.catalog import Catalog
-from gateway.generation.plane import SessionPlane
-from gateway.generation.request import TEXT_COMPLETION, GenerationRequest, GenerationTerms
-from gateway.generation.text_codec import TextCodec
-from gateway.inference import Arrival
+from catenary_services.domain.sampling import SamplingParameters
+from catenary_services.errors import PartitionLost, RequestCancelled
+from catenary_services.telemetry.metrics import Metrics
+from catenary_services.telemetry.tracing import TraceContext, Tracer
+from catenary_services.transport.acknowledgements import Lost
 from generation_harness import generating
-from services.domain.sampling import SamplingParameters
-from services.errors import PartitionLost, RequestCancelled
-from services.telemetry.metrics import Metrics
-from services.telemetry.tracing import TraceContext, Tracer
-from services.transport.acknowledgements import Lost
 from tiny_tokenizer import tiny_tokenizer, tokens_of
 
 ANSWER = "The quick brown fox — jumps."

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.generation.chat_template import ChatTemplate
-from gateway.generation.text_codec import TextCodec, TextCodecs
-from services.domain.ids import ModelKey
-from services.errors import InvalidInput, NoActivePlan
+from catenary_gateway.generation.chat_template import ChatTemplate
+from catenary_gateway.generation.text_codec import TextCodec, TextCodecs
+from catenary_services.domain.ids import ModelKey
+from catenary_services.errors import InvalidInput, NoActivePlan
 from tiny_tokenizer import TEMPLATE, text_model, tokens_of
 
 # The first test of all that asks for the model imports it.

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
+from catenary_services.errors import Unavailable
 from generation_harness import TextStage, text_stage
-from services.errors import Unavailable
 from tiny_tokenizer import END, tokens_of
 
 Sampling = generation_pb2.SamplingParameters

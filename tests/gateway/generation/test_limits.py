@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.generation.limits import FIRST_TOKEN_NS, AnswerLimits, limits_of
-from gateway.inference import LONGEST_BUDGET_NS
+from catenary_gateway.generation.limits import FIRST_TOKEN_NS, AnswerLimits, limits_of
+from catenary_gateway.inference import LONGEST_BUDGET_NS
 
 S = 1_000_000_000
 FREE = AnswerLimits(whole_ns=3600 * S, first_token_ns=10 * S, silence_ns=5 * S)

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from catenary_gateway.generation import rings
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -19,9 +20,8 @@ from catenary_protos.catenary.v1 import (
     generation_pb2_grpc,
     scheduler_pb2,
 )
-from gateway.generation import rings
+from catenary_services.errors import PartitionLost
 from generation_harness import Session, TextStage, text_stage
-from services.errors import PartitionLost
 from tiny_tokenizer import tokens_of
 
 BEGIN = frame_pb2.SessionMove.STEP_BEGIN

@@ -15,9 +15,9 @@ from catenary_protos.catenary.v1 import (
     generation_pb2_grpc,
     scheduler_pb2,
 )
+from catenary_services.telemetry.metrics import Metrics
 from gateway_harness import Down
 from generation_harness import TextStage, answering, text_stage
-from services.telemetry.metrics import Metrics
 from tiny_tokenizer import END
 
 MS = 1_000_000

@@ -13,11 +13,11 @@ import aiohttp
 import openai
 import pytest
 
+from catenary_gateway.openai_http import stream as openai_stream
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from gateway.openai_http import stream as openai_stream
+from catenary_services.security.keys import add_key
 from gateway_harness import Down
 from generation_harness import Session, TextStage, answering, generating, text_stage
-from services.security.keys import add_key
 from tiny_tokenizer import END, tokens_of
 
 SAID = [{"role": "user", "content": "hi"}]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.generation.request import ChatPrompt, TextPrompt, TokenPrompt
-from gateway.json_documents import document_of
-from gateway.openai_http.wanted import Wanted, chat_of, completion_of
-from services.errors import InvalidInput
+from catenary_gateway.generation.request import ChatPrompt, TextPrompt, TokenPrompt
+from catenary_gateway.json_documents import document_of
+from catenary_gateway.openai_http.wanted import Wanted, chat_of, completion_of
+from catenary_services.errors import InvalidInput
 
 FIELDS = (
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p",

@@ -7,9 +7,9 @@ import os
 import numpy as np
 
 from benchmarks.cache_growth import cache_memory_bytes
-from gpu_agent.decoders.cache_rows import Move
-from gpu_agent.decoders.cache_store import CacheShape, CacheStore
-from gpu_agent.kv.span import CacheSpan
+from catenary_agent.decoders.cache_rows import Move
+from catenary_agent.decoders.cache_store import CacheShape, CacheStore
+from catenary_agent.kv.span import CacheSpan
 
 HEADS, HEAD_SIZE, TOKENS, BLOCKS = 3, 64, 512, 4
 PER_TOKEN = 2 * HEADS * HEAD_SIZE * 4

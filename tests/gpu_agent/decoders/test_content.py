@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.generation.text_codec import TextCodec
-from gpu_agent.decoders.base import CacheLayout
-from gpu_agent.decoders.building import ensure_graph
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.executors.device import Device
-from scheduler.deployments import Deployments, Wish
-from services.content.record import RECORD_FILE
-from services.domain.ids import ModelKey, PartitionKey
-from services.errors import CatenaryError, ContentMismatch
-from services.model_repository import ModelRepository
+from catenary_agent.decoders.base import CacheLayout
+from catenary_agent.decoders.building import ensure_graph
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.executors.device import Device
+from catenary_gateway.generation.text_codec import TextCodec
+from catenary_scheduler.deployments import Deployments, Wish
+from catenary_services.content.record import RECORD_FILE
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.errors import CatenaryError, ContentMismatch
+from catenary_services.model_repository import ModelRepository
 from tiny_language_models import LAYERS, imported_llama, worker_in_this_process
 
 for _module in ("torch", "transformers", "onnxruntime_genai"):

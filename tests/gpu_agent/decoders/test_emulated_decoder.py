@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem, set_layout
+from catenary_agent.decoders.emulated import EmulatedDecoder, token_at
+from catenary_agent.decoders.importing import block_table
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.executors.device import Device
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.model import ModelManifest
+from catenary_services.errors import InvalidInput, Overloaded
+from catenary_services.model_repository import ModelRepository
 from decoder_ring import DecoderRing
-from gpu_agent.decoders.base import CacheLayout, DecoderCost, StepItem, set_layout
-from gpu_agent.decoders.emulated import EmulatedDecoder, token_at
-from gpu_agent.decoders.importing import block_table
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.executors.device import Device
-from services.domain.decoder import DecoderTable
-from services.domain.ids import ModelKey, PartitionKey
-from services.domain.model import ModelManifest
-from services.errors import InvalidInput, Overloaded
-from services.model_repository import ModelRepository
 
 KEY = ModelKey("llama-2-7b", "1")
 TABLE = DecoderTable(

@@ -13,12 +13,12 @@ pytest.importorskip("transformers")
 
 import torch
 
-from gpu_agent.decoders.base import CacheLayout, StepItem
-from gpu_agent.decoders.families import FAMILIES, GRAPH_FAMILIES, why_not
-from gpu_agent.decoders.torch_executor import TorchDecoder
-from gpu_agent.executors.device import Device
-from services.domain.ids import PartitionKey
-from services.errors import NotSupported
+from catenary_agent.decoders.base import CacheLayout, StepItem
+from catenary_agent.decoders.families import FAMILIES, GRAPH_FAMILIES, why_not
+from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.executors.device import Device
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.errors import NotSupported
 from tiny_decoders import (
     EVERY_FAMILY,
     LAYERS,

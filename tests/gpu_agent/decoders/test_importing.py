@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from catenary_agent.decoders import building, importing
+from catenary_agent.decoders.base import CacheLayout
+from catenary_agent.decoders.building import ensure_graph
+from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.onnx_executor import OnnxDecoder
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.errors import InternalError, InvalidInput
+from catenary_services.jail.run import Work, run_jailed
+from catenary_services.model_repository import ModelRepository
 from decoder_ring import DecoderRing
-from gpu_agent.decoders import building, importing
-from gpu_agent.decoders.base import CacheLayout
-from gpu_agent.decoders.building import ensure_graph
-from gpu_agent.decoders.importing import ImportOptions, import_decoder
-from gpu_agent.decoders.onnx_executor import OnnxDecoder
 from jail_here import run_here
-from services.domain.ids import ModelKey, PartitionKey
-from services.errors import InternalError, InvalidInput
-from services.jail.run import Work, run_jailed
-from services.model_repository import ModelRepository
 from tiny_language_models import (
     FAMILIES,
     LAYERS,

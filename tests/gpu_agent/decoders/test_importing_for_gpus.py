@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from catenary_agent.decoders import importing
+from catenary_agent.decoders.base import CacheLayout
+from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.decoders.random_models import RandomModel, write_random_model
+from catenary_agent.executors.device import Device
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.errors import ContentMismatch, InvalidInput, NotSupported
+from catenary_services.jail.run import run_jailed
+from catenary_services.model_repository import ModelRepository
 from decoder_ring import DecoderRing
-from gpu_agent.decoders import importing
-from gpu_agent.decoders.base import CacheLayout
-from gpu_agent.decoders.importing import ImportOptions, import_decoder
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.decoders.random_models import RandomModel, write_random_model
-from gpu_agent.executors.device import Device
-from services.domain.ids import ModelKey, PartitionKey
-from services.errors import ContentMismatch, InvalidInput, NotSupported
-from services.jail.run import run_jailed
-from services.model_repository import ModelRepository
 from tiny_decoders import LAYERS as TINY_LAYERS
 from tiny_decoders import make_tiny_decoder
 from tiny_language_models import LAYERS, greedy, worker_in_this_process, write_folder

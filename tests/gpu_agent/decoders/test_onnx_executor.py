@@ -13,15 +13,15 @@ import numpy as np
 import psutil
 import pytest
 
+from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem, set_layout
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.decoders.onnx_executor import OnnxDecoder
+from catenary_agent.executors.device import Device
+from catenary_agent.generation.measuring import measure_between_steps
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.errors import InvalidInput, ModelNotFound, Overloaded
+from catenary_services.model_repository import ModelRepository
 from decoder_ring import DecoderRing
-from gpu_agent.decoders.base import CacheLayout, DecoderCost, StepItem, set_layout
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.decoders.onnx_executor import OnnxDecoder
-from gpu_agent.executors.device import Device
-from gpu_agent.generation.measuring import measure_between_steps
-from services.domain.ids import ModelKey, PartitionKey
-from services.errors import InvalidInput, ModelNotFound, Overloaded
-from services.model_repository import ModelRepository
 from tiny_language_models import (
     LAYERS,
     VOCABULARY,

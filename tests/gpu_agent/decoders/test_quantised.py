@@ -15,18 +15,18 @@ pytest.importorskip("transformers")
 import torch
 
 from allocations import torch_peak_bytes
-from gpu_agent.decoders import torch_quantised
-from gpu_agent.decoders.base import CacheLayout, StepItem
-from gpu_agent.decoders.gguf_weights import write_weights
-from gpu_agent.decoders.importing import ImportOptions, import_decoder
-from gpu_agent.decoders.quantisation import stored_as
-from gpu_agent.decoders.torch_executor import TorchDecoder
-from gpu_agent.decoders.torch_quantised import EightBit, FourBit, numbers_of, packed, quantised
-from gpu_agent.executors.device import Device
-from services.domain.decoder import Form, LargestStep
-from services.domain.ids import ModelKey, PartitionKey
-from services.errors import InvalidInput, NotSupported
-from services.model_repository import ModelRepository
+from catenary_agent.decoders import torch_quantised
+from catenary_agent.decoders.base import CacheLayout, StepItem
+from catenary_agent.decoders.gguf_weights import write_weights
+from catenary_agent.decoders.importing import ImportOptions, import_decoder
+from catenary_agent.decoders.quantisation import stored_as
+from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.decoders.torch_quantised import EightBit, FourBit, numbers_of, packed, quantised
+from catenary_agent.executors.device import Device
+from catenary_services.domain.decoder import Form, LargestStep
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.errors import InvalidInput, NotSupported
+from catenary_services.model_repository import ModelRepository
 from tiny_decoders import LAYERS, VOCABULARY, make_tiny_decoder, reference_model
 from tiny_language_models import worker_in_this_process
 

@@ -11,11 +11,11 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from gpu_agent.decoders.checkpoint import Checkpoint
-from gpu_agent.decoders.model_shapes import SHAPES, shape_of, tensors_of
-from gpu_agent.decoders.random_models import RandomModel, write_random_model
-from gpu_agent.decoders.random_weights import random_pieces, random_values
-from services.errors import InvalidInput
+from catenary_agent.decoders.checkpoint import Checkpoint
+from catenary_agent.decoders.model_shapes import SHAPES, shape_of, tensors_of
+from catenary_agent.decoders.random_models import RandomModel, write_random_model
+from catenary_agent.decoders.random_weights import random_pieces, random_values
+from catenary_services.errors import InvalidInput
 
 PARAMETERS = {
     "llama-3-8b": 8_030_261_248,

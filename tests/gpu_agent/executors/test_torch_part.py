@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_agent.executors.device import Device
-from gpu_agent.executors.loading import load_executor
-from gpu_agent.partitioning import cutting
-from gpu_agent.partitioning.prepare import prepare_model
-from services.domain.ids import ModelKey, PartitionKey
-from services.domain.model import BlockTable, ModelManifest
-from services.errors import InvalidInput
-from services.model_repository import ModelRepository
+from catenary_agent.executors.device import Device
+from catenary_agent.executors.loading import load_executor
+from catenary_agent.partitioning import cutting
+from catenary_agent.partitioning.prepare import prepare_model
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.model import BlockTable, ModelManifest
+from catenary_services.errors import InvalidInput
+from catenary_services.model_repository import ModelRepository
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 KEY = ModelKey("net", "1")

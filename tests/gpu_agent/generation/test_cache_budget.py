@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from catenary_agent.decoders.base import CacheLayout
+from catenary_agent.decoders.slot_book import SlotBook
+from catenary_agent.generation.lane import Lane
+from catenary_agent.generation.loading import DecoderLoader
+from catenary_agent.generation.reporting import generation_report
+from catenary_agent.generation.table import cache_bytes
+from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import scheduler_pb2
-from gpu_agent.decoders.base import CacheLayout
-from gpu_agent.decoders.slot_book import SlotBook
-from gpu_agent.generation.lane import Lane
-from gpu_agent.generation.loading import DecoderLoader
-from gpu_agent.generation.reporting import generation_report
-from gpu_agent.generation.table import cache_bytes
-from gpu_agent.kv import CacheSpan
-from services.errors import CacheFull, InvalidInput
+from catenary_services.errors import CacheFull, InvalidInput
 from tests.support.ring_harness import BLOCKS, TABLE, ToyDecoder, opening, toy, undisturbed
 
 PROMPT = [(7 * i * i + 5 * i + 3) % 48 for i in range(20)]

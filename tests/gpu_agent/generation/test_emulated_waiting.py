@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_agent.generation.events import CloseOrdered, Opened, TokenArrived
-from gpu_agent.generation.lane import Lane
-from gpu_agent.generation.ring import Ring
-from gpu_agent.generation.session import Arrived, Facts
-from gpu_agent.generation.surroundings import GenerationLimits
+from catenary_agent.generation.events import CloseOrdered, Opened, TokenArrived
+from catenary_agent.generation.lane import Lane
+from catenary_agent.generation.ring import Ring
+from catenary_agent.generation.session import Arrived, Facts
+from catenary_agent.generation.surroundings import GenerationLimits
 from tests.support.ring_harness import BLOCKS, ToyDecoder, opening, toy, undisturbed
 
 PASS_NS = 1_000

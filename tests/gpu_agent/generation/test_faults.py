@@ -5,9 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from catenary_agent.engine.engine import EngineLimits
 from catenary_protos.catenary.v1 import frame_pb2, generation_pb2
-from gpu_agent.engine.engine import EngineLimits
-from services.errors import PartitionLost
+from catenary_services.errors import PartitionLost
 from tests.support.agent_harness import SECOND_NS, entered, until
 from tests.support.ring_harness import BLOCKS, HIDDEN, opening, opening_frame, toy, undisturbed
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_agent.decoders import timing
-from gpu_agent.decoders.base import CacheLayout, DecoderCost, StepItem
-from gpu_agent.decoders.timing import context_slope, floored_line, line
-from gpu_agent.generation import measuring
-from gpu_agent.generation.lane import LaneWork
-from gpu_agent.generation.measuring import measure_between_steps
-from gpu_agent.generation.session import Work
+from catenary_agent.decoders import timing
+from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
+from catenary_agent.decoders.timing import context_slope, floored_line, line
+from catenary_agent.generation import measuring
+from catenary_agent.generation.lane import LaneWork
+from catenary_agent.generation.measuring import measure_between_steps
+from catenary_agent.generation.session import Work
+from catenary_services.domain.ids import PartitionKey
 from ring_harness import BLOCKS, MODEL, ToyDecoder
-from services.domain.ids import PartitionKey
 
 TRUE = DecoderCost(9_000_000, 2_000_000, 50_000_000, 6_000_000, 4_000.0, 52_000_000, 30_000_000)
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_agent.generation.members import Members
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
-from gpu_agent.generation.members import Members
-from services.transport.interface import NOBODY, Sender
+from catenary_services.transport.interface import NOBODY, Sender
 
 Move = frame_pb2.SessionMove
 OLD, NEW = ("o-0", "o-1"), ("n-0", "n-1")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_agent.decoders.base import CacheLayout
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.executors.device import Device
-from gpu_agent.generation.surroundings import CacheLimits
-from services.domain.ids import PartitionKey
+from catenary_agent.decoders.base import CacheLayout
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.executors.device import Device
+from catenary_agent.generation.surroundings import CacheLimits
+from catenary_services.domain.ids import PartitionKey
 from tests.support.agent_harness import SECOND_NS
 from tests.support.language_model import KEY, shared_models
 from tests.support.ring_harness import opening

@@ -4,10 +4,10 @@ import time
 
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gpu_agent.decoders.base import CacheLayout
-from gpu_agent.engine.engine import EngineLimits
-from services.telemetry.metrics import Metrics
-from services.telemetry.tracing import Tracer
+from catenary_agent.decoders.base import CacheLayout
+from catenary_agent.engine.engine import EngineLimits
+from catenary_services.telemetry.metrics import Metrics
+from catenary_services.telemetry.tracing import Tracer
 from tests.support.agent_harness import until
 from tests.support.ring_harness import BLOCKS, HIDDEN, opening, toy, undisturbed
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpu_agent.decoders.base import CacheLayout, StepItem
-from gpu_agent.decoders.loading import load_decoder
-from gpu_agent.executors.device import Device
-from services.domain.ids import PartitionKey
+from catenary_agent.decoders.base import CacheLayout, StepItem
+from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.executors.device import Device
+from catenary_services.domain.ids import PartitionKey
 from tests.support.language_model import KEY, shared_models
 from tests.support.ring_harness import opening
 

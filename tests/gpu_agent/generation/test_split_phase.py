@@ -7,9 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from catenary_agent.engine.engine import EngineLimits
+from catenary_agent.generation.surroundings import CacheLimits
 from catenary_protos.catenary.v1 import frame_pb2
-from gpu_agent.engine.engine import EngineLimits
-from gpu_agent.generation.surroundings import CacheLimits
 from tests.support.agent_harness import SECOND_NS, until
 from tests.support.ring_harness import (
     END,

@@ -8,12 +8,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from gpu_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, set_layout
-from gpu_agent.decoders.loading import DecoderLibrary, load_decoder
-from gpu_agent.executors.device import Device
-from gpu_agent.kv import CacheSpan, pieces, to_bfloat16, to_float32
-from services.domain.ids import PartitionKey
-from services.errors import InvalidInput
+from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, set_layout
+from catenary_agent.decoders.loading import DecoderLibrary, load_decoder
+from catenary_agent.executors.device import Device
+from catenary_agent.kv import CacheSpan, pieces, to_bfloat16, to_float32
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.errors import InvalidInput
 from tiny_language_models import LAYERS, imported_llama
 
 for _module in ("torch", "transformers", "onnxruntime_genai"):
@@ -172,7 +172,7 @@ def test_arrays_that_do_not_fit_are_refused_and_change_nothing(whole):
 def test_a_pool_in_bfloat16_gives_its_bits_and_takes_either_type():
     import torch
 
-    from gpu_agent.decoders.torch_cache import CacheShape, SlotPool
+    from catenary_agent.decoders.torch_cache import CacheShape, SlotPool
 
     shape = CacheShape(2, 8, torch.bfloat16, torch.device("cpu"))
     source, target = SlotPool(12, 16, 4, shape), SlotPool(9, 20, 4, shape)

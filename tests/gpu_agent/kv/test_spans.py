@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_agent.kv import (
+from catenary_agent.kv import (
     CacheIntake,
     CacheOutlet,
     CacheSpan,
@@ -15,7 +15,7 @@ from gpu_agent.kv import (
     to_bfloat16,
     to_float32,
 )
-from services.errors import InvalidInput
+from catenary_services.errors import InvalidInput
 
 
 @settings(max_examples=40, deadline=None)

@@ -11,10 +11,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from gpu_agent.partitioning.prepare import prepare_model
-from services.domain.ids import ModelKey
-from services.domain.model import ModelManifest
-from services.model_repository import ModelRepository
+from catenary_agent.partitioning.prepare import prepare_model
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import ModelManifest
+from catenary_services.model_repository import ModelRepository
 
 _PERIOD = 8191
 """A prime, so that the repeated weights line up with no channel."""

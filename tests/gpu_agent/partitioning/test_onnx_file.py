@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from gpu_agent.partitioning.onnx_file import read_onnx
-from services.errors import InvalidInput
+from catenary_agent.partitioning.onnx_file import read_onnx
+from catenary_services.errors import InvalidInput
 
 VALUE = b"\x00\x00\x80\x3f" * 4
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gpu_agent.partitioning import parts
-from gpu_agent.partitioning.parts import PART_FILE, PartName, part_folder
-from services.errors import ContentMismatch
+from catenary_agent.partitioning import parts
+from catenary_agent.partitioning.parts import PART_FILE, PartName, part_folder
+from catenary_services.errors import ContentMismatch
 
 NAME = PartName("0" * 64, "1" * 64, "test")
 WHOLE = b"weights" * 1000

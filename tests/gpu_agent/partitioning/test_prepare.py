@@ -12,16 +12,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gpu_agent.executors.device import Device
-from gpu_agent.executors.loading import load_executor
-from gpu_agent.partitioning import cutting
-from gpu_agent.partitioning.onnx_graph import load_onnx
-from gpu_agent.partitioning.parts import PartName, part_folder
-from gpu_agent.partitioning.prepare import prepare_model
-from services.domain.ids import ModelKey, PartitionKey
-from services.domain.model import ModelManifest
-from services.errors import ContentMismatch, InvalidInput
-from services.model_repository import ModelRepository
+from catenary_agent.executors.device import Device
+from catenary_agent.executors.loading import load_executor
+from catenary_agent.partitioning import cutting
+from catenary_agent.partitioning.onnx_graph import load_onnx
+from catenary_agent.partitioning.parts import PartName, part_folder
+from catenary_agent.partitioning.prepare import prepare_model
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.model import ModelManifest
+from catenary_services.errors import ContentMismatch, InvalidInput
+from catenary_services.model_repository import ModelRepository
 
 KEY = ModelKey("small", "1")
 PART = PartName("0" * 64, "1" * 64, "test")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_agent.partitioning.torch_archive import load_program
-from services.errors import InvalidInput
+from catenary_agent.partitioning.torch_archive import load_program
+from catenary_services.errors import InvalidInput
 
 WEIGHT = "m/data/weights/weight_0"
 WEIGHTS = "m/data/weights/model_weights_config.json"

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_agent.partitioning import prepare
-from gpu_agent.partitioning.census import QUIET, functional_of, is_pure
-from gpu_agent.partitioning.torch_archive import check_archive, load_program
-from gpu_agent.partitioning.torch_graph import load_torch
-from gpu_agent.partitioning.torch_vetting import pure_operators
+from catenary_agent.partitioning import prepare
+from catenary_agent.partitioning.census import QUIET, functional_of, is_pure
+from catenary_agent.partitioning.torch_archive import check_archive, load_program
+from catenary_agent.partitioning.torch_graph import load_torch
+from catenary_agent.partitioning.torch_vetting import pure_operators
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import ModelManifest
+from catenary_services.errors import CatenaryError, InvalidInput
+from catenary_services.model_repository import ModelRepository
 from hostile_programs import (
     OPERATORS,
     SIZES,
@@ -29,10 +33,6 @@ from hostile_programs import (
     rewritten,
     sized,
 )
-from services.domain.ids import ModelKey
-from services.domain.model import ModelManifest
-from services.errors import CatenaryError, InvalidInput
-from services.model_repository import ModelRepository
 
 KEY = ModelKey("m", "1")
 

@@ -10,15 +10,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from catenary_agent.process import AgentProcess
+from catenary_agent.settings import AgentSettings
 from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
-from gpu_agent.process import AgentProcess
-from gpu_agent.settings import AgentSettings
-from services.domain.ids import ModelKey
-from services.domain.model import BlockTable, Boundary, ModelManifest
-from services.domain.tensors import ANY, TensorSpec
-from services.grpc_kit import bind, create_server
-from services.model_repository import ModelRepository
-from services.security.tls import ServerSecurity
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.grpc_kit import bind, create_server
+from catenary_services.model_repository import ModelRepository
+from catenary_services.security.tls import ServerSecurity
 from tests.support.agent_harness import SECOND_NS, open_net
 
 WIDTH = 64

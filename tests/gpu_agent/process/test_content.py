@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from services.content.record import RECORD_FILE
-from services.domain.ids import ModelKey
-from services.model_repository import ModelRepository
+from catenary_services.content.record import RECORD_FILE
+from catenary_services.domain.ids import ModelKey
+from catenary_services.model_repository import ModelRepository
 
 TINY = ModelKey("tiny", "1")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from catenary_agent.decoders.importing import ImportOptions, import_decoder
 from catenary_protos.catenary.v1 import scheduler_pb2
-from gpu_agent.decoders.importing import ImportOptions, import_decoder
-from services.domain.ids import ModelKey
-from services.model_repository import ModelRepository
+from catenary_services.domain.ids import ModelKey
+from catenary_services.model_repository import ModelRepository
 from tests.support.agent_harness import TestPeer, peer_of, until
 from tests.support.ring_harness import Caller, opening
 from tiny_language_models import LAYERS, greedy, worker_in_this_process, write_folder

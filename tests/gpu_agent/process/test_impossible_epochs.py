@@ -10,13 +10,13 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from catenary_agent.control import Control, ControlTimes
+from catenary_agent.outbox import Outbox
 from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
-from gpu_agent.control import Control, ControlTimes
-from gpu_agent.outbox import Outbox
-from services.domain.groups import EPOCH_FIELD, EPOCH_LIMIT
-from services.error_tables import abort
-from services.errors import InvalidInput
-from services.security.tls import ClientSecurity
+from catenary_services.domain.groups import EPOCH_FIELD, EPOCH_LIMIT
+from catenary_services.error_tables import abort
+from catenary_services.errors import InvalidInput
+from catenary_services.security.tls import ClientSecurity
 
 Message = scheduler_pb2.SchedulerToAgentMessage
 

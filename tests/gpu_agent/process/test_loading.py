@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_agent.loading import _failed, _told
 from catenary_protos.catenary.v1 import scheduler_pb2
-from gpu_agent.loading import _failed, _told
 
 
 class OutOfMemoryError(RuntimeError):

@@ -9,14 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpu_agent import device as device_facts
-from gpu_agent import share
-from gpu_agent.executors.device import Device
-from gpu_agent.executors.onnx_device import provider_options
-from gpu_agent.executors.torch_part import memory_fraction
-from gpu_agent.settings import AgentSettings
-from gpu_agent.share import MPS_PERCENTAGE, Claim, default_threads, isolation_of, take_share
-from services.errors import InvalidInput
+from catenary_agent import device as device_facts
+from catenary_agent import share
+from catenary_agent.executors.device import Device
+from catenary_agent.executors.onnx_device import provider_options
+from catenary_agent.executors.torch_part import memory_fraction
+from catenary_agent.settings import AgentSettings
+from catenary_agent.share import MPS_PERCENTAGE, Claim, default_threads, isolation_of, take_share
+from catenary_services.errors import InvalidInput
 
 GIB = 1 << 30
 

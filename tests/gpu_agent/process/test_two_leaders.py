@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_agent.control import Control
-from gpu_agent.outbox import Outbox
-from services.security.tls import ClientSecurity
+from catenary_agent.control import Control
+from catenary_agent.outbox import Outbox
+from catenary_services.security.tls import ClientSecurity
 
 
 class Obeys:

@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gpu_agent.partitioning import cutting
-from gpu_agent.partitioning.prepare import prepare_model
-from services.domain.ids import ModelKey
-from services.domain.model import ModelManifest
-from services.model_repository import ModelRepository
+from catenary_agent.partitioning import cutting
+from catenary_agent.partitioning.prepare import prepare_model
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import ModelManifest
+from catenary_services.model_repository import ModelRepository
 
 ONNX, TORCH = ModelKey("small-onnx", "1"), ModelKey("small-torch", "1")
 CHANNELS, SIZE, LAYERS = 24, 16, 4

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_agent.profiling.costs import KernelCost, Operation, kernels_of
-from gpu_agent.profiling.profiler import count_costs
-from services.domain.ids import ModelKey
-from services.model_repository import ModelRepository
+from catenary_agent.profiling.costs import KernelCost, Operation, kernels_of
+from catenary_agent.profiling.profiler import count_costs
+from catenary_services.domain.ids import ModelKey
+from catenary_services.model_repository import ModelRepository
 
 CHANNELS, SIZE = 24, 16
 PIXELS = SIZE * SIZE

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gpu_agent.executors.device import Device
-from gpu_agent.profiling.profiler import Callbacks, ProfileOrder, profile_model
-from gpu_agent.profiling.samples import busy_window
-from gpu_agent.profiling.siblings import virtual_gpus
-from gpu_agent.profiling.worker import Load, Run
-from services.domain.ids import ModelKey, PartitionKey
-from services.domain.profile import ModelProfile, parse_profile, profile_document
-from services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavailable
-from services.model_repository import ModelRepository
+from catenary_agent.executors.device import Device
+from catenary_agent.profiling.profiler import Callbacks, ProfileOrder, profile_model
+from catenary_agent.profiling.samples import busy_window
+from catenary_agent.profiling.siblings import virtual_gpus
+from catenary_agent.profiling.worker import Load, Run
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.profile import ModelProfile, parse_profile, profile_document
+from catenary_services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavailable
+from catenary_services.model_repository import ModelRepository
 
 ONNX, TORCH = ModelKey("small-onnx", "1"), ModelKey("small-torch", "1")
 WEIGHT_BYTES = 4 * (24 * 3 * 9 + 3 * 24 * 24 * 9 + 24 * 16 * 16 * 10)

@@ -10,19 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from gpu_agent.profiling.catalogue import CATALOGUE, PRECISIONS, device_class, find_device_class
-from gpu_agent.profiling.costs import KernelCost
-from gpu_agent.profiling.profiler import ProfileOrder, profile_model
-from gpu_agent.profiling.roofline import (
+from catenary_agent.profiling.catalogue import (
+    CATALOGUE,
+    PRECISIONS,
+    device_class,
+    find_device_class,
+)
+from catenary_agent.profiling.costs import KernelCost
+from catenary_agent.profiling.profiler import ProfileOrder, profile_model
+from catenary_agent.profiling.roofline import (
     LAUNCH_NS,
     MEMORY_EFFICIENCY,
     OTHER_EFFICIENCY,
     estimate,
 )
+from catenary_services.domain.ids import ModelKey
+from catenary_services.errors import InvalidInput
+from catenary_services.model_repository import ModelRepository
 from reference_data import reference
-from services.domain.ids import ModelKey
-from services.errors import InvalidInput
-from services.model_repository import ModelRepository
 
 T4 = CATALOGUE["T4"]
 CLASSES = ("P4", "T4", "V100", "L4")
@@ -174,7 +179,7 @@ def convnext_large():  # type: ignore[no-untyped-def]
 
 def estimated_us(make: Callable[[], object]) -> dict[tuple[str, int], float]:
     torch = pytest.importorskip("torch", reason="PyTorch builds the networks")
-    from gpu_agent.profiling.torch_costs import count_calls
+    from catenary_agent.profiling.torch_costs import count_calls
 
     with torch.device("meta"):  # shapes are enough: no weights, nothing is computed
         module, shape = make()  # type: ignore[misc]

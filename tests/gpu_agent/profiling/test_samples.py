@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gpu_agent.profiling.samples import SHARED_SPAN_NS, busy_window, summarise
+from catenary_agent.profiling.samples import SHARED_SPAN_NS, busy_window, summarise
 
 MS = 1_000_000
 

@@ -9,9 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler.book import Book, Leg, Pool, PoolChain, Reservation
-from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, BatchId, ResourceId, ServerId
-from services.domain.plan import Agent
+from catenary_scheduler.book import Book, Leg, Pool, PoolChain, Reservation
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    BatchId,
+    ResourceId,
+    ServerId,
+)
+from catenary_services.domain.plan import Agent
 
 Key = tuple[BatchId, int, ResourceId]
 

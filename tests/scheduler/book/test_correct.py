@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.book import Book, Member, Reservation, Step
-from services.domain.ids import AgentId, BatchId, ResourceId, ServerId
-from services.domain.plan import Agent
-from services.errors import InternalError
+from catenary_scheduler.book import Book, Member, Reservation, Step
+from catenary_services.domain.ids import AgentId, BatchId, ResourceId, ServerId
+from catenary_services.domain.plan import Agent
+from catenary_services.errors import InternalError
 
 
 @pytest.fixture

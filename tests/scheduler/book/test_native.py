@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.book import pool, probe, timeline
-from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, BatchId, ResourceId
-from services.errors import InternalError
+from catenary_scheduler.book import pool, probe, timeline
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, BatchId, ResourceId
+from catenary_services.errors import InternalError
 
 native: ModuleType = pytest.importorskip(
-    "scheduler.book._native", reason="the compiled modules were not built (make native)"
+    "catenary_scheduler.book._native", reason="the compiled modules were not built (make native)"
 )
 
 

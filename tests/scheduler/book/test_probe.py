@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.book import Book, Leg, Member, Pool, PoolChain, Step, earliest_slot
-from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, BatchId, ServerId
-from services.domain.plan import Agent
+from catenary_scheduler.book import Book, Leg, Member, Pool, PoolChain, Step, earliest_slot
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, BatchId, ServerId
+from catenary_services.domain.plan import Agent
 
 
 def literal_probe(

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.book import Book, Cache, Claims, Reservation, SlotLedger, cache_of
-from services.domain.ids import AgentId, BatchId, ModelKey, PartitionKey, ResourceId, SessionId
-from services.errors import InternalError
+from catenary_scheduler.book import Book, Cache, Claims, Reservation, SlotLedger, cache_of
+from catenary_services.domain.ids import (
+    AgentId,
+    BatchId,
+    ModelKey,
+    PartitionKey,
+    ResourceId,
+    SessionId,
+)
+from catenary_services.errors import InternalError
 
 MODEL = ModelKey("org/llama", "1.2")
 A, B = AgentId("a"), AgentId("b")

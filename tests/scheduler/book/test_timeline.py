@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.book import Timeline, Use, earliest_slot
-from services.domain.ids import BatchId, ResourceId
-from services.errors import InternalError
+from catenary_scheduler.book import Timeline, Use, earliest_slot
+from catenary_services.domain.ids import BatchId, ResourceId
+from catenary_services.errors import InternalError
 
 
 def filled(name: str, intervals: list[tuple[int, int]]) -> Timeline:

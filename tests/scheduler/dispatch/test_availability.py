@@ -14,11 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scheduler.book import Book
-from scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
-from scheduler.dispatch.availability import Availability, Impairment
-from scheduler.dispatch.chained import ChainedConfig
-from scheduler.dispatch.events import (
+from catenary_scheduler.book import Book
+from catenary_scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
+from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.dispatch.chained import ChainedConfig
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
     Command,
@@ -34,7 +34,7 @@ from scheduler.dispatch.events import (
     StartSession,
     Tick,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     ModelKey,
@@ -43,7 +43,7 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.plan import (
+from catenary_services.domain.plan import (
     Agent,
     CacheCapacity,
     Chain,

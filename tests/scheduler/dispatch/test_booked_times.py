@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.dispatch.booked_times import BookedTimes
-from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
+from catenary_scheduler.dispatch.booked_times import BookedTimes
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
 
 SECOND = NANOSECONDS_PER_SECOND
 A, B = AgentId("a"), AgentId("b")

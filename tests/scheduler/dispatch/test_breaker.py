@@ -9,15 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scheduler.dispatch.availability import Availability, Impairment
-from scheduler.dispatch.breaker import (
+from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.dispatch.breaker import (
     TRANSITIONS,
     BreakerConfig,
     Breakers,
     Circuit,
     Signal,
 )
-from services.domain.ids import AgentId, ModelKey, PartitionKey
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 
 A, B = AgentId("a"), AgentId("b")
 KEY = PartitionKey(ModelKey("m", "1"), 0, 2)

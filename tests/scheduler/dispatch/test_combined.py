@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from scheduler.book import Book
-from scheduler.dispatch import (
+from catenary_scheduler.book import Book
+from catenary_scheduler.dispatch import (
     ChainedDispatcher,
     CombinedDispatcher,
     PooledConfig,
     PooledDispatcher,
 )
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
     CloseSessions,
@@ -29,7 +29,7 @@ from scheduler.dispatch.events import (
     StartSession,
     Tick,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     ModelKey,
@@ -38,7 +38,7 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Pipeline, Plan, Stage
+from catenary_services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Pipeline, Plan, Stage
 
 MS = 1_000_000
 CATS, LLAMA = ModelKey("cats", "1"), ModelKey("llama", "1")

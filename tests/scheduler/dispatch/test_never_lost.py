@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler.dispatch import PooledConfig, PooledDispatcher
-from scheduler.dispatch.breaker import BreakerConfig
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch import PooledConfig, PooledDispatcher
+from catenary_scheduler.dispatch.breaker import BreakerConfig
+from catenary_scheduler.dispatch.events import (
     AdoptedRows,
     AgentJoined,
     AgentLost,
@@ -28,7 +28,7 @@ from scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     BatchId,
     GatewayId,
@@ -38,7 +38,7 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
+from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
 
 MODELS = (ModelKey("cats", "1"), ModelKey("dogs", "1"))
 AGENTS = {

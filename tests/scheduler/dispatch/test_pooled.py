@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler.dispatch import PooledConfig, PooledDispatcher
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch import PooledConfig, PooledDispatcher
+from catenary_scheduler.dispatch.events import (
     AdoptedRows,
     AgentJoined,
     AgentLost,
@@ -19,7 +19,7 @@ from scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     BatchId,
     GatewayId,
@@ -29,7 +29,7 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
+from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
 
 MS = 1_000_000
 CATS, DOGS = ModelKey("cats", "1"), ModelKey("dogs", "1")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.dispatch import PooledConfig
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch import PooledConfig
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
     BatchFailed,
@@ -21,8 +21,8 @@ from scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
-from scheduler.dispatch.reactive import ReactiveDispatcher
-from services.domain.ids import (
+from catenary_scheduler.dispatch.reactive import ReactiveDispatcher
+from catenary_services.domain.ids import (
     AgentId,
     BatchId,
     GatewayId,
@@ -32,7 +32,7 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
+from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
 
 MS = 1_000_000
 MODEL = ModelKey("m", "1")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler.dispatch import PooledConfig, PooledDispatcher
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch import PooledConfig, PooledDispatcher
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
     BatchFailed,
@@ -17,7 +17,7 @@ from scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     ModelKey,
@@ -26,7 +26,7 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
+from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
 
 CATS = ModelKey("cats", "1")
 KEY = PartitionKey(CATS, 0, 1)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.packing.baselines import Baseline, BestFit, WorstFit
-from scheduler.packing.moves import Item
-from scheduler.packing.policies import Policy
-from services.errors import InvalidInput
+from catenary_scheduler.packing.baselines import Baseline, BestFit, WorstFit
+from catenary_scheduler.packing.moves import Item
+from catenary_scheduler.packing.policies import Policy
+from catenary_services.errors import InvalidInput
 
 CAPACITY = 12
 

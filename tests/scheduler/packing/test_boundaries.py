@@ -3,12 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.packing.boundaries import Boundaries, BoundaryConfig
-from scheduler.packing.transfer_costs import ChainLoad
-from scheduler.packing.transfers import TransferMove
-from services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
-from services.domain.latency import LatencyLines
-from services.domain.plan import Agent, ChainHop
+from catenary_scheduler.packing.boundaries import Boundaries, BoundaryConfig
+from catenary_scheduler.packing.transfer_costs import ChainLoad
+from catenary_scheduler.packing.transfers import TransferMove
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
+from catenary_services.domain.latency import LatencyLines
+from catenary_services.domain.plan import Agent, ChainHop
 
 SECOND = 1_000_000_000
 MODEL = ModelKey("text", "1")

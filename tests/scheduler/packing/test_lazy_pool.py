@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from scheduler.packing.bound import bound_on_bins
-from scheduler.packing.config import PackingConfig
-from scheduler.packing.lazy_pool import LazyPool
-from scheduler.packing.moves import Move
-from scheduler.packing.outlook import LazyRules, Outlook
-from services.errors import InvalidInput
+from catenary_scheduler.packing.bound import bound_on_bins
+from catenary_scheduler.packing.config import PackingConfig
+from catenary_scheduler.packing.lazy_pool import LazyPool
+from catenary_scheduler.packing.moves import Move
+from catenary_scheduler.packing.outlook import LazyRules, Outlook
+from catenary_services.errors import InvalidInput
 
 
 def pool_of(

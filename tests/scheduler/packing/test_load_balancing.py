@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.packing.load_balancing import LoadBalancing, balancing_moves
-from scheduler.packing.moves import Item, Move
+from catenary_scheduler.packing.load_balancing import LoadBalancing, balancing_moves
+from catenary_scheduler.packing.moves import Item, Move
 
 CAPACITY = 100
 GPUS = st.dictionaries(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scheduler.packing.lower_bound import lower_bound
+from catenary_scheduler.packing.lower_bound import lower_bound
 
 CAPACITY = 24
 SIZES = st.lists(st.integers(0, CAPACITY), max_size=9)

@@ -5,8 +5,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.packing.moves import Move
-from scheduler.packing.ordering import Ordering, in_waves
+from catenary_scheduler.packing.moves import Move
+from catenary_scheduler.packing.ordering import Ordering, in_waves
 
 CAPACITY = 20
 BINS = 4

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from scheduler.packing.config import PackingConfig
-from scheduler.packing.moves import Move
-from scheduler.packing.pool import Pool
-from services.errors import InvalidInput
+from catenary_scheduler.packing.config import PackingConfig
+from catenary_scheduler.packing.moves import Move
+from catenary_scheduler.packing.pool import Pool
+from catenary_services.errors import InvalidInput
 
 
 def pool_of(capacity: int, *bins: Iterable[tuple[int, int]], most_bins: int | None = None) -> Pool:

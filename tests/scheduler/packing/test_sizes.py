@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.packing.device_classes import DeviceClass, device_class_for
-from scheduler.packing.sizes import (
+from catenary_scheduler.packing.device_classes import DeviceClass, device_class_for
+from catenary_scheduler.packing.sizes import (
     LARGE,
     MEDIUM,
     SMALL,

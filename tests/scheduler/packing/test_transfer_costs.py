@@ -2,12 +2,12 @@
 
 import pytest
 
-from scheduler.packing.transfer_costs import ChainLoad, MoveTimes, move_cost, move_times
-from scheduler.packing.transfer_costs import tokens_per_epoch as tokens_in
-from scheduler.packing.transfers import TransferMove
-from services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
-from services.domain.latency import LatencyLines
-from services.domain.plan import ChainHop
+from catenary_scheduler.packing.transfer_costs import ChainLoad, MoveTimes, move_cost, move_times
+from catenary_scheduler.packing.transfer_costs import tokens_per_epoch as tokens_in
+from catenary_scheduler.packing.transfers import TransferMove
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
+from catenary_services.domain.latency import LatencyLines
+from catenary_services.domain.plan import ChainHop
 
 MODEL = ModelKey("text", "1")
 MS = 1_000_000

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.planning import (
+from catenary_scheduler.planning import (
     ChainPlacement,
     HopPlacement,
     HostPlacement,
@@ -15,7 +15,7 @@ from scheduler.planning import (
     parse_placement,
     placement_document,
 )
-from scheduler.targets import (
+from catenary_scheduler.targets import (
     CacheNeed,
     Need,
     agents_of,
@@ -27,12 +27,12 @@ from scheduler.targets import (
     wanted_of,
     without,
 )
-from services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId
-from services.domain.latency import TokenObjectives
-from services.domain.model import BlockTable, Boundary
-from services.domain.plan import CacheCapacity, ChainHop
-from services.domain.tensors import ANY, TensorSpec
-from services.errors import InvalidInput, PlanInfeasible
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId
+from catenary_services.domain.latency import TokenObjectives
+from catenary_services.domain.model import BlockTable, Boundary
+from catenary_services.domain.plan import CacheCapacity, ChainHop
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import InvalidInput, PlanInfeasible
 
 LLM = ModelKey("llm", "1")
 A, B, C = (AgentId(name) for name in ("a", "b", "c"))

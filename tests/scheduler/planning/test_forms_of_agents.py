@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.chain_making import compose
-from scheduler.planning import DeployedModel, ModelPlacement, Placement
-from scheduler.planning.chain_placement import ChainPlacement, HopPlacement
-from scheduler.planning.latency import ClusterLines
-from scheduler.planning.live import (
+from catenary_scheduler.chain_making import compose
+from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement
+from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement
+from catenary_scheduler.planning.latency import ClusterLines
+from catenary_scheduler.planning.live import (
     ChainCluster,
     ChainCosts,
     ChainLoad,
@@ -23,9 +23,9 @@ from scheduler.planning.live import (
     placed,
     solve_job,
 )
-from scheduler.planning.live.rooms import rooms_of, within_memory
-from scheduler.targets import hosts_of
-from services.domain.decoder import (
+from catenary_scheduler.planning.live.rooms import rooms_of, within_memory
+from catenary_scheduler.targets import hosts_of
+from catenary_services.domain.decoder import (
     DecoderTable,
     Form,
     HeldSizes,
@@ -33,11 +33,11 @@ from services.domain.decoder import (
     Runtime,
     StepSizes,
 )
-from services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
-from services.domain.model import BlockTable, Boundary
-from services.domain.plan import Agent, ChainHop
-from services.domain.tensors import ANY, TensorSpec
-from services.errors import PlanInfeasible
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
+from catenary_services.domain.model import BlockTable, Boundary
+from catenary_services.domain.plan import Agent, ChainHop
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import PlanInfeasible
 
 LLM = ModelKey("llm", "1")
 BLOCKS, TOKENS = 6, 64

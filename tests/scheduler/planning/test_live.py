@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler.planning import DeployedModel
-from scheduler.planning.live import (
+from catenary_scheduler.planning import DeployedModel
+from catenary_scheduler.planning.live import (
     LiveCluster,
     LiveModel,
     PlanningRules,
@@ -17,19 +17,19 @@ from scheduler.planning.live import (
     unknown,
     with_batch_building,
 )
-from scheduler.planning.pooled.problem import (
+from catenary_scheduler.planning.pooled.problem import (
     PooledModelPlan,
     PooledPartition,
     PooledPipeline,
     PooledPlan,
     PoolingProblem,
 )
-from services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
-from services.domain.model import BlockTable, Boundary
-from services.domain.plan import Agent
-from services.domain.profile import DeviceProfile, ModelProfile
-from services.domain.tensors import ANY, TensorSpec
-from services.errors import PlanInfeasible
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
+from catenary_services.domain.model import BlockTable, Boundary
+from catenary_services.domain.plan import Agent
+from catenary_services.domain.profile import DeviceProfile, ModelProfile
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import PlanInfeasible
 
 TOY, OTHER = ModelKey("toy", "1"), ModelKey("other", "2")
 MS = 1_000_000

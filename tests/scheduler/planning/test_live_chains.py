@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.chain_making import compose, compose_cluster
-from scheduler.planning import DeployedModel, ModelPlacement, Placement, complete_plan
-from scheduler.planning.live import (
+from catenary_scheduler.chain_making import compose, compose_cluster
+from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement, complete_plan
+from catenary_scheduler.planning.live import (
     ChainCluster,
     ChainCosts,
     ChainLoad,
@@ -19,14 +19,14 @@ from scheduler.planning.live import (
     solve_job,
     taken_by,
 )
-from scheduler.planning.live.rings import even_ranges
-from scheduler.planning.placement import PipelinePlacement, StagePlacement
-from services.domain.decoder import DecoderTable
-from services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId, ServerId
-from services.domain.model import BlockTable, Boundary
-from services.domain.plan import Agent, ChainHop
-from services.domain.tensors import ANY, TensorSpec
-from services.errors import PlanInfeasible
+from catenary_scheduler.planning.live.rings import even_ranges
+from catenary_scheduler.planning.placement import PipelinePlacement, StagePlacement
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId, ServerId
+from catenary_services.domain.model import BlockTable, Boundary
+from catenary_services.domain.plan import Agent, ChainHop
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import PlanInfeasible
 
 LLM, OTHER, CATS = (ModelKey(name, "1") for name in ("llm", "other", "cats"))
 BLOCKS, BLOCK_BYTES, ENDS_BYTES = 6, 100, 100

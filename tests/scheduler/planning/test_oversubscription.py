@@ -10,11 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from scheduler.agent_sessions import _loaded
-from scheduler.chain_making import compose
-from scheduler.converters import agent_of
-from scheduler.planning import DeployedModel, ModelPlacement, Placement, complete_plan
-from scheduler.planning.live import (
+from catenary_scheduler.agent_sessions import _loaded
+from catenary_scheduler.chain_making import compose
+from catenary_scheduler.converters import agent_of
+from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement, complete_plan
+from catenary_scheduler.planning.live import (
     ChainCluster,
     ChainLoad,
     SessionShape,
@@ -23,20 +23,20 @@ from scheduler.planning.live import (
     placed,
     solve_job,
 )
-from scheduler.planning.live.rings import composition_of
-from scheduler.planning.placement import parse_placement, placement_document
-from scheduler.scaling.workers_line import Lengths
-from scheduler.scaling_facts import sessions_of
-from scheduler.session_converters import cache_message
-from scheduler.settings import SchedulerSettings
-from scheduler.targets import CacheNeed, wanted_of
-from services.domain.decoder import DecoderTable
-from services.domain.ids import AgentId, ModelKey, PlanId, ServerId
-from services.domain.model import BlockTable, Boundary, ModelManifest
-from services.domain.plan import Agent, Chain
-from services.domain.tensors import ANY, TensorSpec
-from services.errors import InvalidInput
-from services.model_repository import ModelRepository
+from catenary_scheduler.planning.live.rings import composition_of
+from catenary_scheduler.planning.placement import parse_placement, placement_document
+from catenary_scheduler.scaling.workers_line import Lengths
+from catenary_scheduler.scaling_facts import sessions_of
+from catenary_scheduler.session_converters import cache_message
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_scheduler.targets import CacheNeed, wanted_of
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import AgentId, ModelKey, PlanId, ServerId
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.plan import Agent, Chain
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import InvalidInput
+from catenary_services.model_repository import ModelRepository
 
 LLM = ModelKey("llm", "1")
 BLOCKS, BLOCK_BYTES, ENDS_BYTES = 6, 100, 100

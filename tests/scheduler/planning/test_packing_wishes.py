@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from scheduler.deployments import Deployment, Wish
-from scheduler.planning import parse_placement, placement_document
-from scheduler.settings import SchedulerSettings
-from scheduler.state.codec import decode_document, encode_document
-from scheduler.state.stored import StoredWish
-from services.domain.decoder import DecoderTable
-from services.domain.ids import ModelKey
-from services.domain.model import BlockTable, Boundary, ModelManifest
-from services.domain.packing import PACKING_GOALS, PackingGoal, packing_goal
-from services.domain.tensors import ANY, TensorSpec
-from services.errors import InvalidInput
-from services.model_repository import ModelRepository
+from catenary_scheduler.deployments import Deployment, Wish
+from catenary_scheduler.planning import parse_placement, placement_document
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_scheduler.state.codec import decode_document, encode_document
+from catenary_scheduler.state.stored import StoredWish
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.packing import PACKING_GOALS, PackingGoal, packing_goal
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import InvalidInput
+from catenary_services.model_repository import ModelRepository
 
 LLM = ModelKey("llm", "1")
 MANIFEST = ModelManifest(LLM, "decoder", "model.safetensors", 10**9, 4, True)

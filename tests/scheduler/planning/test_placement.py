@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from scheduler.planning import (
+from catenary_scheduler.planning import (
     Placement,
     PlacementDefaults,
     parse_placement,
     placement_document,
 )
-from services.domain.ids import ModelKey
-from services.errors import InvalidInput
+from catenary_services.domain.ids import ModelKey
+from catenary_services.errors import InvalidInput
 
 DOCUMENT: dict[str, Any] = {
     "models": [

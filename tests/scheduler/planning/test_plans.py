@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.planning import (
+from catenary_scheduler.planning import (
     DeployedModel,
     ModelPlacement,
     PipelinePlacement,
@@ -18,11 +18,11 @@ from scheduler.planning import (
     parse_placement,
     placement_document,
 )
-from services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId, ServerId
-from services.domain.model import BlockTable, Boundary
-from services.domain.plan import Agent
-from services.domain.tensors import ANY, TensorSpec
-from services.errors import PlanInfeasible
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId, ServerId
+from catenary_services.domain.model import BlockTable, Boundary
+from catenary_services.domain.plan import Agent
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import PlanInfeasible
 
 MS = 1_000_000
 CATS = ModelKey("cats", "1")

@@ -6,13 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.planning import DeployedModel, Placement, parse_placement, placement_document
-from scheduler.planning.replicas import replicated
-from services.domain.ids import AgentId, ModelKey, ServerId
-from services.domain.model import BlockTable, Boundary
-from services.domain.plan import Agent
-from services.domain.tensors import ANY, TensorSpec
-from services.errors import PlanInfeasible
+from catenary_scheduler.planning import (
+    DeployedModel,
+    Placement,
+    parse_placement,
+    placement_document,
+)
+from catenary_scheduler.planning.replicas import replicated
+from catenary_services.domain.ids import AgentId, ModelKey, ServerId
+from catenary_services.domain.model import BlockTable, Boundary
+from catenary_services.domain.plan import Agent
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import PlanInfeasible
 
 GIB = 1 << 30
 BOUNDARY = Boundary((TensorSpec("x", "FP32", (ANY, 6)),), 24)

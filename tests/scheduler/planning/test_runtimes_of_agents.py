@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.chain_making import compose, compose_cluster
-from scheduler.planning import DeployedModel, Placement
-from scheduler.planning.chain_placement import ChainPlacement
-from scheduler.planning.live import (
+from catenary_scheduler.chain_making import compose, compose_cluster
+from catenary_scheduler.planning import DeployedModel, Placement
+from catenary_scheduler.planning.chain_placement import ChainPlacement
+from catenary_scheduler.planning.live import (
     ChainCluster,
     ChainLoad,
     SessionShape,
@@ -21,13 +21,13 @@ from scheduler.planning.live import (
     solve_job,
     solve_roles,
 )
-from scheduler.planning.live.rooms import rooms_of
-from services.domain.decoder import DecoderTable, Runtime, why_not_loaded
-from services.domain.ids import AgentId, ModelKey, ServerId
-from services.domain.model import BlockTable, Boundary
-from services.domain.plan import Agent
-from services.domain.tensors import ANY, TensorSpec
-from services.errors import PlanInfeasible
+from catenary_scheduler.planning.live.rooms import rooms_of
+from catenary_services.domain.decoder import DecoderTable, Runtime, why_not_loaded
+from catenary_services.domain.ids import AgentId, ModelKey, ServerId
+from catenary_services.domain.model import BlockTable, Boundary
+from catenary_services.domain.plan import Agent
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import PlanInfeasible
 
 BLOCKS, TOKENS, MEMORY = 6, 64, 10_000
 TABLE = DecoderTable(

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.planning.survival import is_served_without, survival_of
-from services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
-from services.domain.plan import Chain, ChainHop, ModelPlan, Pipeline, Stage
+from catenary_scheduler.planning.survival import is_served_without, survival_of
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
+from catenary_services.domain.plan import Chain, ChainHop, ModelPlan, Pipeline, Stage
 
 CATS = ModelKey("cats", "1")
 

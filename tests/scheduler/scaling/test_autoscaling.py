@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.dispatch.events import Scale
-from scheduler.scaling import Lengths, ModelScaling, ScalingPolicy, WorkerFacts
-from services.domain.ids import ModelKey
+from catenary_scheduler.dispatch.events import Scale
+from catenary_scheduler.scaling import Lengths, ModelScaling, ScalingPolicy, WorkerFacts
+from catenary_services.domain.ids import ModelKey
 from virtual_load import LENGTHS, LINES, OBJECTIVES, VirtualLoad
 
 S = 10**9

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from scheduler.scaling import DemandPolicy, SessionDemand, SessionLoad
-from services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey
+from catenary_scheduler.scaling import DemandPolicy, SessionDemand, SessionLoad
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey
 
 LLM = ModelKey("llm", "1")
 S = NANOSECONDS_PER_SECOND

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.scaling.groups import divide, rate_within
-from services.errors import InvalidInput, PlanInfeasible
+from catenary_scheduler.scaling.groups import divide, rate_within
+from catenary_services.errors import InvalidInput, PlanInfeasible
 
 
 def divisions(workers: int) -> Iterator[tuple[int, ...]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler.dispatch.events import Scale
-from scheduler.scaling import Crew, ModelScaling, WorkerFacts, next_to_go
-from services.domain.ids import AgentId, ModelKey
+from catenary_scheduler.dispatch.events import Scale
+from catenary_scheduler.scaling import Crew, ModelScaling, WorkerFacts, next_to_go
+from catenary_services.domain.ids import AgentId, ModelKey
 from virtual_load import LENGTHS, LINES, OBJECTIVES
 
 S = 10**9

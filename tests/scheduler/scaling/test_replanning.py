@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.scaling import ArrivalRates, Replanning, ReplanPolicy, objective_at
-from scheduler.scaling.replanning import distance
-from services.domain.ids import ModelKey
+from catenary_scheduler.scaling import ArrivalRates, Replanning, ReplanPolicy, objective_at
+from catenary_scheduler.scaling.replanning import distance
+from catenary_services.domain.ids import ModelKey
 
 A, B, C = (ModelKey(name, "1") for name in "abc")
 S = 1_000_000_000

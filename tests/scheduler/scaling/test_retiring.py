@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler.scaling import Crew, agents_wanted, last_of_each, next_to_go
-from services.domain.ids import AgentId, ModelKey
+from catenary_scheduler.scaling import Crew, agents_wanted, last_of_each, next_to_go
+from catenary_services.domain.ids import AgentId, ModelKey
 
 ONE, TWO = ModelKey("one", "1"), ModelKey("two", "1")
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 import virtual_load
-from scheduler.scaling import ModelScaling
-from scheduler.scaling.workers_line import (
+from catenary_scheduler.scaling import ModelScaling
+from catenary_scheduler.scaling.workers_line import (
     Lengths,
     WorkersLine,
     capability,
@@ -21,8 +21,8 @@ from scheduler.scaling.workers_line import (
     prior_pairs,
     staffed,
 )
-from services.domain.ids import ModelKey
-from services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from virtual_load import VirtualLoad
 
 MS = 10**6

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.embedded_redis import EmbeddedRedis
 from scheduler_harness import Crowd, add_decoder, add_model, settings
-from services.embedded_redis import EmbeddedRedis
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from catenary_protos.catenary.v1 import admin_pb2
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.ids import ModelKey
 from scheduler_harness import MS, AgentScript, Crowd, add_model, admin, scheduler, until
-from services.domain.ids import ModelKey
 
 Configured = Callable[..., SchedulerSettings]
 POOL = {

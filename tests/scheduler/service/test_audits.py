@@ -11,10 +11,11 @@ import pytest
 import redis.asyncio
 
 from catenary_protos.catenary.v1 import admin_pb2, common_pb2, scheduler_pb2
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_scheduler.state.keys import Keys
+from catenary_services.embedded_redis import EmbeddedRedis
 from chain_harness import RING, file_of, nothing_is_left, serving
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
-from scheduler.state.keys import Keys
 from scheduler_harness import (
     AgentScript,
     Crowd,
@@ -24,7 +25,6 @@ from scheduler_harness import (
     scheduler,
     until,
 )
-from services.embedded_redis import EmbeddedRedis
 
 Configured = Callable[..., SchedulerSettings]
 Ring = tuple[SchedulerProcess, FakeGateway, list[FakeAgent]]
@@ -220,7 +220,7 @@ async def test_rows_of_the_past_in_redis_do_not_stay_in_the_book(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """A copy of Redis was put back: batches that end in an hour, sessions that ended long ago."""
-    monkeypatch.setattr("scheduler.audits._CLAIMS_NS", 300_000_000)
+    monkeypatch.setattr("catenary_scheduler.audits._CLAIMS_NS", 300_000_000)
     keys, half_ns = Keys("main"), 1_800 * 10**9
     client = redis.asyncio.Redis.from_url(server.url)
     far = f"{half_ns} {half_ns + 10**9} {2 * half_ns}"

@@ -11,12 +11,12 @@ import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler import autoscaler
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.ids import AgentId
 from chain_harness import serving
-from scheduler import autoscaler
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
 from scheduler_harness import AgentScript, Crowd, admin, scheduler, until
-from services.domain.ids import AgentId
 
 Configured = Callable[..., SchedulerSettings]
 QUICK: dict[str, Any] = {

@@ -6,20 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.boundary_desk import BoundaryDesk
+from catenary_scheduler.dispatch.events import BoundariesMeasured, Event
+from catenary_scheduler.housekeeping import _show
+from catenary_scheduler.measured import Measured
+from catenary_scheduler.measured_links import MeasuredLinks
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_scheduler.state.keys import Table
+from catenary_scheduler.state.records import measurements_of
+from catenary_scheduler.term import Term
+from catenary_services.domain.ids import AgentId
+from catenary_services.domain.plan import ChainHop
+from catenary_services.telemetry.metrics import Metrics
 from chain_harness import RING, file_of, plan_is_stored, serving
-from scheduler.boundary_desk import BoundaryDesk
-from scheduler.dispatch.events import BoundariesMeasured, Event
-from scheduler.housekeeping import _show
-from scheduler.measured import Measured
-from scheduler.measured_links import MeasuredLinks
-from scheduler.settings import SchedulerSettings
-from scheduler.state.keys import Table
-from scheduler.state.records import measurements_of
-from scheduler.term import Term
 from scheduler_harness import LLM, MS, AgentScript, Crowd, crash, scheduler, until
-from services.domain.ids import AgentId
-from services.domain.plan import ChainHop
-from services.telemetry.metrics import Metrics
 from stored_tables import stored_of
 
 Configured = Callable[..., SchedulerSettings]

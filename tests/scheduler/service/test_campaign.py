@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.campaign import Campaign
-from scheduler.state.lease import Sight
+from catenary_scheduler.campaign import Campaign
+from catenary_scheduler.state.lease import Sight
 
 GRACE_S = 1.0
 FREE = Sight("", 0.0, "")

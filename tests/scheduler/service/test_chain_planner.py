@@ -8,29 +8,29 @@ from pathlib import Path
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
-from scheduler.chain_making import ChainMaker, Composed, compose_cluster
-from scheduler.deployments import Deployments, Wish
-from scheduler.dispatch.availability import Availability, Impairment
-from scheduler.measured import Measured
-from scheduler.patience import Patience
-from scheduler.plan_making import PlanMaker
-from scheduler.plan_notes import CHAINS, EVEN, PlanNotes
-from scheduler.planner import Planner
-from scheduler.planning import Placement
-from scheduler.planning.live import ChainCluster, PlanningRules
-from scheduler.planning.pooled.problem import PoolingProblem
-from scheduler.roster import AgentRecord, AgentSession, Roster
-from scheduler.scaling import DemandPolicy, Replanning, ReplanPolicy, SessionDemand
-from scheduler.sessions import Session
-from scheduler.solver import Solution, Solver
-from scheduler.state.codec import decode_document, encode_document
-from scheduler.state.stored import StoredNotes
-from scheduler.targets import agents_of
+from catenary_scheduler.chain_making import ChainMaker, Composed, compose_cluster
+from catenary_scheduler.deployments import Deployments, Wish
+from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.measured import Measured
+from catenary_scheduler.patience import Patience
+from catenary_scheduler.plan_making import PlanMaker
+from catenary_scheduler.plan_notes import CHAINS, EVEN, PlanNotes
+from catenary_scheduler.planner import Planner
+from catenary_scheduler.planning import Placement
+from catenary_scheduler.planning.live import ChainCluster, PlanningRules
+from catenary_scheduler.planning.pooled.problem import PoolingProblem
+from catenary_scheduler.roster import AgentRecord, AgentSession, Roster
+from catenary_scheduler.scaling import DemandPolicy, Replanning, ReplanPolicy, SessionDemand
+from catenary_scheduler.sessions import Session
+from catenary_scheduler.solver import Solution, Solver
+from catenary_scheduler.state.codec import decode_document, encode_document
+from catenary_scheduler.state.stored import StoredNotes
+from catenary_scheduler.targets import agents_of
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
+from catenary_services.domain.plan import Agent
+from catenary_services.errors import Unavailable
+from catenary_services.model_repository import ModelRepository
 from scheduler_harness import LLM, TOY, add_decoder, add_model, until
-from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
-from services.domain.plan import Agent
-from services.errors import Unavailable
-from services.model_repository import ModelRepository
 
 S = NANOSECONDS_PER_SECOND
 

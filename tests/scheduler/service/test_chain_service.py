@@ -12,6 +12,11 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.ids import AgentId
+from catenary_services.telemetry.metrics import Metrics
+from catenary_services.telemetry.tracing import TraceContext, Tracer
 from chain_harness import (
     chains,
     file_of,
@@ -20,8 +25,6 @@ from chain_harness import (
     route,
     serving,
 )
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
 from scheduler_harness import (
     LLM,
     MS,
@@ -32,9 +35,6 @@ from scheduler_harness import (
     scheduler,
     until,
 )
-from services.domain.ids import AgentId
-from services.telemetry.metrics import Metrics
-from services.telemetry.tracing import TraceContext, Tracer
 
 Configured = Callable[..., SchedulerSettings]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.ids import ModelKey
+from catenary_services.errors import CatenaryError, InvalidInput
 from scheduler_harness import MS, AgentScript, Crowd, add_model, scheduler, until
-from services.domain.ids import ModelKey
-from services.errors import CatenaryError, InvalidInput
 
 Configured = Callable[..., SchedulerSettings]
 

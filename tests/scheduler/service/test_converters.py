@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from scheduler import converters
-from scheduler.dispatch import events
-from services.domain.ids import (
+from catenary_scheduler import converters
+from catenary_scheduler.dispatch import events
+from catenary_services.domain.ids import (
     AgentId,
     BatchId,
     Epoch,

@@ -12,16 +12,16 @@ import pytest
 from redis.asyncio import Redis
 
 from catenary_protos.catenary.v1 import admin_pb2
-from scheduler.dispatch.availability import Impairment
-from scheduler.process import SchedulerProcess
-from scheduler.recovery import take_over
-from scheduler.settings import SchedulerSettings
-from scheduler.state.keys import Keys, Table
+from catenary_scheduler.dispatch.availability import Impairment
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.recovery import take_over
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_scheduler.state.keys import Keys, Table
+from catenary_services.domain.groups import HIGHEST_GRANTED
+from catenary_services.domain.ids import AgentId
+from catenary_services.embedded_redis import EmbeddedRedis
+from catenary_services.redis_client import connect
 from scheduler_harness import AgentScript, Crowd, admin, crash, scheduler, until
-from services.domain.groups import HIGHEST_GRANTED
-from services.domain.ids import AgentId
-from services.embedded_redis import EmbeddedRedis
-from services.redis_client import connect
 from stored_tables import GOOD
 
 Configured = Callable[..., SchedulerSettings]
@@ -113,7 +113,7 @@ async def test_whatever_fails_while_taking_over_is_tried_again_and_said(
             raise RuntimeError("nobody thought of this")
         return await real(term, stored)
 
-    monkeypatch.setattr("scheduler.term.take_over", fails)
+    monkeypatch.setattr("catenary_scheduler.term.take_over", fails)
     async with scheduler(configured(scheduler_id="scheduler-1")) as process:
         await until(lambda: len(tries) >= 2, "it tries again")
         said = await status(process)

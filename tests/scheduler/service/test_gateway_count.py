@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.settings import SchedulerSettings
 from scheduler_harness import Crowd, FakeGateway, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]

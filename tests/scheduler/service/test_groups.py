@@ -11,8 +11,9 @@ import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.groups import GROUP_METADATA, group_of_epoch, group_of_id
 from scheduler_harness import (
     COMPUTE_NS,
     MS,
@@ -23,7 +24,6 @@ from scheduler_harness import (
     scheduler,
     until,
 )
-from services.domain.groups import GROUP_METADATA, group_of_epoch, group_of_id
 
 Configured = Callable[..., SchedulerSettings]
 Pair = tuple[SchedulerProcess, SchedulerProcess]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.settings import SchedulerSettings
 from scheduler_harness import Crowd, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]

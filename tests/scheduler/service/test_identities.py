@@ -13,14 +13,14 @@ import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
 from catenary_protos.catenary.v1.scheduler_pb2_grpc import SchedulerStub
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.errors import InvalidInput
+from catenary_services.grpc_kit import open_channel
+from catenary_services.security.identity import Role
+from catenary_services.security.keys import add_key
+from catenary_services.security.tls import ClientSecurity
 from scheduler_harness import scheduler
-from services.errors import InvalidInput
-from services.grpc_kit import open_channel
-from services.security.identity import Role
-from services.security.keys import add_key
-from services.security.tls import ClientSecurity
 from tests.support.certificates import Certificates
 
 Configured = Callable[..., SchedulerSettings]

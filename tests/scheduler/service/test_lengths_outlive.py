@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.settings import SchedulerSettings
 from chain_harness import serving
-from scheduler.settings import SchedulerSettings
 from scheduler_harness import LLM, MS, AgentScript, Crowd, crash, scheduler, until
 
 

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 
 from any_message import messages
 from catenary_protos.catenary.v1 import admin_pb2, common_pb2, scheduler_pb2
-from scheduler.dispatch.availability import Impairment
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.dispatch.availability import Impairment
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.embedded_redis import EmbeddedRedis
 from scheduler_harness import (
     MS,
     AgentScript,
@@ -29,7 +30,6 @@ from scheduler_harness import (
     until,
 )
 from scheduler_harness import settings as settings_of
-from services.embedded_redis import EmbeddedRedis
 
 Configured = Callable[..., SchedulerSettings]
 Up = scheduler_pb2.AgentMessage

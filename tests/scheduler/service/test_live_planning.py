@@ -12,11 +12,11 @@ import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
+from catenary_services.domain.profile import DeviceProfile, ModelProfile
+from catenary_services.model_repository import ModelRepository
 from scheduler_harness import MS, TOY, AgentScript, Crowd, add_model, admin, scheduler, until
-from services.domain.ids import AgentId, ModelKey, PartitionKey
-from services.domain.profile import DeviceProfile, ModelProfile
-from services.model_repository import ModelRepository
 
 Configured = Callable[..., SchedulerSettings]
 BLOCKS = 4

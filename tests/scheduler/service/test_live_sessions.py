@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from catenary_protos.catenary.v1 import common_pb2
-from scheduler.book import Book, Claims
-from scheduler.dispatch.events import StartSession
-from scheduler.live_sessions import LiveSessions
-from scheduler.planning import parse_placement
-from scheduler.session_routes import SessionRoutes
-from scheduler.state.journal import Journal
-from scheduler.state.keys import Table
-from services.domain.ids import (
+from catenary_scheduler.book import Book, Claims
+from catenary_scheduler.dispatch.events import StartSession
+from catenary_scheduler.live_sessions import LiveSessions
+from catenary_scheduler.planning import parse_placement
+from catenary_scheduler.session_routes import SessionRoutes
+from catenary_scheduler.state.journal import Journal
+from catenary_scheduler.state.keys import Table
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     ModelKey,
@@ -16,7 +16,7 @@ from services.domain.ids import (
     RequestId,
     SessionId,
 )
-from services.domain.plan import ChainHop
+from catenary_services.domain.plan import ChainHop
 from stored_tables import stored_of
 
 LLM = ModelKey("llm:x", "1")

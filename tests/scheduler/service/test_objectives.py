@@ -11,14 +11,14 @@ import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
+from catenary_scheduler.clock import now_ns
+from catenary_scheduler.dispatch import events
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.latency import TokenObjectives
+from catenary_services.model_repository import ModelRepository
 from chain_harness import RING, file_of, nothing_is_left, request, serving
-from scheduler.clock import now_ns
-from scheduler.dispatch import events
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
 from scheduler_harness import LLM, MS, AgentScript, Crowd, admin, scheduler, until
-from services.domain.latency import TokenObjectives
-from services.model_repository import ModelRepository
 
 Configured = Callable[..., SchedulerSettings]
 

@@ -8,31 +8,38 @@ from collections.abc import Mapping
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
-from scheduler.dispatch import events
-from scheduler.engine import Engine
-from scheduler.in_flight import InFlight
-from scheduler.load_orders import LoadOrders
-from scheduler.measured import Measured
-from scheduler.peers import Peers
-from scheduler.planning import (
+from catenary_scheduler.dispatch import events
+from catenary_scheduler.engine import Engine
+from catenary_scheduler.in_flight import InFlight
+from catenary_scheduler.load_orders import LoadOrders
+from catenary_scheduler.measured import Measured
+from catenary_scheduler.peers import Peers
+from catenary_scheduler.planning import (
     ModelPlacement,
     PipelinePlacement,
     Placement,
     StagePlacement,
 )
-from scheduler.planning.latency import WorkDone
-from scheduler.planning.live import GenerationCost
-from scheduler.state.journal import Journal
-from scheduler.state.keys import Table
-from scheduler.state.records import measurements_of
-from scheduler.state.stored import StoredMeasurements
-from scheduler.targets import agents_of, missing, wanted_of, without
-from scheduler.utilisation import Utilisation
-from scheduler.waiting_room import WaitingRoom
+from catenary_scheduler.planning.latency import WorkDone
+from catenary_scheduler.planning.live import GenerationCost
+from catenary_scheduler.state.journal import Journal
+from catenary_scheduler.state.keys import Table
+from catenary_scheduler.state.records import measurements_of
+from catenary_scheduler.state.stored import StoredMeasurements
+from catenary_scheduler.targets import agents_of, missing, wanted_of, without
+from catenary_scheduler.utilisation import Utilisation
+from catenary_scheduler.waiting_room import WaitingRoom
+from catenary_services.domain.ids import (
+    AgentId,
+    BatchId,
+    GatewayId,
+    ModelKey,
+    PartitionKey,
+    RequestId,
+)
+from catenary_services.errors import Overloaded
+from catenary_services.telemetry.metrics import Metrics
 from scheduler_harness import until
-from services.domain.ids import AgentId, BatchId, GatewayId, ModelKey, PartitionKey, RequestId
-from services.errors import Overloaded
-from services.telemetry.metrics import Metrics
 from stored_tables import stored_of
 
 MODEL = ModelKey("toy", "1")
@@ -249,7 +256,7 @@ class Scripted:
 
 
 async def test_the_engine_wakes_its_dispatcher_in_time() -> None:
-    from scheduler.clock import now_ns
+    from catenary_scheduler.clock import now_ns
 
     dispatcher = Scripted()
     engine = Engine(dispatcher, lambda command, now: None, Metrics())
@@ -278,7 +285,7 @@ async def test_a_bug_in_the_dispatcher_refuses_one_request_and_no_more() -> None
 
 
 def test_what_the_dispatcher_counted_is_added_once() -> None:
-    from scheduler.housekeeping import _count
+    from catenary_scheduler.housekeeping import _count
 
     metrics = Metrics()
     first = {"drift_ns_sum": 2 * SECOND, "corrections": 4, "displaced_batches": 1}

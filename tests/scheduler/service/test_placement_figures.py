@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from catenary_scheduler.settings import SchedulerSettings
 from chain_harness import serving
-from scheduler.settings import SchedulerSettings
 from scheduler_harness import MS, AgentScript, Crowd, scheduler, until
 
 

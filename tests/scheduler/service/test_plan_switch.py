@@ -12,8 +12,9 @@ import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.ids import ModelKey
 from scheduler_harness import (
     MS,
     TOY,
@@ -27,7 +28,6 @@ from scheduler_harness import (
     scheduler,
     until,
 )
-from services.domain.ids import ModelKey
 
 Configured = Callable[..., SchedulerSettings]
 CROWDED = 9

@@ -10,32 +10,32 @@ from pathlib import Path
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
-from scheduler.clock import now_ns
-from scheduler.deployments import Deployments
-from scheduler.measured import Measured
-from scheduler.patience import Patience
-from scheduler.plan_making import PlanMaker
-from scheduler.planner import Planner
-from scheduler.planning import Placement
-from scheduler.planning.live import PlanningRules
-from scheduler.planning.pooled.problem import (
+from catenary_scheduler.clock import now_ns
+from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.measured import Measured
+from catenary_scheduler.patience import Patience
+from catenary_scheduler.plan_making import PlanMaker
+from catenary_scheduler.planner import Planner
+from catenary_scheduler.planning import Placement
+from catenary_scheduler.planning.live import PlanningRules
+from catenary_scheduler.planning.pooled.problem import (
     PooledModelPlan,
     PooledPartition,
     PooledPipeline,
     PooledPlan,
     PoolingProblem,
 )
-from scheduler.roster import AgentRecord, AgentSession, Roster
-from scheduler.scaling import Replanning, ReplanPolicy
-from scheduler.sessions import Session
-from scheduler.solver import Solution
-from scheduler.targets import agents_of
+from catenary_scheduler.roster import AgentRecord, AgentSession, Roster
+from catenary_scheduler.scaling import Replanning, ReplanPolicy
+from catenary_scheduler.sessions import Session
+from catenary_scheduler.solver import Solution
+from catenary_scheduler.targets import agents_of
+from catenary_services.domain.ids import AgentId, ModelKey, ServerId
+from catenary_services.domain.plan import Agent
+from catenary_services.domain.profile import DeviceProfile, ModelProfile
+from catenary_services.errors import InternalError, PlanInfeasible
+from catenary_services.model_repository import ModelRepository
 from scheduler_harness import MS, TOY, add_model, until
-from services.domain.ids import AgentId, ModelKey, ServerId
-from services.domain.plan import Agent
-from services.domain.profile import DeviceProfile, ModelProfile
-from services.errors import InternalError, PlanInfeasible
-from services.model_repository import ModelRepository
 
 OTHER = ModelKey("other", "1")
 SETTLED_S = 100.0

@@ -11,8 +11,9 @@ from typing import Any
 import grpc.aio
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.embedded_redis import EmbeddedRedis
 from scheduler_harness import (
     COMPUTE_NS,
     MS,
@@ -24,7 +25,6 @@ from scheduler_harness import (
     scheduler,
     until,
 )
-from services.embedded_redis import EmbeddedRedis
 
 Configured = Callable[..., SchedulerSettings]
 

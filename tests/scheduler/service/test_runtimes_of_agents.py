@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.decoder import Runtime
 from scheduler_harness import LLM, AgentScript, Crowd, add_decoder, admin, scheduler, until
-from services.domain.decoder import Runtime
 
 Configured = Callable[..., SchedulerSettings]
 WHY = "it runs decoders with ONNX Runtime, and the model was imported for GPUs"

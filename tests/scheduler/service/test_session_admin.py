@@ -9,9 +9,9 @@ import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
 from chain_harness import serving
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
 from scheduler_harness import AgentScript, Crowd, FakeAgent, FakeGateway, admin, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]

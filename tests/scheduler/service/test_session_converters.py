@@ -3,13 +3,20 @@ from __future__ import annotations
 from typing import Any
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from scheduler import session_converters
-from scheduler.dispatch import events
+from catenary_scheduler import session_converters
+from catenary_scheduler.dispatch import events
+from catenary_services.domain.ids import (
+    AgentId,
+    Epoch,
+    GatewayId,
+    ModelKey,
+    PartitionKey,
+    RequestId,
+)
+from catenary_services.domain.ids import SessionId as Session
+from catenary_services.domain.latency import TokenObjectives
+from catenary_services.domain.plan import ChainHop
 from scheduler_harness import MS
-from services.domain.ids import AgentId, Epoch, GatewayId, ModelKey, PartitionKey, RequestId
-from services.domain.ids import SessionId as Session
-from services.domain.latency import TokenObjectives
-from services.domain.plan import ChainHop
 
 GATEWAY = GatewayId("g")
 LLM = ModelKey("llm", "1")

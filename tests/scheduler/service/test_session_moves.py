@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
+from catenary_scheduler.draining import begin_draining, is_idle, take_back
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_scheduler.state.keys import Table
+from catenary_services.domain.ids import AgentId, GatewayId, RequestId, SessionId
+from catenary_services.errors import InvalidInput, Unavailable
 from chain_harness import (
     chains,
     file_of,
@@ -21,9 +26,6 @@ from chain_harness import (
     route,
     serving,
 )
-from scheduler.draining import begin_draining, is_idle, take_back
-from scheduler.settings import SchedulerSettings
-from scheduler.state.keys import Table
 from scheduler_harness import (
     MS,
     AgentScript,
@@ -35,8 +37,6 @@ from scheduler_harness import (
     scheduler,
     until,
 )
-from services.domain.ids import AgentId, GatewayId, RequestId, SessionId
-from services.errors import InvalidInput, Unavailable
 from stored_tables import raw_table
 
 Configured = Callable[..., SchedulerSettings]

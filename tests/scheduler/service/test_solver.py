@@ -10,10 +10,10 @@ import numpy as np
 import psutil
 import pytest
 
-from scheduler import solver as solver_module
-from scheduler.planning.pooled.problem import GpuClass, PooledModel, PoolingProblem
-from scheduler.solver import Solver
-from services.errors import InternalError, PlanInfeasible, Unavailable
+from catenary_scheduler import solver as solver_module
+from catenary_scheduler.planning.pooled.problem import GpuClass, PooledModel, PoolingProblem
+from catenary_scheduler.solver import Solver
+from catenary_services.errors import InternalError, PlanInfeasible, Unavailable
 
 
 def problem(slo_us: float = 100_000.0) -> PoolingProblem:

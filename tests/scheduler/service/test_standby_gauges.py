@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import generate_latest
 
-from scheduler.housekeeping import show_nothing
-from services.telemetry.metrics import Metrics
+from catenary_scheduler.housekeeping import show_nothing
+from catenary_services.telemetry.metrics import Metrics
 
 
 def test_sums_over_all_schedulers_are_those_of_the_leader() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduler.stragglers import Straggler, Stragglers
-from services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
+from catenary_scheduler.stragglers import Straggler, Stragglers
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
 
 SECOND = NANOSECONDS_PER_SECOND
 MS = SECOND // 1000

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from scheduler.dispatch.availability import Impairment
-from scheduler.settings import SchedulerSettings
-from scheduler.stuck_agents import StuckAgents, StuckRules
+from catenary_scheduler.dispatch.availability import Impairment
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_scheduler.stuck_agents import StuckAgents, StuckRules
+from catenary_services.domain.ids import AgentId
 from scheduler_harness import AgentScript, Crowd, FakeAgent, scheduler, until
-from services.domain.ids import AgentId
 
 Configured = Callable[..., SchedulerSettings]
 SECOND = 1_000_000_000

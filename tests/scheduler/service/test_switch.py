@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.fleet import Goal
-from scheduler.planning import ModelPlacement, PipelinePlacement, Placement, StagePlacement
-from scheduler.state.codec import Unreadable, decode_document, encode_document
-from scheduler.state.stored import StoredNotes, StoredSwitch
-from scheduler.switch import Facts, Phase, Switch
-from scheduler.switch_report import SwitchReport
-from scheduler.targets import agents_of, can_go_back, changing, missing, wanted_by_agent
-from services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId
-from services.domain.plan import ModelPlan, Pipeline, Plan, Stage
+from catenary_scheduler.fleet import Goal
+from catenary_scheduler.planning import ModelPlacement, PipelinePlacement, Placement, StagePlacement
+from catenary_scheduler.state.codec import Unreadable, decode_document, encode_document
+from catenary_scheduler.state.stored import StoredNotes, StoredSwitch
+from catenary_scheduler.switch import Facts, Phase, Switch
+from catenary_scheduler.switch_report import SwitchReport
+from catenary_scheduler.targets import agents_of, can_go_back, changing, missing, wanted_by_agent
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId
+from catenary_services.domain.plan import ModelPlan, Pipeline, Plan, Stage
 
 TOY, OTHER = ModelKey("toy", "1"), ModelKey("other", "1")
 A, B, C = (AgentId(name) for name in "abc")

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.dispatch.events import DispatchBatch, PlannedHop, StageReported
-from scheduler.slowdowns import Slowdowns
-from scheduler.timelines import LONGEST_NS, Timelines
-from services.domain.ids import AgentId, BatchId, ModelKey, PartitionKey
+from catenary_scheduler.dispatch.events import DispatchBatch, PlannedHop, StageReported
+from catenary_scheduler.slowdowns import Slowdowns
+from catenary_scheduler.timelines import LONGEST_NS, Timelines
+from catenary_services.domain.ids import AgentId, BatchId, ModelKey, PartitionKey
 
 A, B = AgentId("a"), AgentId("b")
 MODEL = ModelKey("m", "1")

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
+from catenary_scheduler.settings import SchedulerSettings
 from chain_harness import RING, file_of, serving
-from scheduler.settings import SchedulerSettings
 from scheduler_harness import MS, AgentScript, Crowd, admin, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from scheduler.process import SchedulerProcess
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.telemetry.tracing import TraceContext, Tracer
 from scheduler_harness import Crowd, until
-from services.telemetry.tracing import TraceContext, Tracer
 
 
 async def test_only_sampled_requests_have_a_span_and_carry_their_context_on(

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from catenary_protos.catenary.v1 import admin_pb2
-from scheduler.dispatch.availability import Impairment
-from scheduler.settings import SchedulerSettings
+from catenary_scheduler.dispatch.availability import Impairment
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from scheduler_harness import (
     AgentScript,
     Crowd,
@@ -19,7 +20,6 @@ from scheduler_harness import (
     scheduler,
     until,
 )
-from services.domain.ids import AgentId, ModelKey, PartitionKey
 
 Configured = Callable[..., SchedulerSettings]
 TOY, CATS = ModelKey("toy", "1"), ModelKey("cats", "1")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from services.embedded_redis import EmbeddedRedis
-from services.redis_client import connect
+from catenary_services.embedded_redis import EmbeddedRedis
+from catenary_services.redis_client import connect
 
 
 @pytest.fixture

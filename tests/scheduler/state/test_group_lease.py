@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from scheduler.state.journal import Changes
-from scheduler.state.keys import Keys, Table
-from scheduler.state.lease import Lease
-from scheduler.state.store import Store
-from services.domain.groups import (
+from catenary_scheduler.state.journal import Changes
+from catenary_scheduler.state.keys import Keys, Table
+from catenary_scheduler.state.lease import Lease
+from catenary_scheduler.state.store import Store
+from catenary_services.domain.groups import (
     EPOCH_STRIDE,
     first_id,
     group_named,

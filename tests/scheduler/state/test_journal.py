@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from scheduler.state.journal import Changes, Journal
-from scheduler.state.keys import Table
+from catenary_scheduler.state.journal import Changes, Journal
+from catenary_scheduler.state.keys import Table
 
 
 def test_a_field_written_twice_is_flushed_once() -> None:

@@ -5,8 +5,8 @@ import time
 
 from redis.asyncio import Redis
 
-from scheduler.state.keys import Keys
-from scheduler.state.lease import Lease
+from catenary_scheduler.state.keys import Keys
+from catenary_scheduler.state.lease import Lease
 
 KEYS = Keys("test")
 

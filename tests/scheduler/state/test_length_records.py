@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from scheduler.dispatch.placing.lengths import LengthPredictor
-from scheduler.length_records import LengthRecords
-from scheduler.state.journal import Journal
-from scheduler.state.keys import Table
-from services.domain.ids import ModelKey
+from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
+from catenary_scheduler.length_records import LengthRecords
+from catenary_scheduler.state.journal import Journal
+from catenary_scheduler.state.keys import Table
+from catenary_services.domain.ids import ModelKey
 from stored_tables import stored_of
 
 ONE, OTHER = ModelKey("one", "1"), ModelKey("other", "2")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from scheduler.state.codec import LARGEST_VALUE_BYTES
-from scheduler.state.journal import Changes
-from scheduler.state.keys import Keys, Table, book_table
-from scheduler.state.lease import Lease
-from scheduler.state.quarantine import ENTRIES_KEPT, LARGEST_KEPT_BYTES
-from scheduler.state.store import Behind, Store
-from services.domain.groups import EPOCH_LIMIT, HIGHEST_GRANTED
-from services.domain.ids import ResourceId
-from services.errors import StaleEpoch
+from catenary_scheduler.state.codec import LARGEST_VALUE_BYTES
+from catenary_scheduler.state.journal import Changes
+from catenary_scheduler.state.keys import Keys, Table, book_table
+from catenary_scheduler.state.lease import Lease
+from catenary_scheduler.state.quarantine import ENTRIES_KEPT, LARGEST_KEPT_BYTES
+from catenary_scheduler.state.store import Behind, Store
+from catenary_services.domain.groups import EPOCH_LIMIT, HIGHEST_GRANTED
+from catenary_services.domain.ids import ResourceId
+from catenary_services.errors import StaleEpoch
 from stored_tables import GOOD, raw_table
 
 KEYS = Keys("test")

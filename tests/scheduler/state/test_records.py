@@ -2,16 +2,16 @@ from __future__ import annotations
 
 from redis.asyncio import Redis
 
-from scheduler.book import Book, Claims, Reservation
-from scheduler.dispatch.events import AgentJoined, PlanActivated, RequestArrived
-from scheduler.dispatch.pooled import PooledDispatcher
-from scheduler.state.journal import Changes, Journal
-from scheduler.state.keys import Keys
-from scheduler.state.lease import Lease
-from scheduler.state.records import shifted, tables_of, write_reservations
-from scheduler.state.store import Store
-from scheduler.state.tables import book_shape, read_table
-from services.domain.ids import (
+from catenary_scheduler.book import Book, Claims, Reservation
+from catenary_scheduler.dispatch.events import AgentJoined, PlanActivated, RequestArrived
+from catenary_scheduler.dispatch.pooled import PooledDispatcher
+from catenary_scheduler.state.journal import Changes, Journal
+from catenary_scheduler.state.keys import Keys
+from catenary_scheduler.state.lease import Lease
+from catenary_scheduler.state.records import shifted, tables_of, write_reservations
+from catenary_scheduler.state.store import Store
+from catenary_scheduler.state.tables import book_shape, read_table
+from catenary_services.domain.ids import (
     AgentId,
     BatchId,
     GatewayId,
@@ -23,7 +23,7 @@ from services.domain.ids import (
     ServerId,
     SessionId,
 )
-from services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
+from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
 
 MODEL = ModelKey("toy", "1")
 AGENTS = tuple(AgentId(f"agent-{i}") for i in range(3))

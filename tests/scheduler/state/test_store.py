@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from scheduler.book import Reservation
-from scheduler.clock import translation_ns
-from scheduler.state.journal import Changes
-from scheduler.state.keys import Keys, Table, book_table
-from scheduler.state.lease import Lease
-from scheduler.state.store import ClockAnchor, Store
-from scheduler.state.stored import StoredPlan
-from services.domain.ids import BatchId, ResourceId
-from services.errors import InvalidInput, StaleEpoch
+from catenary_scheduler.book import Reservation
+from catenary_scheduler.clock import translation_ns
+from catenary_scheduler.state.journal import Changes
+from catenary_scheduler.state.keys import Keys, Table, book_table
+from catenary_scheduler.state.lease import Lease
+from catenary_scheduler.state.store import ClockAnchor, Store
+from catenary_scheduler.state.stored import StoredPlan
+from catenary_services.domain.ids import BatchId, ResourceId
+from catenary_services.errors import InvalidInput, StaleEpoch
 from stored_tables import raw_table
 
 KEYS = Keys("test")
@@ -130,7 +130,7 @@ async def test_a_batch_whose_answer_was_lost_is_applied_once(
     redis: Redis, lease: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(redis, KEYS)
-    monkeypatch.setattr("scheduler.state.store.time.monotonic_ns", lambda: 7)
+    monkeypatch.setattr("catenary_scheduler.state.store.time.monotonic_ns", lambda: 7)
     for _ in range(2):
         await store.apply(lease, Changes(events=[{"kind": "leader"}]))
     assert await redis.xlen(KEYS.events) == 1

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary_protos.catenary.v1 import common_pb2
-from scheduler.state.keys import Table
-from scheduler.state.stored import StoredCost, StoredGeneration
-from scheduler.state.tables import (
+from catenary_scheduler.state.keys import Table
+from catenary_scheduler.state.stored import StoredCost, StoredGeneration
+from catenary_scheduler.state.tables import (
     SHAPES,
     Shape,
     book_shape,
@@ -21,7 +21,7 @@ from scheduler.state.tables import (
     read_clock,
     read_table,
 )
-from services.domain.ids import ResourceId
+from catenary_services.domain.ids import ResourceId
 from stored_tables import GOOD
 
 TABLES = sorted(GOOD)

@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.asyncio import Redis
 
-from scheduler.state.journal import Changes, Journal
-from scheduler.state.keys import Keys, Table
-from scheduler.state.lease import Lease
-from scheduler.state.store import Store
-from scheduler.state.write_behind import Rhythm, Sources, WriteBehind
-from services.domain.ids import Epoch
-from services.embedded_redis import EmbeddedRedis
-from services.errors import StaleEpoch
+from catenary_scheduler.state.journal import Changes, Journal
+from catenary_scheduler.state.keys import Keys, Table
+from catenary_scheduler.state.lease import Lease
+from catenary_scheduler.state.store import Store
+from catenary_scheduler.state.write_behind import Rhythm, Sources, WriteBehind
+from catenary_services.domain.ids import Epoch
+from catenary_services.embedded_redis import EmbeddedRedis
+from catenary_services.errors import StaleEpoch
 from stored_tables import raw_table
 
 KEYS = Keys("test")

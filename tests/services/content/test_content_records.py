@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.content import hashing, keeping, reading, record
-from services.content.hashing import digests
-from services.content.record import RECORD_FILE, decode, encode
-from services.domain.ids import ModelKey
-from services.domain.model import BlockTable, Boundary, ModelManifest
-from services.domain.tensors import ANY, TensorSpec
-from services.errors import CatenaryError, ContentMismatch, ModelNotFound
-from services.model_repository import ModelRepository
+from catenary_services.content import hashing, keeping, reading, record
+from catenary_services.content.hashing import digests
+from catenary_services.content.record import RECORD_FILE, decode, encode
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import CatenaryError, ContentMismatch, ModelNotFound
+from catenary_services.model_repository import ModelRepository
 
 KEY = ModelKey("net", "1")
 CHUNK = 1024

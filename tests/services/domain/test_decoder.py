@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.domain.decoder import (
+from catenary_services.domain.decoder import (
     DecoderTable,
     Form,
     HeldSizes,

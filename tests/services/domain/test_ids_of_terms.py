@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.domain.groups import first_id, may_be_given_out
+from catenary_services.domain.groups import first_id, may_be_given_out
 
 WRAPPED = (1 << 23) + 1
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.domain.ids import ModelKey
-from services.domain.profile import (
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.profile import (
     DeviceProfile,
     ModelProfile,
     merged,
     parse_profile,
     profile_document,
 )
-from services.errors import InvalidInput
+from catenary_services.errors import InvalidInput
 
 KEY = ModelKey("net", "1")
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.domain.decoder import DecoderTable, Form, HeldSizes, LargestStep, Runtime, StepSizes
-from services.domain.sampler_sizes import SamplerSizes
+from catenary_services.domain.decoder import (
+    DecoderTable,
+    Form,
+    HeldSizes,
+    LargestStep,
+    Runtime,
+    StepSizes,
+)
+from catenary_services.domain.sampler_sizes import SamplerSizes
 
 STEP = StepSizes(1000, 10, 2, 50, 3, 4)
 SAMPLER = SamplerSizes(

@@ -3,9 +3,9 @@
 import pytest
 
 from catenary_protos.catenary.v1 import generation_pb2
-from services.domain.sampling import MAX_SEED, SamplingParameters
-from services.errors import InvalidInput
-from services.sampling_messages import message_of_sampling, sampling_of_message
+from catenary_services.domain.sampling import MAX_SEED, SamplingParameters
+from catenary_services.errors import InvalidInput
+from catenary_services.sampling_messages import message_of_sampling, sampling_of_message
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import InternalError, InvalidInput, NotSupported
-from services.jail import landlock
-from services.jail.orders import JailLimits, Limit, Protection
-from services.jail.protections import is_root, offered
-from services.jail.run import Work, run_jailed
+from catenary_services.errors import InternalError, InvalidInput, NotSupported
+from catenary_services.jail import landlock
+from catenary_services.jail.orders import JailLimits, Limit, Protection
+from catenary_services.jail.protections import is_root, offered
+from catenary_services.jail.run import Work, run_jailed
 
 SMALL = JailLimits(
     wall_clock_s=20, cpu_s=10, memory_bytes=1 << 30, file_bytes=1 << 20, folder_bytes=4 << 20,
@@ -295,11 +295,13 @@ def test_an_answer_that_is_none_is_no_answer() -> None:
 
 
 def test_errors_of_our_tree_come_back_as_they_are() -> None:
-    code = "from services.errors import NotSupported; raise NotSupported('no such thing')"
+    code = "from catenary_services.errors import NotSupported; raise NotSupported('no such thing')"
     with pytest.raises(NotSupported, match="no such thing"):
         stay(code)
     with pytest.raises(InvalidInput) as caught:
-        stay("from services.errors import InvalidInput; raise InvalidInput('x', 'is wrong')")
+        stay(
+            "from catenary_services.errors import InvalidInput; raise InvalidInput('x', 'is wrong')"
+        )
     assert (caught.value.field, caught.value.message) == ("x", "x: is wrong")
 
 
@@ -317,7 +319,7 @@ def test_no_process_is_left(tmp_path: Path) -> None:
         entry
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit()
-        and b"services.jail.child" in (entry / "cmdline").read_bytes()
+        and b"catenary_services.jail.child" in (entry / "cmdline").read_bytes()
         and f"\nPPid:\t{os.getpid()}\n" in (entry / "status").read_text()
     ]
     assert left == []

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from services.domain.ids import NANOSECONDS_PER_SECOND as S
-from services.rules.offences import ALLOWED, FIRST_HOLD_NS, LONGEST_HOLD_NS, Offences
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND as S
+from catenary_services.rules.offences import ALLOWED, FIRST_HOLD_NS, LONGEST_HOLD_NS, Offences
 
 
 def offend(offences: Offences, now: int, times: int = ALLOWED) -> int:

@@ -19,10 +19,10 @@ from catenary_protos.catenary.v1 import (
     generation_pb2,
     scheduler_pb2,
 )
-from services.errors import InvalidMessage
-from services.rules import bounds_of, check, checker_of, parsed
-from services.rules.relations import RELATIONS
-from services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, has_rule, lowest
+from catenary_services.errors import InvalidMessage
+from catenary_services.rules import bounds_of, check, checker_of, parsed
+from catenary_services.rules.relations import RELATIONS
+from catenary_services.rules.vocabulary import FLOATS, INTEGERS, TEXTS, has_rule, lowest
 
 TYPES = message_types()
 DAY_NS = 86_400 * 10**9

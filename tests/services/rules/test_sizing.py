@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from any_message import messages
 from catenary_protos.catenary.v1 import scheduler_pb2
-from services.errors import InvalidMessage
-from services.rules.reading import checked
-from services.rules.sizing import MOST_VALUES, has_few, too_many
+from catenary_services.errors import InvalidMessage
+from catenary_services.rules.reading import checked
+from catenary_services.rules.sizing import MOST_VALUES, has_few, too_many
 
 Pack = scheduler_pb2.AgentMessages
 

@@ -21,10 +21,10 @@ from catenary_protos.catenary.v1 import (
     generation_pb2,
     scheduler_pb2,
 )
-from services.errors import InvalidMessage
-from services.rules import checker_of, parsed
-from services.rules.reading import checked
-from services.rules.walking import COMPILED, walk_of
+from catenary_services.errors import InvalidMessage
+from catenary_services.rules import checker_of, parsed
+from catenary_services.rules.reading import checked
+from catenary_services.rules.walking import COMPILED, walk_of
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="the walk was not built (make native)")
 

@@ -10,10 +10,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from services.errors import InvalidInput
-from services.security.authority import Authority, Request
-from services.security.identity import Identity
-from services.security.x509 import read_certificates
+from catenary_services.errors import InvalidInput
+from catenary_services.security.authority import Authority, Request
+from catenary_services.security.identity import Identity
+from catenary_services.security.x509 import read_certificates
 
 AGENT = Identity.of("main", "agent", "agent-0")
 GATEWAY = Identity.of("main", "gateway", "gateway-0")

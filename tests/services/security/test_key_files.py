@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from services.errors import InvalidInput, PermissionDenied, Unauthenticated
-from services.security.key_file import LARGEST_FILE_BYTES, describe_keys, revoke_keys
-from services.security.key_limits import KeyLimits, Rate
-from services.security.keys import ANYONE, ApiKeys, Principal, add_key
+from catenary_services.errors import InvalidInput, PermissionDenied, Unauthenticated
+from catenary_services.security.key_file import LARGEST_FILE_BYTES, describe_keys, revoke_keys
+from catenary_services.security.key_limits import KeyLimits, Rate
+from catenary_services.security.keys import ANYONE, ApiKeys, Principal, add_key
 
 
 @pytest.fixture

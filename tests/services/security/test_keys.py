@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import InvalidInput, PermissionDenied, Unauthenticated
-from services.security.keys import ApiKeys, add_key
+from catenary_services.errors import InvalidInput, PermissionDenied, Unauthenticated
+from catenary_services.security.keys import ApiKeys, add_key
 
 
 @pytest.fixture

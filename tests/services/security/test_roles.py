@@ -13,11 +13,11 @@ from grpc_reflection.v1alpha import reflection_pb2
 from catenary_protos.catenary.v1 import admin_pb2, generation_pb2, scheduler_pb2
 from catenary_protos.externalscaler import externalscaler_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
-from services.grpc_kit import bind, create_server, open_channel
-from services.security.identity import Role
-from services.security.keys import ApiKeys, add_key
-from services.security.roles import CHANGE, RULES, Guard
-from services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.grpc_kit import bind, create_server, open_channel
+from catenary_services.security.identity import Role
+from catenary_services.security.keys import ApiKeys, add_key
+from catenary_services.security.roles import CHANGE, RULES, Guard
+from catenary_services.security.tls import ClientSecurity, ServerSecurity
 from tests.support.certificates import Certificates
 
 SERVED = (

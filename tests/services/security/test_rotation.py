@@ -12,14 +12,14 @@ import grpc.aio
 import pytest
 import structlog
 
-from services.errors import InvalidInput
-from services.grpc_kit import bind, create_server, open_channel
-from services.security.identity import Role
-from services.security.own_certificate import OwnCertificate
-from services.security.rotation import watched_files
-from services.security.tls import ClientSecurity, ServerSecurity
-from services.settings import ProcessSettings
-from services.telemetry.metrics import Metrics
+from catenary_services.errors import InvalidInput
+from catenary_services.grpc_kit import bind, create_server, open_channel
+from catenary_services.security.identity import Role
+from catenary_services.security.own_certificate import OwnCertificate
+from catenary_services.security.rotation import watched_files
+from catenary_services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.settings import ProcessSettings
+from catenary_services.telemetry.metrics import Metrics
 from tests.support.certificates import Certificates
 
 DAY_S = 24 * 3_600
@@ -221,7 +221,7 @@ def test_a_certificate_that_ends_soon_is_a_warning_once_an_hour(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = certificates.files("agent", "a")
-    monkeypatch.setattr("services.security.rotation.WARN_SHARE_LEFT", 1.1)
+    monkeypatch.setattr("catenary_services.security.rotation.WARN_SHARE_LEFT", 1.1)
     watch = watched_files(files["cert_file"], files["key_file"], files["ca_file"])
     with structlog.testing.capture_logs() as lines:
         watch.seconds_left()

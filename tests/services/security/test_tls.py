@@ -13,10 +13,10 @@ import pytest
 import structlog
 import trustme
 
-from services.errors import InvalidInput
-from services.grpc_kit import bind, create_server, open_channel
-from services.security.tls import ClientSecurity, ServerSecurity
-from services.settings import ProcessSettings
+from catenary_services.errors import InvalidInput
+from catenary_services.grpc_kit import bind, create_server, open_channel
+from catenary_services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.settings import ProcessSettings
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.security.key_limits import Rate
-from services.security.token_bucket import TokenBucket
+from catenary_services.security.key_limits import Rate
+from catenary_services.security.token_bucket import TokenBucket
 
 SECOND = 1_000_000_000
 

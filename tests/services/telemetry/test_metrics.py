@@ -7,10 +7,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.errors import Unavailable
-from services.telemetry import names
-from services.telemetry.metrics import Metrics, start_metrics_server
-from services.telemetry.names import MetricName
+from catenary_services.errors import Unavailable
+from catenary_services.telemetry import names
+from catenary_services.telemetry.metrics import Metrics, start_metrics_server
+from catenary_services.telemetry.names import MetricName
 
 
 def test_every_name_becomes_a_metric_of_good_form() -> None:

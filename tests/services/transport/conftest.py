@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services.transport.interface import Address
-from services.transport.settings import TransportSettings, host_id
+from catenary_services.transport.interface import Address
+from catenary_services.transport.settings import TransportSettings, host_id
 from tests.services.transport.peers import KINDS, RECEIVER, ForeignPeer, Kit, Spawn
 from tests.support.certificates import Certificates
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from services.transport.grpc_stream import GrpcEndpoint
-from services.transport.interface import Address, Endpoint, FrameHandler, ReceivedFrame
-from services.transport.settings import TransportSettings
-from services.transport.shm import ShmEndpoint
-from services.transport.tcp import TcpEndpoint
+from catenary_services.transport.grpc_stream import GrpcEndpoint
+from catenary_services.transport.interface import Address, Endpoint, FrameHandler, ReceivedFrame
+from catenary_services.transport.settings import TransportSettings
+from catenary_services.transport.shm import ShmEndpoint
+from catenary_services.transport.tcp import TcpEndpoint
 from tests.support.certificates import Certificates
 
 ENDPOINTS = {"shm": ShmEndpoint, "tcp": TcpEndpoint, "grpc": GrpcEndpoint}
@@ -77,8 +77,8 @@ class ForeignPeer:
 RECEIVER = """
 import asyncio, sys
 from pathlib import Path
-from services.transport.settings import TransportSettings
-from services.transport.hub import _ENDPOINTS as ENDPOINTS
+from catenary_services.transport.settings import TransportSettings
+from catenary_services.transport.hub import _ENDPOINTS as ENDPOINTS
 async def main():
     held = []
     def handler(frame):

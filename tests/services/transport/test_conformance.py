@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.errors import (
+from catenary_services.errors import (
     DeadlineExceeded,
     InvalidInput,
     Overloaded,
     PartitionLost,
     PayloadTooLarge,
 )
-from services.transport.interface import Link
+from catenary_services.transport.interface import Link
 from slow_network import slow_network
 from tests.services.transport.peers import MIB, Inbox, Kit, Spawn
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from catenary_protos.catenary.v1.frame_pb2 import TensorHeader
-from services.domain.tensors import DATATYPE_OF, DTYPE_OF
-from services.errors import InvalidInput
-from services.transport.frames import (
+from catenary_services.domain.tensors import DATATYPE_OF, DTYPE_OF
+from catenary_services.errors import InvalidInput
+from catenary_services.transport.frames import (
     MAX_HEADER_BYTES,
     PREFIX_BYTES,
     Kind,

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
-from services.errors import CatenaryError, InvalidMessage
-from services.transport.frames import read_header
-from services.transport.hub import TransportHub
-from services.transport.interface import ReceivedFrame
-from services.transport.settings import TransportSettings
+from catenary_services.errors import CatenaryError, InvalidMessage
+from catenary_services.transport.frames import read_header
+from catenary_services.transport.hub import TransportHub
+from catenary_services.transport.interface import ReceivedFrame
+from catenary_services.transport.settings import TransportSettings
 
 GOOD = frame_pb2.FrameHeader(
     kind=frame_pb2.FRAME_KIND_FEATURE_MAP, epoch=3, batch_id=7, batch_rows=2, rows=2,

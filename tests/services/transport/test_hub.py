@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from catenary_protos.catenary.v1.common_pb2 import Peer, TransportAddress
-from services.errors import InvalidInput, PartitionLost
-from services.transport.hub import TransportHub, TransportSettings
+from catenary_services.errors import InvalidInput, PartitionLost
+from catenary_services.transport.hub import TransportHub, TransportSettings
 from tests.services.transport.peers import Inbox, Spawn
 
 OpenHub = Callable[..., Awaitable[TransportHub]]

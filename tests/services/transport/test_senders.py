@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from catenary_protos.catenary.v1.common_pb2 import Peer, TransportAddress
-from services.errors import PartitionLost
-from services.security.identity import Role
-from services.transport import known_senders
-from services.transport.exchange import Received
-from services.transport.hub import TransportHub
-from services.transport.interface import Address, Capabilities, Sender
-from services.transport.known_senders import KnownSenders
-from services.transport.settings import TransportSettings, host_id
-from services.transport.shm import ShmEndpoint
+from catenary_services.errors import PartitionLost
+from catenary_services.security.identity import Role
+from catenary_services.transport import known_senders
+from catenary_services.transport.exchange import Received
+from catenary_services.transport.hub import TransportHub
+from catenary_services.transport.interface import Address, Capabilities, Sender
+from catenary_services.transport.known_senders import KnownSenders
+from catenary_services.transport.settings import TransportSettings, host_id
+from catenary_services.transport.shm import ShmEndpoint
 from tests.services.transport.peers import Inbox
 from tests.support.certificates import Certificates
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.errors import PartitionLost
-from services.transport.frames import Kind, Prefix, encode_prefix
-from services.transport.unix_stream import UnixStream
+from catenary_services.errors import PartitionLost
+from catenary_services.transport.frames import Kind, Prefix, encode_prefix
+from catenary_services.transport.unix_stream import UnixStream
 
 
 @dataclass

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.arrivals import Poisson
-from simulator.chains.baselines import (
+from catenary_simulator.arrivals import Poisson
+from catenary_simulator.chains.baselines import (
     BprrOptions,
     PetalsOptions,
     petals_paths,
     serve_bprr,
     serve_petals,
 )
-from simulator.chains.cluster import (
+from catenary_simulator.chains.cluster import (
     Cluster,
     Communication,
     DecoderModel,
@@ -21,7 +21,7 @@ from simulator.chains.cluster import (
     Place,
     cluster_of,
 )
-from simulator.chains.workload import exponential
+from catenary_simulator.chains.workload import exponential
 
 BLOOM = DecoderModel("BLOOM", 70, 1.32, 0.11, 14336, 2466437120, 112, 112, 5.0)
 BIG = GpuSlice("3g.40gb", 40, 120, 1.02, 109, 20829, 3020)

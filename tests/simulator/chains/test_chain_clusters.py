@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reference_data import reference
-from services.errors import InvalidInput
-from simulator.arrivals import Poisson
-from simulator.chains.anchors import Anchor, distance_km, read_anchors, rtt_ms
-from simulator.chains.cluster import (
+from catenary_services.errors import InvalidInput
+from catenary_simulator.arrivals import Poisson
+from catenary_simulator.chains.anchors import Anchor, distance_km, read_anchors, rtt_ms
+from catenary_simulator.chains.cluster import (
     Communication,
     DecoderModel,
     GpuSlice,
@@ -19,7 +18,8 @@ from simulator.chains.cluster import (
     cluster_of,
     random_places,
 )
-from simulator.chains.workload import exponential, read_trace, with_tokens_of
+from catenary_simulator.chains.workload import exponential, read_trace, with_tokens_of
+from reference_data import reference
 
 BLOOM = DecoderModel("BLOOM", 70, 1.32, 0.11, 14336, 2466437120, 112, 112, 5.0)
 TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens\r

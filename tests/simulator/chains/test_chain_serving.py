@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from scheduler.planning.chains import (
+from catenary_scheduler.planning.chains import (
     ComposedChain,
     ComposedHop,
     Composition,
@@ -16,9 +16,9 @@ from scheduler.planning.chains import (
     best_composition,
     compose,
 )
-from scheduler.planning.chains.exact import one_chain_response_s, two_chains_response_s
-from simulator.arrivals import Poisson
-from simulator.chains.cluster import (
+from catenary_scheduler.planning.chains.exact import one_chain_response_s, two_chains_response_s
+from catenary_simulator.arrivals import Poisson
+from catenary_simulator.chains.cluster import (
     Cluster,
     Communication,
     DecoderModel,
@@ -26,8 +26,8 @@ from simulator.chains.cluster import (
     Place,
     cluster_of,
 )
-from simulator.chains.serve import PolicyName, ReplayEvaluator, serve_chains
-from simulator.chains.workload import Workload, exponential
+from catenary_simulator.chains.serve import PolicyName, ReplayEvaluator, serve_chains
+from catenary_simulator.chains.workload import Workload, exponential
 
 GPU = GpuSlice("gpu", memory_gb=10, tflops=1, bandwidth_gb_per_ms=1, block_ms=100)
 MODEL = DecoderModel(

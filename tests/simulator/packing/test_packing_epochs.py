@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from scheduler.packing.baselines import BestFit
-from scheduler.packing.moves import EpochResult, Item
-from services.domain.ids import NANOSECONDS_PER_SECOND
-from services.errors import InvalidInput
-from simulator.arrivals import Poisson
-from simulator.packing.invariants import violations
-from simulator.packing.policies import PolicyChoice, PolicyName
-from simulator.packing.result import PackingResult
-from simulator.packing.serve import GpuKind, PackingRun, serve_packing
-from simulator.packing.workload import Lognormal, Step, drawn_sessions
-from simulator.placement.workload import Workload
+from catenary_scheduler.packing.baselines import BestFit
+from catenary_scheduler.packing.moves import EpochResult, Item
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
+from catenary_services.errors import InvalidInput
+from catenary_simulator.arrivals import Poisson
+from catenary_simulator.packing.invariants import violations
+from catenary_simulator.packing.policies import PolicyChoice, PolicyName
+from catenary_simulator.packing.result import PackingResult
+from catenary_simulator.packing.serve import GpuKind, PackingRun, serve_packing
+from catenary_simulator.packing.workload import Lognormal, Step, drawn_sessions
+from catenary_simulator.placement.workload import Workload
 
 GPU = GpuKind(cache_tokens=1600, token_bytes=1000)
 POLICIES: tuple[PolicyName, ...] = (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from simulator.packing.policies import PolicyChoice
-from simulator.packing.serve import GpuKind, PackingRun, serve_packing
-from simulator.packing.transfers import Network, Slots, Transfers, TransferTally, Wanted
-from simulator.placement.workload import Workload
+from catenary_simulator.packing.policies import PolicyChoice
+from catenary_simulator.packing.serve import GpuKind, PackingRun, serve_packing
+from catenary_simulator.packing.transfers import Network, Slots, Transfers, TransferTally, Wanted
+from catenary_simulator.placement.workload import Workload
 
 # Two GPUs in a machine; per epoch 1000 bytes inside, 300 between machines, 20 tokens read again.
 NETWORK = Network(gpus_per_machine=2, bus_bytes=1000, link_bytes=300, prefill_tokens=20)

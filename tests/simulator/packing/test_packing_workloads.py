@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.domain.ids import NANOSECONDS_PER_SECOND
-from services.errors import InvalidInput
-from simulator.arrivals import Poisson
-from simulator.packing.workload import (
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
+from catenary_services.errors import InvalidInput
+from catenary_simulator.arrivals import Poisson
+from catenary_simulator.packing.workload import (
     Lognormal,
     Step,
     drawn_sessions,
     fitting,
     traced_sessions,
 )
-from simulator.placement.workload import Lengths, Workload
+from catenary_simulator.placement.workload import Lengths, Workload
 
 
 def test_lengths_have_the_mean_that_is_asked_for() -> None:

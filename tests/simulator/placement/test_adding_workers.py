@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.domain.latency import LatencyLines, TokenObjectives
-from simulator.arrivals import Poisson
-from simulator.placement.serve import Run, WorkerKind, serve_placement
-from simulator.placement.workload import drawn_workload, lognormal_lengths
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_simulator.arrivals import Poisson
+from catenary_simulator.placement.serve import Run, WorkerKind, serve_placement
+from catenary_simulator.placement.workload import drawn_workload, lognormal_lengths
 
 KIND = WorkerKind(
     LatencyLines(0.124329e6, 13.8998e6, 450.755, 0.0755764e6, 22.5126e6, 23.0817e6), 65_881.0

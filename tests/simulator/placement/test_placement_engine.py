@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.domain.ids import GatewayId, RequestId
-from services.domain.latency import LatencyLines
-from simulator.placement.engine import PICOSECONDS, SimulatedSession, SimulatedWorker
+from catenary_services.domain.ids import GatewayId, RequestId
+from catenary_services.domain.latency import LatencyLines
+from catenary_simulator.placement.engine import PICOSECONDS, SimulatedSession, SimulatedWorker
 
 GATEWAY = GatewayId("test")
 LINES = LatencyLines(100.0, 5_000.0, 3.0, 70.0, 900.0, 1_000.0)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.domain.latency import LatencyLines, TokenObjectives
-from services.errors import InvalidInput
-from simulator.arrivals import Poisson
-from simulator.placement.loop import Ways
-from simulator.placement.result import PlacementResult
-from simulator.placement.search import fewest_workers, least_workers
-from simulator.placement.serve import Run, WorkerKind, serve_placement
-from simulator.placement.workload import (
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.errors import InvalidInput
+from catenary_simulator.arrivals import Poisson
+from catenary_simulator.placement.loop import Ways
+from catenary_simulator.placement.result import PlacementResult
+from catenary_simulator.placement.search import fewest_workers, least_workers
+from catenary_simulator.placement.serve import Run, WorkerKind, serve_placement
+from catenary_simulator.placement.workload import (
     Lengths,
     Workload,
     drawn_workload,

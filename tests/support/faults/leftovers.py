@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import psutil
 
 import catenary
+from catenary_agent.partitioning.parts import CACHE_FOLDER
 from fault_cluster import Member, status_or_none
 from faults.world import World
-from gpu_agent.partitioning.parts import CACHE_FOLDER
 
 _EMPTY = {
     "gateway": ("requests_in_flight", "in_flight_bytes", "sessions_running", "sessions_waiting"),

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import Message
 
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2, scheduler_pb2_grpc
-from services.transport.frames import Kind, Prefix, encode_prefix
+from catenary_services.transport.frames import Kind, Prefix, encode_prefix
 
 LIAR = "agent-99"
 _INTEGERS = (0, 1, 2**31 - 1, 2**53 + 1, 2**63, 2**64 - 1)

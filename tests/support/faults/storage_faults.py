@@ -7,12 +7,12 @@ import shutil
 from abc import abstractmethod
 from pathlib import Path
 
+from catenary_agent.partitioning.parts import CACHE_FOLDER
+from catenary_scheduler.state.keys import Table, book_table
+from catenary_services.domain.ids import ResourceId
 from faults.agent_faults import OfAnAgent
 from faults.base import LEADER, MOUNTS, REDIS, Fault, Promise, fault
 from faults.world import World, mount, unmount
-from gpu_agent.partitioning.parts import CACHE_FOLDER
-from scheduler.state.keys import Table, book_table
-from services.domain.ids import ResourceId
 
 _KILOBYTE = 1024
 _ROOM_KB = 65_536

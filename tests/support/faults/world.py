@@ -23,6 +23,11 @@ from typing import TYPE_CHECKING, Any
 import redis.asyncio
 
 import catenary
+from catenary_agent.settings import AgentSettings
+from catenary_scheduler.state.keys import Keys
+from catenary_services.domain.ids import ModelKey
+from catenary_services.model_repository import ModelRepository
+from catenary_services.redis_client import connect
 from catenaryd.local_cluster import free_port
 from clock_step import SteppedClock
 from cluster_harness import environment
@@ -46,13 +51,8 @@ from faults.base import (
     REDIS,
     STANDBY,
 )
-from gpu_agent.settings import AgentSettings
 from namespaces import VirtualNetwork, why_impossible
 from redis_servers import STATE, RedisServer
-from scheduler.state.keys import Keys
-from services.domain.ids import ModelKey
-from services.model_repository import ModelRepository
-from services.redis_client import connect
 
 if TYPE_CHECKING:
     from faults.mixed_load import MixedLoad

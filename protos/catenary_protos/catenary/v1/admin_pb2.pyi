@@ -514,7 +514,7 @@ Global___ChainStatus: _TypeAlias = ChainStatus  # noqa: Y015
 
 @_typing.final
 class LatencyLines(_message.Message):
-    """Fitted times of one worker, eq. 1-4 of Aladdin; see services/domain/latency.py."""
+    """Fitted times of one worker, eq. 1-4 of Aladdin; see services/catenary_services/domain/latency.py."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

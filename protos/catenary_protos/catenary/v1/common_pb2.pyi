@@ -194,7 +194,7 @@ class Failure(_message.Message):
     AGENT_ID_FIELD_NUMBER: _builtins.int
     RETRYABLE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """A reason of the error tree (services.errors), e.g. "PARTITION_LOST"."""
+    """A reason of the error tree (catenary_services.errors), e.g. "PARTITION_LOST"."""
     message: _builtins.str
     agent_id: _builtins.str
     retryable: _builtins.bool

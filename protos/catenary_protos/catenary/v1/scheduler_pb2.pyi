@@ -1202,7 +1202,7 @@ class AgentHello(_message.Message):
     software_version: _builtins.str
     """Of the software it runs."""
     decoder_runtime: _builtins.str
-    """What it runs decoders with: "onnx", "torch-bfloat16", .. (`services.domain.decoder.Runtime`).
+    """What it runs decoders with: "onnx", "torch-bfloat16", .. (`catenary_services.domain.decoder.Runtime`).
     With a model's precision that says how large the model is there; empty: the sizes are those of
     the model as imported, as for emulated devices and agents of older releases.
     """

@@ -10,10 +10,10 @@ import pytest
 
 import figures
 from audit_world import AGENTS, CHAINS, INTERVAL_MS, MS, PATIENCE_MS, STREAM_MS, World
-from scheduler.book import Reservation
-from scheduler.book.caches import cache_of
-from services.domain.ids import AgentId, BatchId, RequestId, ResourceId, SessionId
-from services.domain.plan import ChainHop
+from catenary_scheduler.book import Reservation
+from catenary_scheduler.book.caches import cache_of
+from catenary_services.domain.ids import AgentId, BatchId, RequestId, ResourceId, SessionId
+from catenary_services.domain.plan import ChainHop
 
 SMALL = 60
 LARGE = int(os.environ.get("CATENARY_AUDIT_HISTORIES", "100000"))

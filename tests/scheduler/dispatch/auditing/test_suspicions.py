@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.dispatch.auditing import (
+from catenary_scheduler.dispatch.auditing import (
     AgentHoldings,
     Auditor,
     Believed,
@@ -20,9 +20,9 @@ from scheduler.dispatch.auditing import (
     Leak,
     remedy_of,
 )
-from scheduler.dispatch.auditing.auditor import key_of
-from scheduler.dispatch.chained.views import SessionClaim, SessionState
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.auditing.auditor import key_of
+from catenary_scheduler.dispatch.chained.views import SessionClaim, SessionState
+from catenary_scheduler.dispatch.events import (
     BatchFailed,
     CancelBatch,
     RequestCancelled,
@@ -31,7 +31,7 @@ from scheduler.dispatch.events import (
     SessionsClosed,
     SessionsFound,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     BatchId,
     GatewayId,
@@ -40,7 +40,7 @@ from services.domain.ids import (
     RequestId,
     SessionId,
 )
-from services.domain.plan import ChainHop
+from catenary_services.domain.plan import ChainHop
 
 GRACE = 3
 A, B = AgentId("a"), AgentId("b")

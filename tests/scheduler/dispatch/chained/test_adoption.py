@@ -6,6 +6,16 @@ from itertools import permutations
 
 import pytest
 
+from catenary_scheduler.dispatch.chained import ChainedConfig
+from catenary_scheduler.dispatch.events import (
+    AdoptedSession,
+    AgentLost,
+    Command,
+    PlanActivated,
+    SessionsHeld,
+    StartSession,
+)
+from catenary_services.domain.ids import AgentId
 from chain_bench import (
     MS,
     ChainBench,
@@ -18,16 +28,6 @@ from chain_bench import (
     slots_of,
     started,
 )
-from scheduler.dispatch.chained import ChainedConfig
-from scheduler.dispatch.events import (
-    AdoptedSession,
-    AgentLost,
-    Command,
-    PlanActivated,
-    SessionsHeld,
-    StartSession,
-)
-from services.domain.ids import AgentId
 
 RING = plan(chain("ring", 1, 50, hop("a", 0, 2), hop("b", 2, 6)), chain("c", 1, 80))
 CONFIG = ChainedConfig(claim_grace_ns=20 * MS, close_patience_ns=1000 * MS)

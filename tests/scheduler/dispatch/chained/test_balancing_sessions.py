@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.book.caches import Claims
-from scheduler.dispatch.chained import ChainedDispatcher
-from scheduler.dispatch.chained.balancing_sessions import FewestSessions, PowerOfTwoChoices
-from scheduler.dispatch.chained.routes import Route
-from scheduler.dispatch.events import (
+from catenary_scheduler.book.caches import Claims
+from catenary_scheduler.dispatch.chained import ChainedDispatcher
+from catenary_scheduler.dispatch.chained.balancing_sessions import FewestSessions, PowerOfTwoChoices
+from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     PlanActivated,
     SessionProgress,
@@ -16,7 +16,7 @@ from scheduler.dispatch.events import (
     SessionsProgressed,
     StartSession,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     ModelKey,
@@ -25,7 +25,7 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.plan import Agent, CacheCapacity, Chain, ChainHop, ModelPlan, Plan
+from catenary_services.domain.plan import Agent, CacheCapacity, Chain, ChainHop, ModelPlan, Plan
 
 MODEL = ModelKey("m", "1")
 PART = PartitionKey(MODEL, 0, 1)

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chain_bench import LLAMA, MS, ChainBench, chain, hop, plan, started
-from scheduler.book import Cache, Claims
-from scheduler.dispatch.chained.routes import Route
-from scheduler.dispatch.events import (
+from catenary_scheduler.book import Cache, Claims
+from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.events import (
     AgentLost,
     PlanActivated,
     SessionRequested,
     StartSession,
 )
-from services.domain.ids import AgentId, PartitionKey
-from services.domain.plan import Chain
+from catenary_services.domain.ids import AgentId, PartitionKey
+from catenary_services.domain.plan import Chain
+from chain_bench import LLAMA, MS, ChainBench, chain, hop, plan, started
 
 THREE = plan(chain("a", 2, 50), chain("b", 4, 100), chain("c", 1, 90))
 

@@ -4,6 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_scheduler.dispatch.availability import Impairment
+from catenary_scheduler.dispatch.chained import ChainedConfig
+from catenary_scheduler.dispatch.events import (
+    AgentLost,
+    Command,
+    PlanActivated,
+    Reject,
+    RequestCancelled,
+    SessionFailed,
+    SessionsClosed,
+    StartSession,
+)
+from catenary_services.domain.ids import AgentId, PlanId, SessionId
+from catenary_services.domain.plan import Plan
+from catenary_services.errors import InvalidInput
 from chain_bench import (
     LLAMA,
     MS,
@@ -17,21 +32,6 @@ from chain_bench import (
     slots_of,
     started,
 )
-from scheduler.dispatch.availability import Impairment
-from scheduler.dispatch.chained import ChainedConfig
-from scheduler.dispatch.events import (
-    AgentLost,
-    Command,
-    PlanActivated,
-    Reject,
-    RequestCancelled,
-    SessionFailed,
-    SessionsClosed,
-    StartSession,
-)
-from services.domain.ids import AgentId, PlanId, SessionId
-from services.domain.plan import Plan
-from services.errors import InvalidInput
 
 TWO = plan(chain("a", 2, 50), chain("b", 1, 40))
 RING = plan(chain("ring", 2, 50, hop("a", 0, 2), hop("b", 2, 6)), chain("c", 1, 80))

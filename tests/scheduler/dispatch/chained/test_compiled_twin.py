@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher, dispatcher
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher, dispatcher
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
     Event,
@@ -25,7 +25,7 @@ from scheduler.dispatch.events import (
     StartSession,
     Tick,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     ModelKey,
@@ -34,7 +34,7 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Plan
+from catenary_services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Plan
 
 ROOT = Path(__file__).parents[4]
 MODEL = ModelKey("m", "1")

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from reference_data import reference
-from scheduler.dispatch.chained import ChainedDispatcher
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.chained import ChainedDispatcher
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     Command,
     Event,
@@ -20,7 +19,7 @@ from scheduler.dispatch.events import (
     SessionsClosed,
     StartSession,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     ModelKey,
@@ -29,7 +28,8 @@ from services.domain.ids import (
     RequestId,
     ServerId,
 )
-from services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Plan
+from catenary_services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Plan
+from reference_data import reference
 
 MODEL = ModelKey("golden", "1")
 TICKS_PER_SECOND = 10**9

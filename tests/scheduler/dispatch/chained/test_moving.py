@@ -4,6 +4,24 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_scheduler.dispatch.chained import ChainedConfig
+from catenary_scheduler.dispatch.events import (
+    AdoptedSession,
+    AgentJoined,
+    AgentLost,
+    CloseSessions,
+    PlanActivated,
+    RequestCancelled,
+    SessionMoved,
+    SessionProgress,
+    SessionRequested,
+    SessionsClosed,
+    SessionsHeld,
+    StartSession,
+)
+from catenary_services.domain.ids import AgentId, ModelKey, ServerId, SessionId
+from catenary_services.domain.plan import Agent
+from catenary_services.errors import PartitionLost, Unavailable
 from chain_bench import (
     LLAMA,
     MS,
@@ -18,24 +36,6 @@ from chain_bench import (
     started,
 )
 from move_bench import MoveBench
-from scheduler.dispatch.chained import ChainedConfig
-from scheduler.dispatch.events import (
-    AdoptedSession,
-    AgentJoined,
-    AgentLost,
-    CloseSessions,
-    PlanActivated,
-    RequestCancelled,
-    SessionMoved,
-    SessionProgress,
-    SessionRequested,
-    SessionsClosed,
-    SessionsHeld,
-    StartSession,
-)
-from services.domain.ids import AgentId, ModelKey, ServerId, SessionId
-from services.domain.plan import Agent
-from services.errors import PartitionLost, Unavailable
 
 A, B, C = AgentId("a"), AgentId("b"), AgentId("c")
 THREE = plan(chain("a", 2, 40), chain("b", 2, 50), chain("c", 1, 60))

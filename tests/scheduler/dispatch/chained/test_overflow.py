@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chain_bench import LLAMA, MS, ChainBench, chain, closes, hop, rejects, started
-from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     CachesReported,
     CloseSessions,
@@ -28,7 +27,7 @@ from scheduler.dispatch.events import (
     StartSession,
     Tick,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     PartitionKey,
@@ -37,8 +36,9 @@ from services.domain.ids import (
     ServerId,
     SessionId,
 )
-from services.domain.plan import Agent, CacheCapacity, Chain, ModelPlan, Plan
-from services.errors import CacheFull
+from catenary_services.domain.plan import Agent, CacheCapacity, Chain, ModelPlan, Plan
+from catenary_services.errors import CacheFull
+from chain_bench import LLAMA, MS, ChainBench, chain, closes, hop, rejects, started
 
 SESSION_TOKENS = 512
 A = AgentId("a")

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from benchmarks.packing_cluster import PackedCluster, Served
 from benchmarks.packing_setup import MODEL, MS, S, Setup
-from scheduler.dispatch.chained.packing_pool import bins_needed
-from scheduler.dispatch.chained.packing_rules import PackingRules
-from scheduler.dispatch.events import AgentJoined
-from scheduler.packing.lower_bound import lower_bound
-from services.domain.ids import AgentId, ServerId
-from services.domain.latency import LatencyLines, TokenObjectives
-from services.domain.packing import PACKING_GOALS, PackingGoal
-from services.domain.plan import Agent
+from catenary_scheduler.dispatch.chained.packing_pool import bins_needed
+from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
+from catenary_scheduler.dispatch.events import AgentJoined
+from catenary_scheduler.packing.lower_bound import lower_bound
+from catenary_services.domain.ids import AgentId, ServerId
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.domain.packing import PACKING_GOALS, PackingGoal
+from catenary_services.domain.plan import Agent
 
 LINES = LatencyLines(0.02e6, 5e6, 200.0, 1e6, 10e6)
 """A step of n sessions takes 10 ms and 1 ms for each."""

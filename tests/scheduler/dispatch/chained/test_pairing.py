@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from chain_bench import ChainBench, chain, closes, hop, only, plan, rejects, slots_of, started
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     AgentLost,
     PlanActivated,
@@ -15,8 +14,9 @@ from scheduler.dispatch.events import (
     SessionsHeld,
     StartSession,
 )
-from services.domain.ids import AgentId
-from services.domain.plan import Chain, Plan
+from catenary_services.domain.ids import AgentId
+from catenary_services.domain.plan import Chain, Plan
+from chain_bench import ChainBench, chain, closes, hop, only, plan, rejects, slots_of, started
 
 
 def prefill(name: str, capacity: int, *hops) -> Chain:

@@ -7,11 +7,21 @@ from itertools import permutations
 
 import pytest
 
-from scheduler.dispatch.chained.bprr import BprrMetric, bprr_dispatcher
-from scheduler.dispatch.chained.path_dispatcher import PathDispatcher
-from scheduler.dispatch.chained.paths import Occupancy, PathFinder, PathServer, links_between
-from scheduler.dispatch.chained.petals import FULL_NS, OVERHEAD_NS, PetalsMetric, petals_dispatcher
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.chained.bprr import BprrMetric, bprr_dispatcher
+from catenary_scheduler.dispatch.chained.path_dispatcher import PathDispatcher
+from catenary_scheduler.dispatch.chained.paths import (
+    Occupancy,
+    PathFinder,
+    PathServer,
+    links_between,
+)
+from catenary_scheduler.dispatch.chained.petals import (
+    FULL_NS,
+    OVERHEAD_NS,
+    PetalsMetric,
+    petals_dispatcher,
+)
+from catenary_scheduler.dispatch.events import (
     CloseSessions,
     Reject,
     RequestCancelled,
@@ -20,7 +30,7 @@ from scheduler.dispatch.events import (
     SessionsClosed,
     StartSession,
 )
-from services.domain.ids import AgentId, GatewayId, ModelKey, RequestId, SessionId
+from catenary_services.domain.ids import AgentId, GatewayId, ModelKey, RequestId, SessionId
 
 MODEL = ModelKey("m", "1")
 

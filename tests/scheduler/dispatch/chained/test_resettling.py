@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-from chain_bench import LLAMA, MS, ChainBench, hop, only, rejects
-from scheduler.dispatch.chained import ChainedConfig
-from scheduler.dispatch.chained.board import Board
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.chained import ChainedConfig
+from catenary_scheduler.dispatch.chained.board import Board
+from catenary_scheduler.dispatch.events import (
     Command,
     PlanActivated,
     RequestCompleted,
@@ -16,10 +15,11 @@ from scheduler.dispatch.events import (
     SessionsProgressed,
     StartSession,
 )
-from scheduler.dispatch.placing.lengths import LengthPredictor
-from services.domain.ids import GatewayId, PlanId, RequestId, SessionId
-from services.domain.latency import LatencyLines, TokenObjectives
-from services.domain.plan import CacheCapacity, Chain, ModelPlan, Plan
+from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
+from catenary_services.domain.ids import GatewayId, PlanId, RequestId, SessionId
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.domain.plan import CacheCapacity, Chain, ModelPlan, Plan
+from chain_bench import LLAMA, MS, ChainBench, hop, only, rejects
 
 LINES = LatencyLines(0.1 * MS, 5 * MS, 0.001 * MS, 0.1 * MS, 10 * MS)
 OBJECTIVES = TokenObjectives(2_000 * MS, 40 * MS)

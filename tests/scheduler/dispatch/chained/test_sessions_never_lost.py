@@ -14,11 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler.book import Reservation
-from scheduler.dispatch.availability import Availability, Impairment
-from scheduler.dispatch.breaker import BreakerConfig
-from scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from scheduler.dispatch.events import (
+from catenary_scheduler.book import Reservation
+from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.dispatch.breaker import BreakerConfig
+from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
+from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     AgentJoined,
     AgentLost,
@@ -42,7 +42,7 @@ from scheduler.dispatch.events import (
     StartSession,
     Tick,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     ModelKey,
@@ -53,8 +53,8 @@ from services.domain.ids import (
     ServerId,
     SessionId,
 )
-from services.domain.latency import LatencyLines, TokenObjectives
-from services.domain.plan import Agent, CacheCapacity, Chain, ChainHop, ModelPlan, Plan
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.domain.plan import Agent, CacheCapacity, Chain, ChainHop, ModelPlan, Plan
 
 CATS, DOGS = MODELS = (ModelKey("cats", "1"), ModelKey("dogs", "1"))
 AGENTS = {AgentId(f"a{i}"): Agent(AgentId(f"a{i}"), "x", ServerId("s"), 1, 1) for i in range(5)}

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from catenary_scheduler.dispatch.chained import ChainedConfig
+from catenary_scheduler.dispatch.events import (
+    Command,
+    SessionProgress,
+    SessionsProgressed,
+    StartSession,
+)
 from chain_bench import MS, ChainBench, chain, plan, started
-from scheduler.dispatch.chained import ChainedConfig
-from scheduler.dispatch.events import Command, SessionProgress, SessionsProgressed, StartSession
 
 BUDGET_MS = 10**9
 CONFIG = ChainedConfig(stall_ns=1000 * MS)

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from scheduler.dispatch.chained import ChainedDispatcher
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.chained import ChainedDispatcher
+from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     AgentJoined,
     AgentLost,
@@ -25,7 +25,7 @@ from scheduler.dispatch.events import (
     StartSession,
     Tick,
 )
-from services.domain.ids import (
+from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
     ModelKey,
@@ -35,8 +35,8 @@ from services.domain.ids import (
     ServerId,
     SessionId,
 )
-from services.domain.latency import LatencyLines, TokenObjectives
-from services.domain.plan import (
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.domain.plan import (
     Agent,
     CacheCapacity,
     Chain,

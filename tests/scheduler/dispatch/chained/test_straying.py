@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from chain_bench import ChainBench, chain, closes, hop, only, plan, started
-from move_bench import MoveBench
-from scheduler.dispatch.chained import ChainedConfig
-from scheduler.dispatch.events import (
+from catenary_scheduler.dispatch.chained import ChainedConfig
+from catenary_scheduler.dispatch.events import (
     AgentJoined,
     BoundariesMeasured,
     CloseSessions,
@@ -20,9 +18,11 @@ from scheduler.dispatch.events import (
     SessionsProgressed,
     StartSession,
 )
-from services.domain.ids import AgentId, ServerId
-from services.domain.latency import LatencyLines, TokenObjectives
-from services.domain.plan import Agent, Plan
+from catenary_services.domain.ids import AgentId, ServerId
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.domain.plan import Agent, Plan
+from chain_bench import ChainBench, chain, closes, hop, only, plan, started
+from move_bench import MoveBench
 
 A, B, C = AgentId("a"), AgentId("b"), AgentId("c")
 EIGHT = plan(chain("a", 8, 40), chain("b", 8, 50), chain("c", 8, 60))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catenary_scheduler.dispatch.placing.constraints import Bound, examine, kv_peak, place
+from catenary_scheduler.dispatch.placing.jobs import Job, Limits
+from catenary_services.domain.latency import LatencyLines
 from reference_data import reference
-from scheduler.dispatch.placing.constraints import Bound, examine, kv_peak, place
-from scheduler.dispatch.placing.jobs import Job, Limits
-from services.domain.latency import LatencyLines
 
 MS = 1e6
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catenary_scheduler.dispatch.placing.length_histogram import LengthHistogram
+from catenary_scheduler.dispatch.placing.lengths import PRIOR_TOKENS, LengthPredictor
+from catenary_services.errors import InvalidInput
 from reference_data import reference
-from scheduler.dispatch.placing.length_histogram import LengthHistogram
-from scheduler.dispatch.placing.lengths import PRIOR_TOKENS, LengthPredictor
-from services.errors import InvalidInput
 
 Rows = list[tuple[int, int]]
 

@@ -10,7 +10,7 @@ from benchmarks.placement_twins import (
     opened_by_best_fit,
     random_placement,
 )
-from scheduler.dispatch.placing.constraints import examine
+from catenary_scheduler.dispatch.placing.constraints import examine
 
 SINGLE = 320
 TOGETHER = 24

@@ -12,11 +12,11 @@ from benchmarks.placement_twins import (
     random_imbalance,
     with_constraints,
 )
-from scheduler.dispatch.placing.error_lines import WorkerErrors, error_line
-from scheduler.dispatch.placing.rebalance import rebalance
-from scheduler.dispatch.placing.rebalance_search import Imbalance
-from scheduler.dispatch.placing.rebalancer import Placed, Rebalancer
-from services.domain.latency import LatencyLines
+from catenary_scheduler.dispatch.placing.error_lines import WorkerErrors, error_line
+from catenary_scheduler.dispatch.placing.rebalance import rebalance
+from catenary_scheduler.dispatch.placing.rebalance_search import Imbalance
+from catenary_scheduler.dispatch.placing.rebalancer import Placed, Rebalancer
+from catenary_services.domain.latency import LatencyLines
 
 MS = 1e6
 LINES = LatencyLines(0.1 * MS, 10 * MS, 0.001 * MS, 0.05 * MS, 20 * MS)

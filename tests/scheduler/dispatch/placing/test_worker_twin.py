@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.dispatch.placing.adaptation import Adaptation, AdaptationConfig
-from scheduler.dispatch.placing.constraints import Readings, examine
-from scheduler.dispatch.placing.jobs import Job, Limits
-from scheduler.dispatch.placing.occupancy import Seat
-from scheduler.dispatch.placing.worker import Worker
-from services.domain.ids import GatewayId, RequestId
-from services.domain.latency import LatencyLines
+from catenary_scheduler.dispatch.placing.adaptation import Adaptation, AdaptationConfig
+from catenary_scheduler.dispatch.placing.constraints import Readings, examine
+from catenary_scheduler.dispatch.placing.jobs import Job, Limits
+from catenary_scheduler.dispatch.placing.occupancy import Seat
+from catenary_scheduler.dispatch.placing.worker import Worker
+from catenary_services.domain.ids import GatewayId, RequestId
+from catenary_services.domain.latency import LatencyLines
 
 MS = 1_000_000
 T_PRE, T_DEC = 600 * MS, 30 * MS

@@ -7,20 +7,20 @@ from typing import get_args
 
 import pytest
 
-from scheduler.planning.chains.bprr_placement import (
+from catenary_scheduler.planning.chains.bprr_placement import (
     BprrServer,
     BprrTask,
     bprr_placement,
     target_concurrency,
 )
-from scheduler.planning.chains.petals_placement import (
+from catenary_scheduler.planning.chains.petals_placement import (
     PetalsModel,
     PetalsServer,
     Rule,
     petals_placement,
 )
-from scheduler.planning.chains.windows import Window, complete, least_sorted, window_sums
-from services.errors import InvalidInput
+from catenary_scheduler.planning.chains.windows import Window, complete, least_sorted, window_sums
+from catenary_services.errors import InvalidInput
 
 BLOOM = PetalsModel(70, 14336, 2466437120, 112, 112)
 RULES = get_args(Rule)

@@ -8,9 +8,9 @@ import random
 import pytest
 from hypothesis import given, settings
 
+from catenary_scheduler.planning.chains import ChainTask, HostedBlocks, Server, compose, gca
+from catenary_services.errors import InvalidInput
 from literal_chains import LiteralAllocation, as_literal, literal_chains, placed_tasks
-from scheduler.planning.chains import ChainTask, HostedBlocks, Server, compose, gca
-from services.errors import InvalidInput
 
 Placed = tuple[ChainTask, tuple[HostedBlocks, ...]]
 

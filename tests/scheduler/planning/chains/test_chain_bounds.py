@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catenary_scheduler.planning.chains.bounds import prefix_bounds, response_bound, response_bounds
+from catenary_scheduler.planning.chains.early import bounded_response_s
+from catenary_scheduler.planning.chains.exact import one_chain_response_s, two_chains_response_s
+from catenary_services.errors import InvalidInput
 from literal_chains import exact_response_s
-from scheduler.planning.chains.bounds import prefix_bounds, response_bound, response_bounds
-from scheduler.planning.chains.early import bounded_response_s
-from scheduler.planning.chains.exact import one_chain_response_s, two_chains_response_s
-from services.errors import InvalidInput
 
 RATES = st.floats(0.05, 5.0)
 LOADS = st.floats(0.01, 0.99)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from catenary_scheduler.planning.chains import ChainTask, Server, gbp_cr
+from catenary_scheduler.planning.chains.problem import exact
+from catenary_scheduler.planning.chains.sizes import sizes_of
+from catenary_services.errors import InvalidInput
 from literal_chains import chain_tasks, decimals, literal_groups
-from scheduler.planning.chains import ChainTask, Server, gbp_cr
-from scheduler.planning.chains.problem import exact
-from scheduler.planning.chains.sizes import sizes_of
-from services.errors import InvalidInput
 
 
 def _task(memory: float, block: float, cache: float, blocks: int = 100) -> ChainTask:

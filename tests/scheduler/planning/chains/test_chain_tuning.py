@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from literal_chains import chain_tasks
-from scheduler.planning.chains import (
+from catenary_scheduler.planning.chains import (
     ChainTask,
     Composition,
     PeakRate,
@@ -22,9 +21,10 @@ from scheduler.planning.chains import (
     tune_by_bound,
     tune_by_evaluation,
 )
-from scheduler.planning.chains.search import candidates, least_surrogate
-from scheduler.planning.chains.sizes import sizes_of
-from services.errors import InvalidInput, PlanInfeasible
+from catenary_scheduler.planning.chains.search import candidates, least_surrogate
+from catenary_scheduler.planning.chains.sizes import sizes_of
+from catenary_services.errors import InvalidInput, PlanInfeasible
+from literal_chains import chain_tasks
 
 
 def _bounded(composition: Composition, *, upper: bool, arrivals: float | None = None) -> float:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from literal_chains import chain_tasks
-from scheduler.planning.chains import (
+from catenary_scheduler.planning.chains import (
     ChainTask,
     Composition,
     HostedBlocks,
@@ -19,8 +18,9 @@ from scheduler.planning.chains import (
     recompose,
     response_bounds,
 )
-from scheduler.planning.chains.problem import exact
-from services.errors import InvalidInput, PlanInfeasible
+from catenary_scheduler.planning.chains.problem import exact
+from catenary_services.errors import InvalidInput, PlanInfeasible
+from literal_chains import chain_tasks
 
 
 def _cluster(servers: int = 20, rate: float = 0.2) -> ChainTask:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.planning.latency import (
+from catenary_scheduler.planning.latency import (
     CacheSample,
     DecodeSample,
     ErrorWindow,
@@ -19,8 +19,8 @@ from scheduler.planning.latency import (
     fit_prefill,
     lines_of,
 )
-from scheduler.planning.latency.intervals import around, t_quantile
-from services.errors import InvalidInput
+from catenary_scheduler.planning.latency.intervals import around, t_quantile
+from catenary_services.errors import InvalidInput
 
 coefficients = st.floats(0, 1e8).map(lambda x: x if x > 1 else 0.0)
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.planning.latency import ClusterLines, HopCost, cache_line, chain_lines
-from scheduler.planning.live import GenerationCost
-from services.domain.decoder import DecoderTable
-from services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
-from services.domain.plan import Agent, ChainHop
+from catenary_scheduler.planning.latency import ClusterLines, HopCost, cache_line, chain_lines
+from catenary_scheduler.planning.live import GenerationCost
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
+from catenary_services.domain.plan import Agent, ChainHop
 
 MS = 1_000_000
 COST = GenerationCost(10 * MS, 2 * MS, 50 * MS, 6 * MS, 4_000.0, 52 * MS, 30 * MS, 64)

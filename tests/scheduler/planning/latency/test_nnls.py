@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.planning.latency.nnls import normal_equations, solve_nonnegative
+from catenary_scheduler.planning.latency.nnls import normal_equations, solve_nonnegative
 
 SETTINGS = settings(max_examples=150, deadline=None)
 

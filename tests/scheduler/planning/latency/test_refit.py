@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.planning.latency import Observed, Refit, RefitPolicy, WorkDone, moved
-from scheduler.planning.latency.nnls import solve_nonnegative
-from scheduler.planning.live import GenerationCost
+from catenary_scheduler.planning.latency import Observed, Refit, RefitPolicy, WorkDone, moved
+from catenary_scheduler.planning.latency.nnls import solve_nonnegative
+from catenary_scheduler.planning.live import GenerationCost
 
 MS = 1_000_000
 COST = GenerationCost(10 * MS, 2 * MS, 50 * MS, 6 * MS, 4_000.0, 52 * MS, 11 * MS, 64)

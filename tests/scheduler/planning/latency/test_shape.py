@@ -8,8 +8,7 @@ from statistics import mean
 
 import pytest
 
-from reference_data import reference
-from scheduler.planning.latency import (
+from catenary_scheduler.planning.latency import (
     DeviceShape,
     Scaling,
     WorkerDemand,
@@ -17,8 +16,9 @@ from scheduler.planning.latency import (
     fit_compute,
     throughput,
 )
-from services.domain.latency import LatencyLines
-from services.errors import PlanInfeasible
+from catenary_services.domain.latency import LatencyLines
+from catenary_services.errors import PlanInfeasible
+from reference_data import reference
 
 A100_BYTES = 80e9
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
 from reference_data import reference
-from scheduler.planning.pooled.dataset import Dataset, load_dataset
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_scheduler.planning.pooled import plan_pools
+from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_services.errors import PlanInfeasible
 from pooled_problems import (
     assert_keeps_the_rules,
     best_free_rates,
@@ -11,9 +14,6 @@ from pooled_problems import (
     best_reference_rates,
     random_problem,
 )
-from scheduler.planning.pooled import plan_pools
-from scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from services.errors import PlanInfeasible
 
 BLOCKS_OF_SEEDS = [range(start, start + 50) for start in range(0, 600, 50)]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.planning.pooled.dataset import Dataset, load_dataset
-from services.errors import InvalidInput
+from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_services.errors import InvalidInput
 from tiny_dataset import write_dataset
 
 TINY = "set/even/G/tiny"

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pooled_problems import assert_keeps_the_rules, random_problem
-from scheduler.planning.pooled import (
+from catenary_scheduler.planning.pooled import (
     LeastCost,
     LeastGpus,
     MaxThroughput,
@@ -19,9 +18,15 @@ from scheduler.planning.pooled import (
     explain_plan,
     plan_pools,
 )
-from scheduler.planning.pooled.assembly import gpus_in_use
-from scheduler.planning.pooled.problem import GpuClass, PooledModel, PooledPlan, PoolingProblem
-from services.errors import InvalidInput, PlanInfeasible
+from catenary_scheduler.planning.pooled.assembly import gpus_in_use
+from catenary_scheduler.planning.pooled.problem import (
+    GpuClass,
+    PooledModel,
+    PooledPlan,
+    PoolingProblem,
+)
+from catenary_services.errors import InvalidInput, PlanInfeasible
+from pooled_problems import assert_keeps_the_rules, random_problem
 
 PLANS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LEVELS = st.sampled_from([(1,), (1, 2), (1, 2, 3, 4)])

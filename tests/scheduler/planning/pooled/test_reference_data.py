@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from catenary_scheduler.planning.pooled import plan_pools
+from catenary_scheduler.planning.pooled.assembly import gpus_in_use
+from catenary_scheduler.planning.pooled.baselines import plan_dart_r, plan_without_partitioning
+from catenary_scheduler.planning.pooled.dataset import Dataset, Instance
+from catenary_scheduler.planning.pooled.problem import PooledPlan
 from pooled_problems import assert_keeps_the_rules
-from scheduler.planning.pooled import plan_pools
-from scheduler.planning.pooled.assembly import gpus_in_use
-from scheduler.planning.pooled.baselines import plan_dart_r, plan_without_partitioning
-from scheduler.planning.pooled.dataset import Dataset, Instance
-from scheduler.planning.pooled.problem import PooledPlan
 
 GUROBI_TOLERANCE = 1e-6
 """Its plans break whole numbers by as much (74.999995 GPUs count as 75)."""

@@ -1,0 +1,153 @@
+"""What can be asked for: the models the scheduler last said this cluster serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.tensors import TensorSpec
+from catenary_services.errors import ModelNotFound, NoActivePlan, Unavailable
+
+_RETRY_NS = 1_000_000_000
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One served version of a model: its signature and how it wants to be asked."""
+
+    key: ModelKey
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    ready: bool = True
+    not_ready_reason: str = ""
+    default_slo_ns: int = 0
+    batched: bool = True
+    """True if dimension 0 of every tensor counts rows; otherwise a request is one row."""
+    max_row_bytes: int = 0
+    """Largest row of the inputs together; 0 if unknown."""
+    generates: bool = False
+    """True: it is asked for text (`catenary_gateway.generation`), not for inference."""
+    session_tokens: int = 0
+    """Most tokens of one session, prompt and answer together; 0 if it does not generate."""
+    label: str = field(init=False)
+    """The key as text, made once: metrics and traces ask for it at every request."""
+    specs: dict[str, TensorSpec] = field(init=False, hash=False)
+    """The inputs by name."""
+    output_index: dict[str, int] = field(init=False, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", str(self.key))
+        object.__setattr__(self, "specs", {spec.name: spec for spec in self.inputs})
+        index = {spec.name: at for at, spec in enumerate(self.outputs)}
+        object.__setattr__(self, "output_index", index)
+
+
+class Catalog:
+    """The model table. Replaced as a whole by every `ModelTable` of the scheduler."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, dict[str, Model]] = {}
+        self.known = False
+        """True once a scheduler has ever sent a table."""
+
+    def update(self, table: scheduler_pb2.ModelTable) -> None:
+        """Replaces what is known."""
+        models: dict[str, dict[str, Model]] = {}
+        for served in table.models:
+            versions = models.setdefault(served.name, {})
+            versions[served.version] = _model_of(served)
+        # Newest version last, so that a request without a version finds it at the end.
+        self._models = {
+            name: dict(sorted(versions.items(), key=lambda item: _version_order(item[0])))
+            for name, versions in models.items()
+        }
+        self.known = True
+
+    @property
+    def all_ready(self) -> bool:
+        """True if a table is known and every model in it is ready."""
+        return self.known and all(
+            model.ready for versions in self._models.values() for model in versions.values()
+        )
+
+    def models(self) -> list[Model]:
+        """Returns every version of every model."""
+        return [model for versions in self._models.values() for model in versions.values()]
+
+    def versions(self, name: str) -> list[str]:
+        """Returns the served versions of a model, oldest first."""
+        return list(self._models.get(name, ()))
+
+    def find(self, name: str, version: str) -> Model:
+        """Returns a model, ready or not; without a version the newest one.
+
+        Raises:
+            ModelNotFound: no such model or version.
+            Unavailable: no scheduler has said yet what is served.
+        """
+        if not self.known:
+            raise Unavailable(
+                "no scheduler has told this gateway yet what is served", retry_after_ns=_RETRY_NS
+            )
+        versions = self._models.get(name)
+        if versions is None:
+            raise ModelNotFound(f"no model {_shown(name)}", details={"model": name})
+        if not version:
+            ready = [model for model in versions.values() if model.ready]
+            return ready[-1] if ready else next(reversed(versions.values()))
+        model = versions.get(version)
+        if model is None:
+            raise ModelNotFound(
+                f"model {_shown(name)} has no version {_shown(version)}",
+                details={"model": f"{name}:{version}"},
+            )
+        return model
+
+    def find_deployed(self, name: str, version: str) -> Model:
+        """Returns a model requests may be submitted to.
+
+        It need not be ready this moment: while a lost agent comes back, requests wait at the
+        scheduler as long as their deadline allows.
+
+        Raises:
+            NoActivePlan: it is known by name only, because it cannot be deployed as it is.
+        """
+        model = self.find(name, version)
+        if not model.ready and not model.inputs and not model.session_tokens:
+            raise NoActivePlan(
+                f"model {model.key} is not ready: {model.not_ready_reason or 'no active plan'}",
+                details={"model": str(model.key)},
+            )
+        return model
+
+
+def _model_of(served: scheduler_pb2.ServedModel) -> Model:
+    return Model(
+        key=ModelKey(served.name, served.version),
+        platform=served.platform,
+        inputs=_specs(served.inputs),
+        outputs=_specs(served.outputs),
+        ready=served.ready,
+        not_ready_reason=served.not_ready_reason,
+        default_slo_ns=served.default_slo_ns,
+        batched=served.batched,
+        max_row_bytes=served.max_row_bytes,
+        generates=served.generates,
+        session_tokens=served.session_tokens,
+    )
+
+
+def _specs(specs: Iterable[common_pb2.TensorSpec]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(spec.name, spec.datatype, tuple(spec.shape)) for spec in specs)
+
+
+def _version_order(version: str) -> tuple[int, int, str]:
+    return (1, int(version), "") if version.isdecimal() else (0, 0, version)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_NAME else text[:_LONGEST_NAME] + "…")

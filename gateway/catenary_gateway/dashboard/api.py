@@ -1,0 +1,153 @@
+"""Routes of the dashboard, beside the others on the HTTP port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aiohttp import ETag, web
+
+from catenary_gateway.dashboard import files
+from catenary_gateway.dashboard.answers import Answer, Answers, Make
+from catenary_gateway.dashboard.sources import AsksScheduler, Sources, window_of
+from catenary_gateway.front_desk import FrontDesk
+from catenary_gateway.http_calls import enter, json_response
+from catenary_services.errors import InvalidInput, PermissionDenied
+from catenary_services.security.keys import SCOPE_VIEW
+
+AGE_HEADER = "Catenary-Age-Ms"
+"""How long ago it was that what an answer tells was true."""
+_PREFIX = "/dashboard"
+_LONGEST_ID = 256
+_SECURITY = {
+    "Content-Security-Policy": (
+        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Dashboard:
+    """Serves the page to everyone, and what it shows to callers that may look.
+
+    Args:
+        desk: Knows keys and load of this gateway.
+        scheduler: Answers for the cluster.
+        is_open: Without keys, whether everyone may look.
+    """
+
+    def __init__(self, desk: FrontDesk, scheduler: AsksScheduler, *, is_open: bool) -> None:
+        self._desk = desk
+        self._is_open = is_open
+        self._sources = Sources(desk, scheduler)
+        self._answers = Answers()
+        self._assets = files.load()
+
+    def add_to(self, app: web.Application) -> None:
+        """Adds the routes and what goes with them."""
+        app.add_routes(self._routes())
+        app.on_response_prepare.append(_secure)
+        app.on_cleanup.append(self._close)
+
+    def _routes(self) -> Iterable[web.RouteDef]:
+        api = f"{_PREFIX}/v1"
+        return (
+            web.get("/", self._page),
+            web.get(f"{_PREFIX}/assets/{{name}}", self._asset),
+            web.get(f"{api}/status", self._status),
+            web.get(f"{api}/plan", self._plan),
+            web.get(f"{api}/timelines", self._timelines),
+            web.get(f"{api}/requests", self._requests),
+            web.get(f"{api}/sessions", self._sessions),
+            web.get(f"{api}/trace", self._trace),
+        )
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return _sent(request, self._assets[files.PAGE])
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        asset = self._assets.get(request.match_info["name"])
+        if asset is None:
+            raise web.HTTPNotFound
+        return _sent(request, asset)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return await self._answer(request, "status", self._sources.status)
+
+    async def _plan(self, request: web.Request) -> web.Response:
+        return await self._answer(request, "plan", self._sources.plan)
+
+    async def _timelines(self, request: web.Request) -> web.Response:
+        self._authorize(request)
+        seconds = window_of(request.query.get("seconds"))
+        kind = f"timelines-{seconds}"
+        return await self._answer(request, kind, lambda: self._sources.timelines(seconds))
+
+    async def _requests(self, request: web.Request) -> web.Response:
+        return await self._answer(request, "requests", self._sources.requests)
+
+    async def _sessions(self, request: web.Request) -> web.Response:
+        return await self._answer(request, "sessions", self._sources.sessions)
+
+    async def _trace(self, request: web.Request) -> web.Response:
+        self._authorize(request)
+        request_id = request.query.get("request_id", "")
+        if len(request_id) > _LONGEST_ID:
+            raise InvalidInput("request_id", "is too long")
+        return json_response(self._sources.trace(request_id), headers=_NEVER_KEPT)
+
+    async def _answer(self, request: web.Request, kind: str, make: Make) -> web.Response:
+        self._authorize(request)
+        answer = await self._answers.get(kind, make)
+        return self._sent_json(request, answer)
+
+    def _sent_json(self, request: web.Request, answer: Answer) -> web.Response:
+        age_ms = (self._answers.clock() - answer.made_ns) // 1_000_000
+        headers = {**_NEVER_KEPT, AGE_HEADER: str(age_ms), "Vary": "Accept-Encoding"}
+        packed = bool(answer.packed) and "gzip" in request.headers.get("Accept-Encoding", "")
+        if packed:
+            headers["Content-Encoding"] = "gzip"
+        body = answer.packed if packed else answer.body
+        return web.Response(body=body, headers=headers, content_type="application/json")
+
+    def _authorize(self, request: web.Request) -> None:
+        """Lets in who may look.
+
+        Raises:
+            Unauthenticated: keys are configured, and the caller shows none of them.
+            PermissionDenied: a key that may not look, or nothing tells who may.
+        """
+        enter(request).require(SCOPE_VIEW)
+        if not (self._desk.keys.enabled or self._is_open):
+            # As on the admin port: behind TLS nobody is let in whom nothing identifies.
+            raise PermissionDenied(
+                "the dashboard shows nothing without API keys; set api_keys_file, and give a key "
+                f"the scope '{SCOPE_VIEW}'"
+            )
+
+    async def _close(self, app: web.Application) -> None:
+        await self._answers.close()
+
+
+_NEVER_KEPT = {"Cache-Control": "no-store"}
+
+
+def _sent(request: web.Request, asset: files.Asset) -> web.Response:
+    # Always asked again, answered without a body: a new version never meets old parts of itself.
+    headers = {"Cache-Control": "no-cache", "ETag": f'"{asset.etag}"'}
+    known = request.if_none_match or ()
+    if any(each.value in (asset.etag, "*") for each in known if isinstance(each, ETag)):
+        return web.Response(status=304, headers=headers)
+    return web.Response(
+        body=asset.body, headers=headers, content_type=asset.content_type, charset="utf-8"
+    )
+
+
+async def _secure(request: web.Request, response: web.StreamResponse) -> None:
+    if request.path == "/" or request.path.startswith(_PREFIX):
+        response.headers.update(_SECURITY)

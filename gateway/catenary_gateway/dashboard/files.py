@@ -1,0 +1,41 @@
+"""The files of the page, read once when the gateway starts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+PAGE = "index.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file, as it is sent."""
+
+    body: bytes
+    content_type: str
+    etag: str
+    """Without quotes; changes with the content."""
+
+
+def load() -> Mapping[str, Asset]:
+    """Returns the assets by file name.
+
+    Only these are ever served, by a look-up: no path of a request reaches the file system.
+    """
+    folder = resources.files("catenary_gateway.dashboard") / "assets"
+    found: dict[str, Asset] = {}
+    for file in folder.iterdir():
+        content_type = _TYPES.get("." + file.name.rpartition(".")[2])
+        if content_type is not None and file.is_file():
+            body = file.read_bytes()
+            found[file.name] = Asset(body, content_type, hashlib.sha256(body).hexdigest()[:32])
+    return found

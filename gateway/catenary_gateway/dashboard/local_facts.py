@@ -1,0 +1,48 @@
+"""What only this gateway knows: its load, and what became of its requests."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from catenary_gateway.front_desk import FrontDesk
+from catenary_gateway.outcomes import BUCKET_S, RecentOutcomes
+from catenary_gateway.repository import server_version
+
+
+def gateway_facts(desk: FrontDesk) -> dict[str, Any]:
+    """Returns the load of a gateway and the last minutes of every model it served."""
+    books, sessions = desk.plane.books, desk.sessions
+    outcomes, now_ns = books.outcomes, time.monotonic_ns()
+    labels = {*(model.label for model in desk.catalog.models()), *outcomes.models()}
+    return {
+        "gateway_id": desk.gateway_id,
+        "version": server_version(),
+        "ready": desk.readiness.ready,
+        "why_not_ready": desk.readiness.why_not,
+        "draining": desk.admission.draining,
+        "requests_in_flight": desk.plane.unanswered + sessions.unanswered,
+        "sessions_running": sessions.running,
+        "sessions_waiting": sessions.unanswered - sessions.running,
+        "in_flight_bytes": desk.admission.bytes,
+        "bucket_s": BUCKET_S,
+        "models": {label: model_facts(outcomes, label, now_ns) for label in sorted(labels)},
+    }
+
+
+def model_facts(outcomes: RecentOutcomes, label: str, now_ns: int) -> dict[str, Any]:
+    """Returns the last minutes of one model; rates are means over the seconds there were any."""
+    found = outcomes.of(label, now_ns)
+    # A model that was served first a minute ago has a rate over this minute.
+    seconds = max((age_s for age_s, _, _ in found.history), default=0) + BUCKET_S
+    return {
+        "seconds": seconds if found.history else 0,
+        "finished": found.finished,
+        "met": found.met,
+        "attainment_ratio": found.attainment_ratio,
+        "rows_per_s": found.rows / seconds,
+        "p50_ns": found.p50_ns,
+        "p99_ns": found.p99_ns,
+        "errors": found.errors,
+        "history": found.history,
+    }

@@ -1,0 +1,130 @@
+"""Lets a request for one model in, or not, at once (pure)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from catenary_gateway.fairness.credits import FairCredits
+from catenary_gateway.fairness.limit import AdaptiveLimit
+
+OPEN_SHARE = 0.8
+"""So much of the limit is for whoever comes first; the rest for those that are behind."""
+_SHORTEST_RETRY_NS = 100_000_000
+_LONGEST_RETRY_NS = 5_000_000_000
+_SMOOTHING = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Who wants in, and what it takes."""
+
+    key: str
+    share: float
+    priority: int
+    """Higher is more urgent."""
+    size: float = 1.0
+    """Of the limit: rows, or one generation."""
+    cost: float = 1.0
+    """Of the key's share: rows, or tokens."""
+    budget_ns: int = 0
+    """What it gives until the moment `FairGate.answered` is called at."""
+
+
+class Entry:
+    """A request that was let in, until it has what its limit is about."""
+
+    __slots__ = ("ask", "began_ns", "inside")
+
+    def __init__(self, ask: Ask, began_ns: int) -> None:
+        self.ask = ask
+        self.began_ns = began_ns
+        self.inside = True
+
+
+class FairGate:
+    """The gate of one model.
+
+    Invariant: `unanswered` is the size of all entries that are inside.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self.limit = AdaptiveLimit(now_ns)
+        self.credits = FairCredits()
+        self.unanswered = 0.0
+        self._by_priority: dict[int, float] = {}
+        self._usual_cost = 0.0
+        self._refused_share = 0.0
+
+    def would_admit(self, ask: Ask, now_ns: int) -> bool:
+        """True if a request would be let in now; nothing changes but that a refusal is noted."""
+        limit = self.limit.value
+        if math.isinf(limit):
+            return True
+        # Who is more urgent is not kept out by who is less; the scheduler serves it first.
+        ahead = self._ahead(ask.priority)
+        allowance = max(1.0, limit) * (self._usual_cost or ask.cost)
+        behind = self.credits.is_behind(ask.key, ask.share, allowance, now_ns)
+        # A large request waits for no emptier moment than half full: small ones would starve it.
+        size = min(ask.size, limit / 2)
+        if not ahead or ahead + size <= limit * (1.0 if behind else OPEN_SHARE):
+            return True
+        self.credits.refused(ask.key, ask.share, now_ns)
+        self.limit.bounded(self.unanswered)
+        self._refused_share += _SMOOTHING * (1.0 - self._refused_share)
+        return False
+
+    def admit(self, ask: Ask, now_ns: int) -> Entry | None:
+        """Lets a request in, or returns None."""
+        if not self.would_admit(ask, now_ns):
+            return None
+        self.unanswered += ask.size
+        self._by_priority[ask.priority] = self._by_priority.get(ask.priority, 0.0) + ask.size
+        self.limit.entered(self.unanswered)
+        self.credits.charge(ask.key, ask.share, ask.cost)
+        self._usual_cost += _SMOOTHING * (ask.cost - self._usual_cost)
+        self._refused_share -= _SMOOTHING * self._refused_share
+        return Entry(ask, now_ns)
+
+    def answered(self, entry: Entry, now_ns: int) -> None:
+        """It has its answer (or its first token)."""
+        if self._leave(entry):
+            self.limit.answered(entry.began_ns, entry.ask.budget_ns, entry.ask.size, now_ns)
+
+    def lost(self, entry: Entry, now_ns: int) -> None:
+        """It was refused, or late, for want of capacity."""
+        if self._leave(entry):
+            self.limit.lost(entry.began_ns, entry.ask.budget_ns, now_ns)
+
+    def left(self, entry: Entry) -> None:
+        """It ended for reasons that say nothing about capacity."""
+        self._leave(entry)
+
+    def correct(self, entry: Entry, cost: float) -> None:
+        """It really cost so much."""
+        self.credits.charge(entry.ask.key, entry.ask.share, cost - entry.ask.cost)
+
+    def retry_after_ns(self) -> int:
+        """Returns when who was refused should come back: the later, the more are refused."""
+        expected = self.limit.usual_ns / max(0.02, 1.0 - self._refused_share)
+        return int(min(max(expected, _SHORTEST_RETRY_NS), _LONGEST_RETRY_NS))
+
+    def _ahead(self, priority: int) -> float:
+        if len(self._by_priority) <= 1 and priority in self._by_priority:
+            return self.unanswered
+        return sum(size for level, size in self._by_priority.items() if level >= priority)
+
+    def _leave(self, entry: Entry) -> bool:
+        if not entry.inside:
+            return False
+        entry.inside = False
+        ask = entry.ask
+        self.unanswered -= ask.size
+        left = self._by_priority[ask.priority] - ask.size
+        if left > 1e-9:
+            self._by_priority[ask.priority] = left
+        else:
+            del self._by_priority[ask.priority]
+            if not self._by_priority:
+                self.unanswered = 0.0
+        return True

@@ -1,0 +1,132 @@
+"""From a prompt in any form to a checked `GenerationRequest`."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Sequence
+
+from catenary_gateway.catalog import Model
+from catenary_gateway.generation.chat_template import Message
+from catenary_gateway.generation.request import (
+    CHAT,
+    TEXT_COMPLETION,
+    ChatPrompt,
+    GenerationRequest,
+    GenerationTerms,
+    Prompt,
+    TextPrompt,
+)
+from catenary_gateway.generation.text_codec import TextCodec
+from catenary_services.domain.sampling import SamplingParameters
+from catenary_services.errors import InvalidInput
+
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's code for a prompt or an answer beyond the model's context."""
+MOST_MESSAGES = 4096
+"""Of one conversation."""
+_SEED_BITS = 63
+_GENERATED = "generated_token_ids"
+
+
+async def request_of(
+    model: Model,
+    codec: TextCodec,
+    request_id: str,
+    prompt: Prompt,
+    sampling: SamplingParameters,
+    terms: GenerationTerms,
+) -> GenerationRequest:
+    """Returns the request the plane takes.
+
+    Raises:
+        InvalidInput: the prompt is empty, too long, or not of this model's vocabulary; or prompt
+            and answer may be longer together than a session is.
+    """
+    field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+    ids = await _tokens_of(model, codec, prompt, field)
+    if not ids:
+        raise InvalidInput(field, "is empty")
+    if len(ids) >= model.session_tokens:
+        raise _too_long(model, field, f"has {len(ids)} tokens and leaves no room for an answer")
+    seed = random.SystemRandom().getrandbits(_SEED_BITS)
+    try:
+        resolved = sampling.resolved(len(ids), model.session_tokens, seed)
+    except InvalidInput as error:
+        error.details["code"] = TOO_LONG
+        raise
+    sampling.check_vocabulary(codec.vocabulary_size)
+    _check_generated(terms.generated, resolved, codec.vocabulary_size)
+    return GenerationRequest(
+        model=model,
+        id=request_id,
+        operation=CHAT if isinstance(prompt, ChatPrompt) else TEXT_COMPLETION,
+        prompt=array("I", ids),
+        sampling=resolved,
+        codec=codec,
+        terms=terms,
+    )
+
+
+def is_unicode(text: str) -> bool:
+    """True unless there is half a character in `text`, which JSON can say and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+async def _tokens_of(model: Model, codec: TextCodec, prompt: Prompt, field: str) -> Sequence[int]:
+    match prompt:
+        case ChatPrompt(messages, variables):
+            _check_messages(messages, codec.most_characters(model.session_tokens), model)
+            text = codec.render(messages, variables)
+            add_special_tokens = False
+        case TextPrompt(text):
+            add_special_tokens = True
+        case _:
+            return _checked("prompt", prompt.token_ids, codec.vocabulary_size)
+    if not is_unicode(text):
+        raise InvalidInput(field, "has halves of characters (lone surrogates)")
+    if len(text) > codec.most_characters(model.session_tokens):
+        # Spares the work of encoding what can never fit.
+        raise _too_long(model, field, f"has {len(text)} characters")
+    return await codec.encode(text, special_tokens=add_special_tokens)
+
+
+def _check_messages(messages: Sequence[Message], most_characters: int, model: Model) -> None:
+    """Spares the template what can never fit; it runs where nobody else does meanwhile."""
+    if len(messages) > MOST_MESSAGES:
+        raise InvalidInput("messages", f"are {len(messages)}, at most {MOST_MESSAGES} may be")
+    texts = (text for each in messages for text in each.values() if isinstance(text, str))
+    characters = sum(map(len, texts))
+    if characters > most_characters:
+        raise _too_long(model, "messages", f"has {characters} characters")
+
+
+def _check_generated(
+    ids: Sequence[int], sampling: SamplingParameters, vocabulary_size: int
+) -> None:
+    """Returns if an answer can go on behind these tokens."""
+    if len(ids) >= sampling.max_tokens:
+        raise InvalidInput(
+            _GENERATED, f"{len(ids)} tokens leave nothing of max_tokens={sampling.max_tokens}"
+        )
+    _checked(_GENERATED, ids, vocabulary_size)
+
+
+def _checked(field: str, ids: Sequence[int], vocabulary_size: int) -> Sequence[int]:
+    if ids and not 0 <= min(ids) <= max(ids) < vocabulary_size:
+        raise InvalidInput(field, f"token ids of this model lie in 0..{vocabulary_size - 1}")
+    return ids
+
+
+def _too_long(model: Model, field: str, what: str) -> InvalidInput:
+    error = InvalidInput(
+        field,
+        f"This model's maximum context length is {model.session_tokens} tokens, but the prompt "
+        f"{what}",
+    )
+    error.details["code"] = TOO_LONG
+    return error

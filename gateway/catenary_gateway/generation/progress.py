@@ -1,0 +1,48 @@
+"""Tells the scheduler how far sessions are: a few times a second, all of them in one message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from catenary_gateway.generation.session import PendingSession
+from catenary_protos.catenary.v1 import scheduler_pb2
+
+Tell = Callable[[scheduler_pb2.GatewayMessage], None]
+
+
+class ProgressReports:
+    """Reports sessions that got tokens since the last report; no timer runs while none does."""
+
+    def __init__(self, tell: Tell, interval_ns: int) -> None:
+        self._tell = tell
+        self._interval_s = interval_ns / 1e9
+        self._progressed: dict[int, PendingSession] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def took(self, session: PendingSession) -> None:
+        """A session got a token; called for each one, so it only notes it."""
+        self._progressed[session.number] = session
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._interval_s, self._report)
+
+    def ended(self, session: PendingSession) -> None:
+        """Its end says how far it came."""
+        self._progressed.pop(session.number, None)
+
+    def close(self) -> None:
+        """Reports nothing any more."""
+        self._progressed.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _report(self) -> None:
+        self._timer = None
+        if not self._progressed:
+            return
+        sessions = [session.progress() for session in self._progressed.values()]
+        self._progressed.clear()
+        report = scheduler_pb2.SessionsProgressed(sessions=sessions)
+        self._tell(scheduler_pb2.GatewayMessage(sessions_progressed=report))

@@ -1,0 +1,126 @@
+"""What is kept of a generation after its end: token counts and times, no text, no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from catenary_gateway.generation.chain_changes import RESTART, ChainChange, chain_changes
+from catenary_gateway.generation.objectives import ObjectivesReport, objectives_report
+from catenary_gateway.generation.session import PendingSession
+from catenary_gateway.generation.start import Start
+from catenary_gateway.hop_times import HopTimes
+from catenary_gateway.recent_requests import FinishedRequest
+from catenary_gateway.waterfall import Bar
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """The facts of one generation that a request of any kind does not have."""
+
+    operation: str
+    prompt_tokens: int
+    completion_tokens: int
+    max_tokens: int
+    finish_reason: str
+    """Empty if it failed."""
+    first_token_ns: int
+    """On the monotonic clock, as the next; 0: there was none."""
+    last_token_ns: int
+    objectives: ObjectivesReport
+    bars: tuple[Bar, ...]
+    """Where the time went, behind the receiving of the request; see `_bars_of`."""
+    chain_changes: tuple[ChainChange, ...]
+
+    @property
+    def moves(self) -> int:
+        """How often it moved to another chain while it ran."""
+        return sum(change.how != RESTART for change in self.chain_changes)
+
+
+def finished_session(
+    session: PendingSession, outcome: str, finished_ns: int, gateway_id: str
+) -> FinishedRequest:
+    """Returns what is kept of `session`."""
+    request = session.request
+    record = SessionRecord(
+        operation=request.operation,
+        prompt_tokens=len(request.prompt),
+        completion_tokens=len(session.generated) - session.continued,
+        max_tokens=request.sampling.max_tokens,
+        finish_reason=session.finish_reason,
+        first_token_ns=session.first_token_ns,
+        last_token_ns=session.last_token_ns,
+        objectives=objectives_report(session),
+        bars=tuple(_bars_of(session, finished_ns, gateway_id)),
+        chain_changes=chain_changes(session),
+    )
+    return FinishedRequest(
+        request.id,
+        request.model.label,
+        outcome,
+        session.arrival,
+        session.submitted_ns,
+        finished_ns,
+        (),
+        record,
+    )
+
+
+def _bars_of(session: PendingSession, finished_ns: int, gateway_id: str) -> Iterator[Bar]:
+    """Yields where the time went: queue, first token hop by hop, then all the others'.
+
+    Agents report durations only, so the bars of hops lie one behind the other; behind the first
+    token a bar is the sum over all later tokens. A part that was moved to from another has, instead
+    of a queue, a bar from the order to move to its first token, while the part before went on, and
+    one of the time in which the client got no token.
+    """
+    waiting_ns = session.submitted_ns or finished_ns
+    for number, start in enumerate(session.starts, 1):
+        if start.moves is None:
+            yield Bar("gateway.queue", gateway_id, waiting_ns, start.started_ns, 0, number)
+            waiting_ns = max(start.started_ns, start.sent_ns)
+        yield from _bars_of_start(start, gateway_id, number, finished_ns)
+        waiting_ns = max(waiting_ns, start.last_token_ns)
+    if not session.starts:
+        yield Bar("gateway.queue", gateway_id, waiting_ns, finished_ns)
+
+
+def _bars_of_start(start: Start, gateway_id: str, number: int, finished_ns: int) -> Iterator[Bar]:
+    def bar(name: str, begin_ns: int, end_ns: int) -> Bar:
+        return Bar(name, gateway_id, begin_ns, end_ns, start.session_id, number)
+
+    before = start.moves
+    if before is not None:
+        end_ns = start.first_token_ns or start.failed_ns or finished_ns
+        yield bar("gateway.move", start.started_ns, end_ns)
+    elif start.sent_ns:
+        yield bar("gateway.send", start.started_ns, start.sent_ns)
+    if not start.first_token_ns:
+        return
+    begin_ns = start.push_ns if before is None else before.last_token_ns
+    yield bar(
+        "gateway.first_token" if before is None else "gateway.stall",
+        begin_ns,
+        start.first_token_ns,
+    )
+    yield from _hops(start, start.first_hops, (begin_ns, start.first_token_ns), number)
+    if start.last_token_ns > start.first_token_ns:
+        span = (start.first_token_ns, start.last_token_ns)
+        yield bar("gateway.next_tokens", *span)
+        yield from _hops(start, start.later_hops.values(), span, number)
+
+
+def _hops(
+    start: Start,
+    timings: Iterable[HopTimes],
+    span: tuple[int, int],
+    number: int,
+) -> Iterator[Bar]:
+    at_ns, latest_ns = span
+    for timing in timings:
+        for name, duration_ns in timing.phases:
+            # Clocks of several machines drift; a bar never reaches behind the token.
+            end_ns = min(at_ns + duration_ns, max(at_ns, latest_ns))
+            yield Bar(name, timing.agent_id, at_ns, end_ns, start.session_id, number)
+            at_ns = end_ns

@@ -1,0 +1,266 @@
+"""One unanswered generation: its tokens so far, where they are made, and the door that reads."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+
+from catenary_gateway.generation.answer_text import AnswerText
+from catenary_gateway.generation.limits import AnswerLimits
+from catenary_gateway.generation.request import GenerationRequest, Piece, StepTiming
+from catenary_gateway.generation.start import Start
+from catenary_gateway.inference import Arrival
+from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
+from catenary_services.errors import CatenaryError
+from catenary_services.sampling_messages import message_of_sampling
+
+
+class PendingSession:
+    """Keeps the token history of one generation, and what its door has not read yet.
+
+    Invariants: `generated` only grows, by the token of the next position, and begins with what
+    its client has from another gateway; `current` is the start
+    whose tokens count, None while there is none; `successors` are those it may move to: the first
+    token taken from one makes that the current one, and the only one. Nothing changes after
+    `ended`.
+    """
+
+    __slots__ = (
+        "_awake", "_read", "_ready", "_timings", "arrival", "current", "ended", "error",
+        "finish_reason", "first_token_ns", "generated", "last_token_ns", "limits", "number",
+        "request", "starts", "submitted_ns", "successors", "text",
+    )  # fmt: skip
+
+    def __init__(
+        self, number: int, request: GenerationRequest, arrival: Arrival, limits: AnswerLimits
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.arrival = arrival
+        self.limits = limits
+        self.submitted_ns = 0
+        self.generated: array[int] = array("I", request.terms.generated)
+        self.starts: list[Start] = []
+        self.current: Start | None = None
+        self.successors: list[Start] = []
+        self.text = AnswerText(
+            request.codec.tokenizer, request.sampling.stop, request.sampling.min_tokens
+        )
+        self.first_token_ns = 0
+        self.last_token_ns = 0
+        self.finish_reason = ""
+        self.error: CatenaryError | None = None
+        self.ended = False
+        self._ready: list[str] = []
+        self._read = self.continued
+        for token in self.generated:
+            # Its client has this text; what is held back of it comes with the next tokens.
+            self.text.push(token)
+        self._timings: list[StepTiming] = []
+        self._awake = asyncio.Event()
+
+    @property
+    def continued(self) -> int:
+        """Number of tokens that were generated through another gateway."""
+        return len(self.request.terms.generated)
+
+    @property
+    def next_position(self) -> int:
+        """Index of the next token in the whole sequence."""
+        return len(self.request.prompt) + len(self.generated)
+
+    @property
+    def due_ns(self) -> int:
+        """When it is given up if no further token comes, on the monotonic clock."""
+        return self.limits.due_ns(self.last_token_ns)
+
+    @property
+    def timed(self) -> bool:
+        """True if agents are to say where the time of each token goes."""
+        return self.request.terms.timed or self.arrival.trace.sampled
+
+    def submission(self, now_ns: int) -> scheduler_pb2.SubmitSession:
+        """Returns what the scheduler is to know, with the session that goes on if there is one."""
+        request, trace = self.request, self.arrival.trace
+        message = scheduler_pb2.SubmitSession(
+            request_id=self.number,
+            model=request.model.key.name,
+            model_version=request.model.key.version,
+            prompt_tokens=len(request.prompt),
+            max_tokens=request.sampling.max_tokens,
+            budget_ns=max(0, self.limits.whole_ns - now_ns),
+            priority=request.terms.priority,
+            traceparent=trace.traceparent if trace.sampled else "",
+            first_token_slo_ns=request.terms.time_to_first_token_ns or 0,
+            per_token_slo_ns=request.terms.time_per_output_token_ns or 0,
+            waited_ns=max(0, now_ns - self.arrival.monotonic_ns),
+            progress=self.progress() if self.generated else None,
+        )
+        if self.current is not None:
+            order = self.current.order
+            if not order.decode_route:
+                message.session_id = self.current.session_id
+                message.route.extend(order.route)
+            elif self.current.first_token_ns:  # on its first ring it is over, or soon will be
+                message.session_id = self.current.session_id
+                message.route.extend(order.decode_route)
+        return message
+
+    def waits_for(self, now_ns: int) -> scheduler_pb2.UnansweredRequest:
+        """Returns what the scheduler's audit is to know: the starts whose tokens are taken."""
+        request = scheduler_pb2.UnansweredRequest(request_id=self.number)
+        for start in (self.current, *self.successors):
+            if start is not None:
+                sent_ago_ns = max(1, now_ns - start.sent_ns) if start.sent_ns else 0
+                request.sessions.add(session_id=start.session_id, sent_ago_ns=sent_ago_ns)
+        return request
+
+    def progress(self) -> scheduler_pb2.SessionProgress:
+        """Returns how far it is, as of its latest token."""
+        first_ns = self.first_token_ns
+        return scheduler_pb2.SessionProgress(
+            request_id=self.number,
+            generated_tokens=len(self.generated),
+            first_token_ns=first_ns - self.arrival.monotonic_ns if first_ns else 0,
+            decode_ns=self.last_token_ns - first_ns,
+        )
+
+    def opening(self, start: Start, gateway_id: str, now_ns: int) -> frame_pb2.SessionOpening:
+        """Returns all the agents of a start must know, with the tokens generated so far."""
+        request, trace = self.request, self.arrival.trace
+        sampling = message_of_sampling(request.sampling)
+        # Watched here; nobody else needs the texts.
+        del sampling.stop[:]
+        opening = frame_pb2.SessionOpening(
+            gateway_id=gateway_id,
+            request_id=self.number,
+            route=start.order.route,
+            decode_route=start.order.decode_route,
+            prompt_tokens=len(request.prompt),
+            sampling=sampling,
+            budget_ns=self.limits.whole_ns - now_ns,
+            traceparent=trace.traceparent if trace.sampled else "",
+            timed=self.timed,
+        )
+        opening.token_ids.extend(request.prompt)
+        opening.token_ids.extend(self.generated)
+        return opening
+
+    def begin(self, start: Start) -> None:
+        """Notes a start: beside the current one if it moves that, else in its place."""
+        self.starts.append(start)
+        if start.moves is None:
+            self.current = start
+        else:
+            self.successors.append(start)
+
+    def believes(self, start: Start) -> bool:
+        """True if a token of this start may be the next one."""
+        return start is self.current or start in self.successors
+
+    def left(self, start: Start) -> None:
+        """Takes no token of a start any more."""
+        start.stop_waiting()
+        if start is self.current:
+            self.current = None
+        else:
+            self.successors.remove(start)
+
+    def take_over(self, start: Start) -> None:
+        """Makes a successor the current start: it has brought the next token."""
+        self.left(start)
+        start.history_tokens = len(self.generated)
+        self.current = start
+
+    def is_early(self, start: Start, token: frame_pb2.SessionToken) -> bool:
+        """Keeps a token that overtook others, which are still to come; False if it did not.
+
+        Split phase: of a prompt the first token comes from one ring, the others from another. Live
+        migration: the last tokens of the ring before may be behind the first of the new one.
+        """
+        expected = self.next_position + 1
+        if start is not self.current:
+            return self.current is not None and start.keep_early(token, expected)
+        if not start.order.decode_route or start.first_token_ns:
+            return False
+        # One token is missing, no more.
+        is_second = bool(start.early) or token.position == expected
+        return is_second and start.keep_early(token, expected)
+
+    def early_token(self) -> frame_pb2.SessionToken | None:
+        """Returns a token of the current start that was kept, if it is the next one now."""
+        start = self.current
+        if start is None or not start.early or start.early[0].position != self.next_position:
+            return None
+        return start.early.pop(0)
+
+    def successor_due(self) -> Start | None:
+        """Returns the successor that has brought the next token, if one has."""
+        for start in self.successors:
+            if start.early and start.early[0].position == self.next_position:
+                return start
+        return None
+
+    def take(self, token: frame_pb2.SessionToken, now_ns: int) -> None:
+        """Appends the token of the next position; sets `finish_reason` if it is the last."""
+        assert self.current is not None
+        previous_ns = self.last_token_ns or self.arrival.monotonic_ns
+        self.first_token_ns = self.first_token_ns or now_ns
+        self.last_token_ns = now_ns
+        self.current.first_token_ns = self.current.first_token_ns or now_ns
+        self.current.last_token_ns = now_ns
+        self.generated.append(token.token_id)
+        if token.timings:
+            self.current.add_hops(token.timings)
+        if self.request.terms.timed:
+            timing = StepTiming(token.token_id, now_ns - previous_ns, tuple(token.timings))
+            self._timings.append(timing)
+        reason = token.finish_reason
+        if not reason and len(self.generated) >= self.request.sampling.max_tokens:
+            # The last agent says so itself; what one forgets must not grow without limit here.
+            reason = "length"
+        # An end-of-text token is no text, whatever the tokenizer thinks of it.
+        text = self.text.push(token.token_id) if reason != "stop" else ""
+        if reason and not self.text.stopped:
+            text += self.text.end()
+        if text:
+            self._ready.append(text)
+        self.finish_reason = "stop" if self.text.stopped else reason
+        self._awake.set()
+
+    def end(self, error: CatenaryError | None) -> None:
+        """Lets the door read what there is, and then the end."""
+        self.ended = True
+        self.error = error
+        self.current = None
+        self.successors.clear()
+        self._awake.set()
+
+    async def read(self) -> Piece | None:
+        """Returns everything since the last call, waiting for something; None after the end.
+
+        Raises:
+            CatenaryError: it ended with this, and all that came before was read.
+        """
+        while True:
+            if self._read < len(self.generated):
+                return self._piece()
+            if self.ended:
+                if self.error is not None:
+                    raise self.error
+                return None
+            self._awake.clear()
+            await self._awake.wait()
+
+    def _piece(self) -> Piece:
+        piece = Piece(
+            "".join(self._ready),
+            tuple(self.generated[self._read :]),
+            self.finish_reason,
+            tuple(self._timings),
+            self._read,
+        )
+        self._read = len(self.generated)
+        self._ready.clear()
+        self._timings.clear()
+        return piece

@@ -1,0 +1,191 @@
+"""Calls the Admin service of every group's scheduler, and answers as one would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc.aio
+
+from catenary_gateway.admin import HasChannel, SchedulerAdmin
+from catenary_gateway.groups import sums
+from catenary_protos.catenary.v1 import admin_pb2
+from catenary_services.domain.groups import GROUP_METADATA
+from catenary_services.errors import InvalidInput, NoActivePlan, Unavailable
+from catenary_services.rpc_errors import error_of_rpc
+
+_RETRY_NS = 1_000_000_000
+_NOTHING_TO_SAY = (Unavailable, NoActivePlan)
+"""Errors of a group that is without a leader, or without a plan."""
+
+
+class GroupsAdmin(SchedulerAdmin):
+    """The schedulers of all groups; a caller may name one of them in the call's metadata."""
+
+    def __init__(self, links: Sequence[HasChannel]) -> None:
+        """Link N is that of group N."""
+        super().__init__(links[0])
+        self._each = [SchedulerAdmin(link) for link in links]
+
+    async def call(
+        self, method: str, request: Any, timeout_s: float | None, group: str | None = None
+    ) -> Any:
+        """Returns the answer of the group that is named, or what all of them come to.
+
+        Raises:
+            InvalidInput: there is no such group, or the call needs one to be named.
+            Unavailable: no scheduler leads a group that is needed.
+            grpc.aio.AioRpcError: what a scheduler answered.
+        """
+        if group is not None:
+            return await self._named(group).call(method, request, timeout_s)
+        over_all: dict[str, Callable[[Any, float | None], Awaitable[Any]]] = {
+            "GetStatus": self._status,
+            "GetPlan": self._plan,
+            "Replan": self._replan,
+            "DeployModel": self._deploy,
+            "ApplyPlan": self._apply,
+            "DrainAgent": self._drain,
+            "ListSessions": self._sessions,
+            "GetTimelines": self._timelines,
+            "MoveSession": self._move,
+        }
+        if method not in over_all:
+            raise InvalidInput(GROUP_METADATA, f"name the scheduler group that {method} is for")
+        return await over_all[method](request, timeout_s)
+
+    async def watch_scaling(
+        self, request: admin_pb2.WatchScalingRequest
+    ) -> AsyncIterator[admin_pb2.ScalingAdvice]:
+        """Yields the sum of all groups' advice, at once and whenever one of them changes.
+
+        A sum without one group would be taken for advice to stop its agents, so the stream ends
+        when that of any group does.
+
+        Raises:
+            Unavailable: no scheduler leads one of the groups.
+            grpc.aio.AioRpcError: how a group's stream ended.
+        """
+        latest: dict[int, admin_pb2.ScalingAdvice] = {}
+        changed = asyncio.Event()
+
+        async def follow(group: int, scheduler: SchedulerAdmin) -> None:
+            async for advice in scheduler.watch_scaling(request):
+                latest[group] = advice
+                changed.set()
+
+        tasks = {asyncio.create_task(follow(*each)) for each in enumerate(self._each)}
+        try:
+            while not any(task.done() for task in tasks):
+                news = asyncio.create_task(changed.wait())
+                try:
+                    await asyncio.wait({news, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    news.cancel()
+                is_new = changed.is_set()
+                changed.clear()
+                if is_new and len(latest) == len(self._each):
+                    yield sums.joint_advice([latest[group] for group in sorted(latest)])
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _named(self, group: str) -> SchedulerAdmin:
+        if not group.isdecimal() or int(group) >= len(self._each):
+            raise InvalidInput(GROUP_METADATA, f"there are groups 0 to {len(self._each) - 1}")
+        return self._each[int(group)]
+
+    async def _all(self, method: str, request: Any, timeout_s: float | None) -> list[Any]:
+        return await asyncio.gather(*(each.call(method, request, timeout_s) for each in self._each))
+
+    async def _those_that_answer(
+        self, method: str, request: Any, timeout_s: float | None
+    ) -> dict[int, Any]:
+        """Returns answers by group; a group may be without a leader for a moment."""
+        answers = await asyncio.gather(
+            *(each.call(method, request, timeout_s) for each in self._each), return_exceptions=True
+        )
+        found: dict[int, Any] = {}
+        for group, answer in enumerate(answers):
+            if isinstance(answer, BaseException):
+                said = error_of_rpc(answer) if isinstance(answer, grpc.aio.AioRpcError) else answer
+                if not isinstance(said, _NOTHING_TO_SAY):
+                    raise answer
+            else:
+                found[group] = answer
+        if not found:
+            raise Unavailable("no scheduler group has an answer", retry_after_ns=_RETRY_NS)
+        return found
+
+    async def _status(self, request: Any, timeout_s: float | None) -> admin_pb2.GetStatusResponse:
+        statuses = await self._those_that_answer("GetStatus", request, timeout_s)
+        return sums.joint_status(statuses, len(self._each))
+
+    async def _replan(self, request: Any, timeout_s: float | None) -> admin_pb2.ReplanResponse:
+        return sums.joint_replan(await self._all("Replan", request, timeout_s))
+
+    async def _deploy(self, request: Any, timeout_s: float | None) -> admin_pb2.DeployModelResponse:
+        answers = await self._all("DeployModel", request, timeout_s)
+        return admin_pb2.DeployModelResponse(plan_id=sums.joint_ids(answers))
+
+    async def _plan(self, request: Any, timeout_s: float | None) -> admin_pb2.GetPlanResponse:
+        return sums.joint_plan(await self._those_that_answer("GetPlan", request, timeout_s))
+
+    async def _apply(
+        self, request: admin_pb2.ApplyPlanRequest, timeout_s: float | None
+    ) -> admin_pb2.ApplyPlanResponse:
+        """Applies what `GetPlan` answers: a document for each group, or for some of them."""
+        parts = sums.plans_by_group(request.plan_json, len(self._each))
+        answers = await asyncio.gather(
+            *(
+                self._each[group].call(
+                    "ApplyPlan", admin_pb2.ApplyPlanRequest(plan_json=text), timeout_s
+                )
+                for group, text in parts.items()
+            )
+        )
+        joint = admin_pb2.ApplyPlanResponse(plan_id=sums.joint_ids(answers))
+        for answer in answers:
+            if answer.HasField("plan_switch"):
+                joint.plan_switch.CopyFrom(answer.plan_switch)
+        return joint
+
+    async def _drain(self, request: Any, timeout_s: float | None) -> Any:
+        status = admin_pb2.GetStatusRequest()
+        statuses = await self._those_that_answer("GetStatus", status, timeout_s)
+        for group, answer in statuses.items():
+            if any(agent.agent_id == request.agent_id for agent in answer.agents):
+                return await self._each[group].call("DrainAgent", request, timeout_s)
+        raise InvalidInput("agent_id", f"{request.agent_id!r} is not connected")
+
+    async def _sessions(self, request: Any, timeout_s: float | None) -> Any:
+        lists = await self._those_that_answer("ListSessions", request, timeout_s)
+        return sums.joint_sessions(lists)
+
+    async def _timelines(self, request: Any, timeout_s: float | None) -> Any:
+        answers = await self._those_that_answer("GetTimelines", request, timeout_s)
+        return sums.joint_timelines(answers)
+
+    async def _move(self, request: admin_pb2.MoveSessionRequest, timeout_s: float | None) -> Any:
+        wanted = admin_pb2.ListSessionsRequest()
+        lists = await self._those_that_answer("ListSessions", wanted, timeout_s)
+        group = next(
+            (
+                group
+                for group, answer in lists.items()
+                if any(each.session_id == request.session_id for each in answer.sessions)
+            ),
+            None,
+        )
+        if group is None:
+            raise InvalidInput("session_id", f"{request.session_id} does not generate")
+        own = admin_pb2.MoveSessionRequest()
+        own.CopyFrom(request)
+        # As `joint_status` names chains.
+        own.chain_id = request.chain_id.removeprefix(f"{group}/")
+        return await self._each[group].call("MoveSession", own, timeout_s)

@@ -1,0 +1,105 @@
+"""What one group's scheduler says, made into what one scheduler of everything would say."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from catenary_gateway.groups.router import GroupRouter
+from catenary_gateway.groups.tables import Directories, ModelTables
+from catenary_gateway.scheduler_listener import Listener
+from catenary_protos.catenary.v1 import scheduler_pb2
+
+_Down = scheduler_pb2.SchedulerToGatewayMessage
+
+
+@dataclass(slots=True)
+class Together:
+    """What the listeners of all groups share."""
+
+    listener: Listener
+    router: GroupRouter
+    models: ModelTables
+    directories: Directories
+    grace_s: float
+    """A group that nobody leads for longer serves nothing."""
+    connected: set[int] = field(default_factory=set)
+    """Groups that are led as far as we know."""
+    gone: set[int] = field(default_factory=set)
+    """Groups that were not led for longer than the grace."""
+
+    def forget_gone(self) -> None:
+        """Lets groups that are gone serve nothing, unless all are: then what was known stands."""
+        if self.gone and self.connected:
+            for group in self.gone:
+                self.models.drop(group)
+            self.gone.clear()
+            self.listener.received(_Down(models=self.models.merged()))
+
+
+class GroupListener:
+    """Implements `SchedulerListener` for one group."""
+
+    def __init__(self, group: int, together: Together) -> None:
+        self._group = group
+        self._together = together
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hello(self) -> scheduler_pb2.GatewayHello:
+        """Returns who this gateway is: the same for every group."""
+        return self._together.listener.hello()
+
+    def connected(self, epoch: int) -> None:
+        """Says again what is unfinished of this group, and what nobody has."""
+        self._stop_timer()
+        together = self._together
+        together.connected.add(self._group)
+        together.gone.discard(self._group)
+        together.forget_gone()
+        together.router.connected(self._group)
+        together.listener.connected(epoch, together.router.is_due(self._group))
+
+    def disconnected(self) -> None:
+        """The group is missed after a while, and the gateway is not ready when all are away."""
+        together = self._together
+        together.connected.discard(self._group)
+        if not together.connected:
+            together.listener.disconnected()
+        self._stop_timer()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(together.grace_s, self._give_up)
+
+    def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
+        """Carries out one message."""
+        together, group = self._together, self._group
+        match message.WhichOneof("kind"):
+            case "reject":
+                if not together.router.refused(message.reject, group):
+                    together.listener.received(message)
+            case "start_session":
+                if not together.router.is_elsewhere(message.start_session.request_id, group):
+                    together.listener.received(message)
+            case "directory":
+                together.directories.update(group, message.directory)
+                together.listener.received(_Down(directory=together.directories.merged()))
+            case "models":
+                together.models.update(group, message.models)
+                together.listener.received(_Down(models=together.models.merged()))
+            case _:
+                together.listener.received(message)
+
+    def close(self) -> None:
+        """Waits for nothing any more."""
+        self._stop_timer()
+
+    def _give_up(self) -> None:
+        self._timer = None
+        together = self._together
+        together.router.away(self._group)
+        together.gone.add(self._group)
+        together.forget_gone()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,61 @@
+"""Typed reading of JSON fields; a wrong one is named in the error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from catenary_services.errors import InvalidInput
+
+Fields = Mapping[str, Any]
+
+
+def text(fields: Fields, name: str) -> str:
+    """Returns a text that must be there."""
+    value = fields.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(name, "must be a text and not empty")
+    return value
+
+
+def flag(fields: Fields, name: str) -> bool:
+    """Returns a boolean; absent or null is false."""
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidInput(name, "must be true or false")
+    return bool(value)
+
+
+def integer(fields: Fields, name: str, default: int) -> int:
+    """Returns an integer; absent or null is `default`."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInput(name, "must be an integer")
+    return value
+
+
+def number(fields: Fields, name: str, default: float) -> float:
+    """Returns a finite number; absent or null is `default`."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(name, "must be a number")
+    # An integer of any size is JSON; beyond this all are equally out of range.
+    value = float(min(max(value, -1e18), 1e18))
+    if not math.isfinite(value):
+        raise InvalidInput(name, "must be finite")
+    return value
+
+
+def mapping(fields: Fields, name: str) -> Fields:
+    """Returns an object; absent or null is an empty one."""
+    value = fields.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidInput(name, "must be an object")
+    return value

@@ -1,0 +1,143 @@
+"""The routes below `/v1`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from catenary_gateway.callers import charged_subject
+from catenary_gateway.catalog import Model
+from catenary_gateway.front_desk import FrontDesk
+from catenary_gateway.generation.answer import Generation
+from catenary_gateway.generation.request import GenerationTerms
+from catenary_gateway.http_bodies import OFF_LOOP, body_of, require_announced
+from catenary_gateway.http_calls import (
+    DESK,
+    REQUEST_ID,
+    enter,
+    json_response,
+    request_id_of,
+)
+from catenary_gateway.json_documents import document_of
+from catenary_gateway.openai_http.answers import (
+    Writer,
+    model_document,
+    prediction_headers,
+    usage_of,
+)
+from catenary_gateway.openai_http.fields import Fields
+from catenary_gateway.openai_http.stream import stream_answer
+from catenary_gateway.openai_http.wanted import Wanted, chat_of, completion_of
+from catenary_gateway.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
+from catenary_gateway.repository import server_version
+from catenary_services.errors import InvalidInput, ModelNotFound
+
+_SHOWN = 100
+
+
+def routes() -> list[web.RouteDef]:
+    """Returns the routes below `/v1`, and the version as vLLM tells it."""
+    return [
+        web.get("/v1/models", _models),
+        web.get("/v1/models/{model}", _model),
+        web.post("/v1/chat/completions", _chat),
+        web.post("/v1/completions", _completion),
+        web.get("/version", _version),
+    ]
+
+
+async def _version(request: web.Request) -> web.Response:
+    enter(request)
+    return json_response({"version": server_version()})
+
+
+async def _models(request: web.Request) -> web.Response:
+    desk = request.app[DESK]
+    enter(request)
+    listed = [model_document(model, name) for name, model in _generating(desk).items()]
+    return json_response({"object": "list", "data": listed})
+
+
+async def _model(request: web.Request) -> web.Response:
+    desk = request.app[DESK]
+    enter(request)
+    reference = request.match_info["model"]
+    name, _, version = reference.partition(":")
+    model = desk.catalog.find(name, version)
+    if not model.generates:
+        shown = reference[:_SHOWN]
+        raise ModelNotFound(f"no model {shown!r} that generates text", details={"model": shown})
+    return json_response(model_document(model, reference))
+
+
+def _generating(desk: FrontDesk) -> dict[str, Model]:
+    """Returns the models that generate text, the newest version of each, by name."""
+    names = dict.fromkeys(model.key.name for model in desk.catalog.models() if model.generates)
+    return {name: desk.catalog.find(name, "") for name in names}
+
+
+async def _chat(request: web.Request) -> web.StreamResponse:
+    return await _complete(request, chat_of, chat=True)
+
+
+async def _completion(request: web.Request) -> web.StreamResponse:
+    return await _complete(request, completion_of, chat=False)
+
+
+async def _complete(
+    request: web.Request, read: Callable[[Fields], Wanted], *, chat: bool
+) -> web.StreamResponse:
+    desk = request.app[DESK]
+    arrival = desk.arrive(request.path, request.headers.get("traceparent"))
+    # Before the body is read: what cannot be taken is not even received.
+    principal = enter(request, counts=True)
+    require_announced(request, desk.max_prompt_bytes)
+    with desk.admitted(0) as lease:
+        with lease.arriving(charged_subject()):
+            body = await body_of(request, desk.max_prompt_bytes, lease)
+            off_loop = request.app[OFF_LOOP]
+            wanted = await off_loop.run(len(body), lambda: read(document_of(body)))
+        terms = _terms(request, wanted)
+        own_id = request_id_of(request) or desk.new_id()
+        with desk.generating_visit(principal, wanted.model) as visit:
+            opened = await visit.generate(own_id, wanted.prompt, wanted.sampling, terms, arrival)
+            writer = Writer(f"{'chatcmpl' if chat else 'cmpl'}-{own_id}", wanted.model, chat)
+            headers = {REQUEST_ID: own_id}
+            with opened as generation:
+                if wanted.stream:
+                    return await stream_answer(request, wanted, writer, generation, headers)
+                document = await _whole(writer, generation)
+                headers |= prediction_headers(generation)
+            return json_response(document, headers=headers)
+
+
+async def _whole(writer: Writer, generation: Generation) -> dict[str, object]:
+    parts: list[str] = []
+    finish_reason = ""
+    while (piece := await generation.next()) is not None:
+        parts.append(piece.text)
+        finish_reason = piece.finish_reason
+    return writer.whole("".join(parts), finish_reason, usage_of(generation))
+
+
+def _terms(request: web.Request, wanted: Wanted) -> GenerationTerms:
+    return GenerationTerms(
+        deadline_ns=_duration_ns(request, "x-deadline-ms"),
+        time_to_first_token_ns=_duration_ns(request, "x-slo-ttft-ms"),
+        time_per_output_token_ns=_duration_ns(request, "x-slo-tpot-ms"),
+        priority=wanted.priority,
+    )
+
+
+def _duration_ns(request: web.Request, header: str) -> int | None:
+    text = request.headers.get(header)
+    if text is None:
+        return None
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        raise InvalidInput(header, "must be a number of milliseconds") from None
+    if not 0 < milliseconds < float("inf"):
+        raise InvalidInput(header, "must be greater than 0")
+    return max(1, int(min(milliseconds, LONGEST_SLO_MS) * NANOSECONDS_PER_MILLISECOND))

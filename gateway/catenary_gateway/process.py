@@ -1,0 +1,291 @@
+"""A gateway process: builds the parts, starts them in order, stops them in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+from opentelemetry.sdk.trace.export import SpanExporter
+
+from catenary_gateway.admin import AdminService
+from catenary_gateway.admission import Admission
+from catenary_gateway.bookkeeping import Bookkeeping
+from catenary_gateway.catalog import Catalog
+from catenary_gateway.dashboard.api import Dashboard
+from catenary_gateway.data_plane import DataPlane
+from catenary_gateway.door_gate import DoorGate, admin_longest, inference_intake
+from catenary_gateway.doors import admin_security, door_security
+from catenary_gateway.external_scaler import ExternalScaler
+from catenary_gateway.fairness.door import FairDoor
+from catenary_gateway.front_desk import FrontDesk
+from catenary_gateway.generation.plane import Pace, SessionPlane
+from catenary_gateway.generation.text_codec import TextCodecs
+from catenary_gateway.generation_grpc import GenerationService
+from catenary_gateway.groups.schedulers import Schedulers
+from catenary_gateway.guard import Guard
+from catenary_gateway.http_door import HttpDoor
+from catenary_gateway.local_answers import LocalStatus
+from catenary_gateway.oip_grpc import InferenceService
+from catenary_gateway.quotas import Quotas
+from catenary_gateway.readiness import Readiness
+from catenary_gateway.repository import Repository
+from catenary_gateway.scaling_gauges import ScalingGauges
+from catenary_gateway.scheduler_listener import Listener
+from catenary_gateway.settings import GatewaySettings
+from catenary_protos.catenary.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    frame_pb2,
+    generation_pb2,
+    generation_pb2_grpc,
+)
+from catenary_protos.externalscaler import externalscaler_pb2, externalscaler_pb2_grpc
+from catenary_protos.inference import grpc_predict_v2_pb2 as oip
+from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
+from catenary_services.errors import Unavailable
+from catenary_services.grpc_intake import Intake
+from catenary_services.grpc_kit import (
+    HealthSwitch,
+    bind,
+    create_server,
+    enable_health_and_reflection,
+)
+from catenary_services.log import get_logger
+from catenary_services.probes import Probes
+from catenary_services.security.identity import Role
+from catenary_services.security.keys import ApiKeys
+from catenary_services.security.own_certificate import OwnCertificate
+from catenary_services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.telemetry.metrics import Metrics, start_metrics_server
+from catenary_services.telemetry.tracing import Tracer
+from catenary_services.transport.hub import TransportHub
+from catenary_services.transport.settings import TransportSecurity, TransportSettings
+
+_STOP_GRACE_S = 1.0
+_MESSAGE_SLACK_BYTES = 64 * 1024
+"""Names, shapes and parameters beside the tensors of the largest request."""
+_RETRY_NS = 1_000_000_000
+
+_log = get_logger("catenary_gateway.process")
+
+
+class GatewayProcess:
+    """One gateway; implements `catenary_services.lifecycle.Process`."""
+
+    def __init__(self, settings: GatewaySettings, *, exporter: SpanExporter | None = None) -> None:
+        self.settings = settings
+        self.name = settings.gateway_id
+        client_security = ClientSecurity.from_settings(settings)
+        self._certificate = OwnCertificate(settings, Role.GATEWAY, settings.gateway_id)
+        self._metrics = Metrics()
+        self._tracer = Tracer(
+            "catenary-gateway", self.name, otlp_endpoint=settings.otlp_endpoint,
+            sample_ratio=settings.trace_sample_ratio, exporter=exporter,
+        )  # fmt: skip
+        self._hub = TransportHub(
+            self.name, _transport_settings(settings),
+            lambda why: self._metrics.frames_refused.labels(why).inc(),
+        )  # fmt: skip
+        self._keys = ApiKeys.load(settings.api_keys_file)
+        self._catalog = Catalog()
+        self._readiness = Readiness(self._catalog, settings.unavailable_grace_s)
+        self._schedulers = Schedulers(settings, client_security, self._metrics)
+        outbox, scheduler_admin = self._schedulers.outbox, self._schedulers.admin
+        books = Bookkeeping(self.name, self._metrics, self._tracer)
+        self._plane = DataPlane(self._catalog, outbox, self._hub, books)
+        self._sessions = SessionPlane(
+            self.name, outbox, self._hub, books, self._plane.numbers,
+            Pace(
+                int(settings.progress_interval_s * 1e9), int(settings.generation_silence_s * 1e9)
+            ),
+        )  # fmt: skip
+        self._plane.results.others[frame_pb2.FRAME_KIND_SESSION_TOKENS] = self._sessions.tokens
+        self._admission = Admission(
+            settings.max_in_flight_bytes,
+            settings.max_in_flight_requests,
+            settings.max_request_bytes,
+        )
+        self._codecs = TextCodecs(settings.model_repository)
+        self._guard = Guard(
+            Quotas(faults_per_s=settings.bad_requests_per_s),
+            FairDoor(enabled=settings.fair_share), self._metrics,
+            int(settings.first_token_patience_s * 1e9),
+        )  # fmt: skip
+        self._desk = FrontDesk(
+            self.name, self._catalog, self._plane, self._admission, self._keys, self._readiness,
+            self._tracer, self._sessions, self._codecs, self._guard,
+            min(settings.max_prompt_bytes, settings.max_request_bytes),
+        )  # fmt: skip
+        self._repository = Repository(self._catalog, scheduler_admin)
+        known = LocalStatus(self.name, self._catalog)
+        self._admin_service = AdminService(
+            self._keys, scheduler_admin, books, self._sessions, known
+        )
+        dashboard = None
+        if settings.dashboard:
+            is_open = settings.insecure or settings.doors_insecure
+            dashboard = Dashboard(self._desk, scheduler_admin, is_open=is_open)
+        self._http = HttpDoor(self._desk, self._repository, dashboard)
+        self._servers: list[grpc.aio.Server] = []
+        self._health: list[HealthSwitch] = []
+        self._scaler = ExternalScaler(self._keys, scheduler_admin)
+        self._probes = Probes()
+        self.health_port: int | None = None
+        self._gauges = ScalingGauges(scheduler_admin, self._metrics)
+        self._stop_metrics = _nothing
+        self._keys_watch: asyncio.Task[None] | None = None
+        self.grpc_port = self.http_port = self.admin_port = 0
+        self.metrics_port: int | None = None
+
+    async def start(self) -> None:
+        """Opens every door and begins to look for the scheduler; `wait_ready` waits for it.
+
+        Raises:
+            Unavailable: a port is taken.
+        """
+        settings = self.settings
+        await self._hub.start(self._plane.frame)
+        self._certificate.start(self._metrics)
+        self._watch_load()
+        self._desk.lag.start()
+        self._keys_watch = asyncio.create_task(self._guard.watch(self._keys))
+        if settings.health_port is not None:
+            self.health_port = await self._probes.start(settings.health_host, settings.health_port)
+        if settings.metrics_port is not None:
+            self.metrics_port, self._stop_metrics = start_metrics_server(
+                settings.metrics_host, settings.metrics_port, self._metrics.registry
+            )
+            self._gauges.start()
+        await self._open_inference()
+        await self._open_admin()
+        tls = door_security(settings).ssl_context()
+        self.http_port = await self._http.start(settings.host, settings.http_port, tls)
+        self._readiness.watch = self._switch_health
+        self._readiness.reconnected = self._guard.fair.interrupted
+        planes = (self._plane, self._sessions)
+        listener = Listener(
+            self.name, planes, self._catalog, self._codecs, self._readiness, self._hub
+        )
+        listener.told_gateways = self._guard.quotas.divide
+        self._schedulers.start(listener, planes)
+        _log.info("doors_open", grpc=self.grpc_port, http=self.http_port, admin=self.admin_port)
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Returns once a scheduler leads this gateway and every model is ready.
+
+        Raises:
+            Unavailable: that took longer than `timeout_s`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._readiness.wait()
+        except TimeoutError:
+            why = self._readiness.why_not
+            raise Unavailable(f"not ready within {timeout_s:g} s: {why}") from None
+
+    async def failed(self) -> None:
+        """Raises if a link to a scheduler ended, which it never should."""
+        await self._schedulers.failed()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Not ready, nothing new; returns when everything is answered or the time is up."""
+        self._readiness.drain()
+        self._admission.draining = True
+        idle = await asyncio.gather(self._plane.idle(timeout_s), self._sessions.idle(timeout_s))
+        if not all(idle):
+            _log.warning("drain_incomplete", unanswered=self._unanswered)
+
+    async def stop(self) -> None:
+        """Ends what is unanswered and closes everything."""
+        self._readiness.drain()
+        self._admission.draining = True
+        self._desk.lag.stop()
+        if self._keys_watch is not None:
+            self._keys_watch.cancel()
+            await asyncio.gather(self._keys_watch, return_exceptions=True)
+        stopped = Unavailable("the gateway stopped", retry_after_ns=_RETRY_NS)
+        await self._plane.close(stopped)
+        await self._sessions.close(stopped)
+        await self._probes.stop()
+        for health in self._health:
+            await health.shutdown()
+        await asyncio.gather(*(server.stop(_STOP_GRACE_S) for server in self._servers))
+        self._servers.clear()  # what is left of them must go while this event loop runs
+        await self._http.stop()
+        await self._schedulers.stop()
+        await self._hub.close()
+        await self._certificate.close()
+        await asyncio.to_thread(self._tracer.shutdown)
+        await self._gauges.close()
+        await asyncio.to_thread(self._stop_metrics)
+
+    async def _open_inference(self) -> None:
+        settings = self.settings
+        security = door_security(settings)
+        limit = settings.max_request_bytes + _MESSAGE_SLACK_BYTES
+        intake = inference_intake(
+            self._desk, _MESSAGE_SLACK_BYTES, max(settings.max_in_flight_bytes, limit)
+        )
+        server = create_server(security, intake=intake, max_message_bytes=limit)
+        service = InferenceService(self._desk, self._repository, settings.max_stream_requests)
+        oip_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
+        generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(self._desk), server)
+        described = (
+            oip.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+            generation_pb2.DESCRIPTOR.services_by_name["Generation"],
+        )
+        self._health.append(enable_health_and_reflection(server, described))
+        self._servers.append(server)
+        self.grpc_port = bind(server, settings.host, settings.grpc_port, security)
+        await server.start()
+
+    async def _open_admin(self) -> None:
+        settings = self.settings
+        security, guard = admin_security(settings, has_keys=self._keys.enabled)
+        # Operators without keys are known by their certificates: the guard's table holds them.
+        gate = DoorGate(self._desk) if guard is None else None
+        intake = Intake(gate, admin_longest())
+        server = create_server(security, guard=guard, intake=intake)
+        admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, server)
+        externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self._scaler, server)
+        described = (
+            admin_pb2.DESCRIPTOR.services_by_name["Admin"],
+            externalscaler_pb2.DESCRIPTOR.services_by_name["ExternalScaler"],
+        )
+        self._health.append(enable_health_and_reflection(server, described))
+        self._servers.append(server)
+        self.admin_port = bind(server, settings.host, settings.admin_port, security)
+        await server.start()
+
+    @property
+    def _unanswered(self) -> int:
+        return self._plane.unanswered + self._sessions.unanswered
+
+    def _watch_load(self) -> None:
+        metrics, sessions = self._metrics, self._sessions
+        metrics.requests_in_flight.set_function(lambda: float(self._unanswered))
+        metrics.in_flight_bytes.set_function(lambda: float(self._admission.bytes))
+        metrics.sessions_running.set_function(lambda: float(sessions.running))
+        metrics.sessions_waiting.set_function(lambda: float(sessions.unanswered - sessions.running))
+
+    def _switch_health(self, ready: bool) -> None:
+        for health in self._health:
+            health.set_serving(ready)
+        self._probes.set_ready(ready)
+        _log.info("ready" if ready else "not_ready")
+
+
+def _transport_settings(settings: GatewaySettings) -> TransportSettings:
+    return TransportSettings(
+        enabled=tuple(settings.transports),
+        host=settings.transport_host,
+        runtime_dir=settings.runtime_dir,
+        security=TransportSecurity(
+            server=ServerSecurity.from_settings(settings),
+            client=ClientSecurity.from_settings(settings),
+        ),
+    )
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,269 @@
+"""The gateway's one stream to the scheduler that leads, kept up over every loss."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol, TypeAlias
+
+import grpc
+import grpc.aio
+
+from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
+from catenary_services.errors import CatenaryError, InvalidMessage, Overloaded, PartitionLost
+from catenary_services.grpc_kit import open_channel
+from catenary_services.log import get_logger
+from catenary_services.packed_writer import PackedWriter
+from catenary_services.rules.reading import checking
+from catenary_services.security.identity import Role
+from catenary_services.security.tls import ClientSecurity
+
+HEARTBEAT_S = 1.0
+SILENCE_S = 3.0
+CONNECT_TIMEOUT_S = 3.0
+_LINGER_S = 0.01
+_FIRST_BACKOFF_S = 0.05
+_LONGEST_BACKOFF_S = 0.3
+"""Once the lease is over, nothing new begins for as long as we sleep."""
+
+_log = get_logger("catenary_gateway.scheduler_link")
+_Message = scheduler_pb2.GatewayMessage
+_Call: TypeAlias = (
+    "grpc.aio.StreamStreamCall["
+    "scheduler_pb2.GatewayMessages, scheduler_pb2.SchedulerToGatewayMessages]"
+)
+
+
+class SchedulerListener(Protocol):
+    """Whom the link tells what the scheduler says."""
+
+    def hello(self) -> scheduler_pb2.GatewayHello:
+        """Returns who this gateway is."""
+        ...
+
+    def connected(self, epoch: int) -> None:
+        """A scheduler leads this gateway from now on; say again what is unfinished."""
+        ...
+
+    def disconnected(self) -> None:
+        """The stream is lost; another is being sought."""
+        ...
+
+    def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
+        """An order or a table."""
+        ...
+
+
+class SchedulerLink:
+    """Connects to any of the addresses, and to the next one whenever that fails.
+
+    A standby scheduler ends the stream with UNAVAILABLE. While nobody is connected, messages are
+    dropped: on the next `connected` the listener says again what still matters.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        security: ClientSecurity,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Looks for a leader at `addresses`, of the group that `metadata` names if it does."""
+        self._addresses = tuple(addresses)
+        self._security = security
+        self.metadata = tuple(metadata)
+        """Goes with every call to the scheduler."""
+        self._writer: PackedWriter[scheduler_pb2.GatewayMessage] | None = None
+        self._later: list[scheduler_pb2.GatewayMessage] = []
+        self._later_timer: asyncio.TimerHandle | None = None
+        self._heard_s = 0.0
+        self.invalid: Callable[[], None] = _nothing
+        """Called for each message of a scheduler that says what cannot be."""
+        self.channel: grpc.aio.Channel | None = None
+        """To the scheduler that leads; None while there is none."""
+        self.problems: dict[str, str] = {}
+        """Why the last stream to each address ended."""
+
+    @property
+    def is_connected(self) -> bool:
+        """True between a scheduler's welcome and the loss of its stream."""
+        return self._writer is not None
+
+    @property
+    def silent_s(self) -> float:
+        """How long the scheduler that leads has said nothing, heartbeats included."""
+        return time.monotonic() - self._heard_s
+
+    def send(self, message: scheduler_pb2.GatewayMessage) -> None:
+        """Queues a message for the scheduler; dropped while there is none.
+
+        Raises:
+            Overloaded: the scheduler does not keep up.
+        """
+        if self._writer is not None:
+            if self._later:
+                self._flush_later()
+            self._writer.put(message)
+
+    def send_soon(self, message: scheduler_pb2.GatewayMessage) -> None:
+        """Queues a message that nobody waits for: it goes with the next one, or a moment later.
+
+        A write costs far more than a message in it, and under load the next one is never far.
+        """
+        if self._writer is None:
+            return
+        self._later.append(message)
+        if self._later_timer is None:
+            loop = asyncio.get_running_loop()
+            self._later_timer = loop.call_later(_LINGER_S, self._flush_later)
+
+    def _flush_later(self) -> None:
+        later = self._take_later()
+        if self._writer is not None:
+            # A scheduler that does not read is about to be lost; the next one is told anew.
+            with suppress(Overloaded):
+                for message in later:
+                    self._writer.put(message)
+
+    def _take_later(self) -> list[scheduler_pb2.GatewayMessage]:
+        # The timer goes with its messages: it would cut the wait of the next ones short.
+        if self._later_timer is not None:
+            self._later_timer.cancel()
+            self._later_timer = None
+        later, self._later = self._later, []
+        return later
+
+    async def run(self, listener: SchedulerListener) -> None:
+        """Keeps a stream open until cancelled."""
+        backoff_s = _FIRST_BACKOFF_S
+        turn = 0
+        while True:
+            address = self._addresses[turn % len(self._addresses)]
+            started = time.monotonic()
+            try:
+                await self._session(address, listener)
+            except* InvalidMessage as group:
+                # Perhaps another one leads, or will; this one is not worth a tight loop.
+                self.invalid()
+                _log.warning("scheduler_unbelievable", address=address, why=_reason(group))
+                started = time.monotonic()
+                await asyncio.sleep(_LONGEST_BACKOFF_S)
+            except* (
+                CatenaryError,
+                grpc.aio.AioRpcError,
+                asyncio.InvalidStateError,  # what gRPC raises if one writes to what has ended
+                TimeoutError,
+                OSError,
+            ) as group:
+                self.problems[address] = _reason(group)
+                _log.info("scheduler_stream_ended", address=address, why=self.problems[address])
+            except* Exception as group:
+                # A bug in handling one message must not end the gateway; a new stream may do.
+                _log.error("scheduler_stream_failed", address=address, exc_info=group)
+            if time.monotonic() - started > SILENCE_S:
+                backoff_s = _FIRST_BACKOFF_S
+            turn += 1
+            # Once round without a wait: with a leader and a standby the other one is the leader.
+            if turn % len(self._addresses) == 0:
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+
+    async def _session(self, address: str, listener: SchedulerListener) -> None:
+        channel = open_channel(address, self._security, role=Role.SCHEDULER)
+        try:
+            stub = scheduler_pb2_grpc.SchedulerStub(checking(channel))
+            call = stub.GatewaySession(metadata=self.metadata or None)
+
+            async def send(messages: list[scheduler_pb2.GatewayMessage]) -> None:
+                await call.write(scheduler_pb2.GatewayMessages(messages=messages))
+
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await send([_Message(hello=listener.hello())])
+                    first = await _read(call)
+                self._heard_s = time.monotonic()
+                writer = PackedWriter(send)
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(writer.run())
+                    tasks.create_task(_beat(writer))
+                    tasks.create_task(self._watch_silence())
+                    tasks.create_task(self._receive(call, first, listener, channel, writer))
+            finally:
+                call.cancel()
+                if self._writer is not None:
+                    self._writer = None
+                    self._take_later()
+                    self.channel = None
+                    listener.disconnected()
+        finally:
+            with suppress(Exception):
+                await channel.close()
+
+    async def _receive(
+        self,
+        call: _Call,
+        first: scheduler_pb2.SchedulerToGatewayMessages,
+        listener: SchedulerListener,
+        channel: grpc.aio.Channel,
+        writer: PackedWriter[scheduler_pb2.GatewayMessage],
+    ) -> None:
+        """Hands over what comes; ends with an error when the stream ends or falls silent."""
+        pack = first
+        while True:
+            for message in pack.messages:
+                kind = message.WhichOneof("kind")
+                if kind == "welcome":
+                    self._writer = writer
+                    self.channel = channel
+                    _log.info(
+                        "scheduler_connected",
+                        scheduler=message.welcome.scheduler_id,
+                        epoch=message.welcome.epoch,
+                    )
+                    listener.connected(message.welcome.epoch)
+                elif kind is not None and kind != "heartbeat":
+                    listener.received(message)
+            pack = await _read(call)
+            self._heard_s = time.monotonic()
+
+    async def _watch_silence(self) -> None:
+        """Ends the session with an error when the scheduler falls silent.
+
+        One timer for the session: a timeout around each read would cost more than the read.
+        """
+        while True:
+            left_s = self._heard_s + SILENCE_S - time.monotonic()
+            if left_s <= 0:
+                raise PartitionLost(f"the scheduler was silent for {SILENCE_S:g} s")
+            await asyncio.sleep(left_s)
+
+
+def _nothing() -> None:
+    """Nobody counts."""
+
+
+async def _read(call: _Call) -> scheduler_pb2.SchedulerToGatewayMessages:
+    pack = await call.read()
+    if isinstance(pack, InvalidMessage):
+        raise pack
+    if not isinstance(pack, scheduler_pb2.SchedulerToGatewayMessages):
+        raise PartitionLost("the scheduler ended the stream")
+    return pack
+
+
+async def _beat(writer: PackedWriter[scheduler_pb2.GatewayMessage]) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        with suppress(Overloaded):
+            writer.put(_Message(heartbeat=scheduler_pb2.Heartbeat()))
+
+
+def _reason(group: BaseExceptionGroup[BaseException]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"

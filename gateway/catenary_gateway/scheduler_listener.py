@@ -1,0 +1,100 @@
+"""What a gateway does with what its scheduler says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from catenary_gateway.catalog import Catalog
+from catenary_gateway.data_plane import DataPlane
+from catenary_gateway.generation.plane import SessionPlane
+from catenary_gateway.generation.text_codec import TextCodecs
+from catenary_gateway.readiness import Readiness
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_services.transport.interface import Address
+from catenary_services.version import software_version
+
+
+class Hub(Protocol):
+    """What is needed of `catenary_services.transport.hub.TransportHub`."""
+
+    @property
+    def addresses(self) -> Sequence[Address]:
+        """Where this process receives frames."""
+        ...
+
+    def update_directory(self, peers: Iterable[common_pb2.Peer]) -> None:
+        """Replaces the peers that can be reached."""
+        ...
+
+
+class Listener:
+    """Routes orders to the two planes and tables to those who keep them."""
+
+    def __init__(
+        self,
+        gateway_id: str,
+        planes: tuple[DataPlane, SessionPlane],
+        catalog: Catalog,
+        codecs: TextCodecs,
+        readiness: Readiness,
+        hub: Hub,
+    ) -> None:
+        self._gateway_id = gateway_id
+        self._incarnation = random.SystemRandom().getrandbits(63)
+        self._plane, self._sessions = planes
+        self._catalog = catalog
+        self._codecs = codecs
+        self._readiness = readiness
+        self._hub = hub
+        self.told_gateways: Callable[[int], None] | None = None
+        """Hears how many gateways there are."""
+
+    def hello(self) -> scheduler_pb2.GatewayHello:
+        """Returns who this gateway is and where it receives frames."""
+        addresses = [
+            common_pb2.TransportAddress(
+                transport=address.transport, address=address.address, host_id=address.host_id
+            )
+            for address in self._hub.addresses
+        ]
+        peer = common_pb2.Peer(
+            peer_id=self._gateway_id, incarnation=self._incarnation, addresses=addresses
+        )
+        return scheduler_pb2.GatewayHello(
+            gateway_id=self._gateway_id,
+            incarnation=self._incarnation,
+            peer=peer,
+            software_version=software_version(),
+        )
+
+    def connected(self, epoch: int, mine: Callable[[int], bool] | None = None) -> None:
+        """Says again what is unfinished; of that, what `mine` says of the number."""
+        self._plane.connected(mine)
+        self._sessions.connected(mine)
+        self._readiness.connected()
+
+    def disconnected(self) -> None:
+        """Unfinished requests stay; only readiness may change, later."""
+        self._readiness.disconnected()
+
+    def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
+        """Carries out one message."""
+        match message.WhichOneof("kind"):
+            case "dispatch":
+                self._plane.dispatch(message.dispatch)
+            case "reject":
+                # Of one series, a number belongs to one plane; the other knows nothing of it.
+                self._plane.reject(message.reject)
+                self._sessions.reject(message.reject)
+            case "start_session":
+                self._sessions.start(message.start_session)
+            case "directory":
+                self._hub.update_directory(message.directory.peers)
+                if self.told_gateways is not None and message.directory.gateways:
+                    self.told_gateways(message.directory.gateways)
+            case "models":
+                self._catalog.update(message.models)
+                self._codecs.expect(m.key for m in self._catalog.models() if m.generates)
+                self._readiness.refresh()

@@ -1,0 +1,132 @@
+"""Settings of a gateway process."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from pydantic import Field
+
+from catenary_services.domain.groups import MOST_GROUPS
+from catenary_services.settings import ProcessSettings
+
+MEBIBYTE = 1024 * 1024
+
+
+class GatewaySettings(ProcessSettings):
+    """What a gateway can be told."""
+
+    gateway_id: str = Field(
+        default="gateway-0",
+        min_length=1,
+        description="Name of this gateway, unique in the cluster.",
+    )
+    host: str = Field(default="127.0.0.1", description="Address every door listens on.")
+    grpc_port: int = Field(
+        default=8001, ge=0, le=65535, description="Port of the gRPC doors; 0: any free port."
+    )
+    http_port: int = Field(
+        default=8000, ge=0, le=65535, description="Port of the HTTP doors; 0: any free port."
+    )
+    admin_port: int = Field(
+        default=8003, ge=0, le=65535, description="Port of the Admin service; 0: any free port."
+    )
+    scheduler_addresses: list[str] = Field(
+        default=["127.0.0.1:8004"],
+        min_length=1,
+        description="host:port of every scheduler; the leader among them is found by asking.",
+    )
+    scheduler_groups: int = Field(
+        default=1, ge=1, le=MOST_GROUPS, description="Scheduler groups of the cluster; requests go "
+        "round robin to those that serve their model.",
+    )  # fmt: skip
+    model_repository: Path = Field(
+        default=Path("models"),
+        description="Folder that holds models/<name>/<version>/: tokenizers and chat templates.",
+    )
+    api_keys_file: Path | None = Field(
+        default=None, description="File of hashed API keys; unset: everyone is let in."
+    )
+    dashboard: bool = Field(
+        default=True,
+        description="Serve the dashboard on the HTTP port; behind TLS it needs API keys.",
+    )
+    doors_insecure: bool = Field(
+        default=False,
+        description="Doors for clients without TLS although the cluster inside has it: behind a "
+        "proxy that ends TLS, or on this machine only.",
+    )
+    door_cert_file: Path | None = Field(
+        default=None,
+        description="PEM certificate chain the doors show to clients; unset: tls_cert_file.",
+    )
+    door_key_file: Path | None = Field(
+        default=None, description="PEM private key that belongs to door_cert_file."
+    )
+    max_in_flight_bytes: int = Field(
+        default=256 * MEBIBYTE,
+        gt=0,
+        description="Bytes of unanswered requests held at once; more are refused as overload.",
+    )
+    max_in_flight_requests: int = Field(
+        default=4096, gt=0, description="Unanswered requests held at once."
+    )
+    max_request_bytes: int = Field(
+        default=32 * MEBIBYTE,
+        gt=0,
+        description="Largest message a door accepts; one client alone can make a gateway hold it.",
+    )
+    max_prompt_bytes: int = Field(
+        default=8 * MEBIBYTE,
+        gt=0,
+        description="Largest message that asks for text; a prompt of 100 000 tokens has about half "
+        "a million bytes.",
+    )
+    bad_requests_per_s: float = Field(
+        default=100.0,
+        gt=0.0,
+        description="Requests one key, or one address without a key, may have refused as its own "
+        "fault; a flood of them is answered with 429. One with a large body counts for many.",
+    )
+    max_stream_requests: int = Field(
+        default=32,
+        gt=0,
+        description="Requests of one ModelStreamInfer stream worked on at the same time.",
+    )
+    fair_share: bool = Field(
+        default=True,
+        description="Under overload refuse at once what cannot be answered in time, and divide the "
+        "rest among API keys by their shares.",
+    )
+    first_token_patience_s: float = Field(
+        default=60.0,
+        gt=0.0,
+        description="Under overload a generation that names no objective for its first token "
+        "should not wait for it longer than this; more are refused.",
+    )
+    transports: list[str] = Field(
+        default=["shm", "tcp", "grpc"], description="Transports frames may use, best first."
+    )
+    transport_host: str = Field(
+        default="127.0.0.1", description="Address agents can reach this gateway's transports at."
+    )
+    runtime_dir: Path = Field(
+        default_factory=lambda: Path(tempfile.gettempdir()) / "catenary",
+        description="Folder for the sockets of the shared-memory transport.",
+    )
+    progress_interval_s: float = Field(
+        default=0.1,
+        gt=0.0,
+        description="How often the scheduler hears how far running generations are.",
+    )
+    generation_silence_s: float = Field(
+        default=60.0,
+        gt=0.0,
+        description="An answer that gets no further token for so long is given up. There is no"
+        " limit on the whole answer unless its client names one.",
+    )
+    unavailable_grace_s: float = Field(
+        default=3.0,
+        ge=0.0,
+        description="How long the scheduler may be away before this gateway says it is not ready.",
+    )

@@ -1,0 +1,70 @@
+"""What this gateway waits for, for the scheduler's audit of its book."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from catenary_gateway.scheduler_link import SchedulerListener
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_services.errors import Overloaded
+
+
+class Plane(Protocol):
+    """What is needed of the planes."""
+
+    def waits_for(self, now_ns: int) -> list[scheduler_pb2.UnansweredRequest]:
+        """Returns every unanswered request."""
+        ...
+
+
+class Link(Protocol):
+    """What is needed of `SchedulerLink`."""
+
+    def send(self, message: scheduler_pb2.GatewayMessage) -> None:
+        """Queues a message, behind all that were said before."""
+        ...
+
+
+class Audited:
+    """Says what is waited for, and leaves everything else to another listener."""
+
+    def __init__(
+        self,
+        listener: SchedulerListener,
+        link: Link,
+        planes: tuple[Plane, ...],
+        mine: Callable[[int], bool] | None = None,
+    ) -> None:
+        """`mine` says by its number whether a request waits for that scheduler; None: all do."""
+        self._listener = listener
+        self._link = link
+        self._planes = planes
+        self._mine = mine
+        self.hello = listener.hello
+        self.disconnected = listener.disconnected
+
+    def connected(self, epoch: int) -> None:
+        """Says again what is unfinished, and that this is all: the rest ended without a word."""
+        self._listener.connected(epoch)
+        self._answer(0)
+
+    def received(self, message: scheduler_pb2.SchedulerToGatewayMessage) -> None:
+        """Takes an order or a table."""
+        if message.WhichOneof("kind") != "report_unanswered":
+            self._listener.received(message)
+            return
+        self._answer(message.report_unanswered.number)
+
+    def _answer(self, number: int) -> None:
+        now_ns = time.monotonic_ns()
+        answer = scheduler_pb2.Unanswered(number=number)
+        for plane in self._planes:
+            for request in plane.waits_for(now_ns):
+                if self._mine is None or self._mine(request.request_id):
+                    answer.requests.append(request)
+        # A scheduler that does not read is about to be lost; it would learn nothing from this.
+        with suppress(Overloaded):
+            self._link.send(scheduler_pb2.GatewayMessage(unanswered=answer))

@@ -1,0 +1,225 @@
+"""A canary: does a partition answer a fixed input as the first of its kind did.
+
+Digests say that the weights are right; this says that what computes with them is. The first agent
+that loads a partition writes its answer down beside the model (`.canaries/`), others of the same
+kind compare theirs before they take traffic. Of the same kind are agents of one executor, device
+class, precision and instruction set. Answers of unlike kinds are not compared: they may differ by
+more than a mistake would show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from catenary_agent.decoders.base import DecoderExecutor, StepItem
+from catenary_agent.executors.base import Executor
+from catenary_services.bounded_files import read_bounded
+from catenary_services.content.record import machine
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.errors import CanaryFailed, CatenaryError
+from catenary_services.log import get_logger
+
+FOLDER = ".canaries"
+TOLERANCES = {"fp32": 1e-3, "float16": 2e-2, "cuda": 5e-2, "int8": 5e-2, "int4": 5e-2}
+"""Relative distance (L2) of two answers, by what makes them differ most."""
+_FORMAT = 1
+_TOKENS = 8
+_SESSION = -2
+"""Sessions of the platform have positive numbers, those of measuring -1."""
+_VALUES_KEPT = 1_024
+_LARGEST_BYTES = 16 << 20
+_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
+"""Instructions that integer kernels are chosen by."""
+
+_log = get_logger("catenary_agent.canary")
+Answer = list[np.ndarray[Any, Any]]
+OnThread = Callable[[Callable[[], int]], Awaitable[int]]
+
+
+class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the first of a kind answered."""
+
+    partition: str
+    kind: str
+    answers: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What answers are compared within."""
+
+    executor: str
+    device_class: str
+    precision: str
+    """"fp32", "float16" (on the way between agents), "int8", "int4", "cuda"."""
+    content: str
+    """Digest of the model version."""
+
+    @property
+    def tolerance(self) -> float:
+        """How far two answers may be apart."""
+        return TOLERANCES[self.precision]
+
+    def __str__(self) -> str:
+        features = ",".join(_features()) if self.precision != "cuda" else ""
+        return f"{self.executor} {self.device_class} {self.precision} {self.content} {features}"
+
+
+class Canary:
+    """Compares answers in one version's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keeps the answers below `folder`."""
+        self._folder = folder / FOLDER
+
+    async def check(
+        self, key: PartitionKey, kind: Kind, ask: Callable[[], Answer], on_thread: OnThread
+    ) -> None:
+        """Returns if the partition answers as the first of its kind did, or is the first.
+
+        Args:
+            key: The partition.
+            kind: Of which executor, device and content.
+            ask: Runs the fixed input through it.
+            on_thread: Runs a function where the executor may be used.
+
+        Raises:
+            CanaryFailed: it does not; the message says how far off it is.
+        """
+        answer: Answer = []
+
+        def run() -> int:
+            answer.extend(_sampled(each) for each in ask())
+            return 0
+
+        await on_thread(run)
+        if answer:
+            await asyncio.to_thread(self.compare, key, kind, answer)  # waits for the disk
+
+    def compare(self, key: PartitionKey, kind: Kind, answer: Answer) -> None:
+        """Compares an answer, or writes it down.
+
+        Raises:
+            CanaryFailed: it is another one, or has values that are no numbers.
+        """
+        if not all(np.isfinite(each).all() for each in answer):
+            raise _failed(key, "has values that are not finite")
+        path = self._folder / f"{_name(key, kind)}.json"
+        stored = _read(path)
+        if stored is None:
+            mine = _Stored(str(key), str(kind), [each.tolist() for each in answer])
+            stored = _write(path, mine)
+        if stored is not None:
+            off = _distance(answer, stored.answers)
+            if not off <= kind.tolerance:
+                raise _failed(key, f"is {off:.2g} off, {kind.tolerance:g} is allowed")
+
+
+def part_answer(executor: Executor) -> Answer:
+    """Returns what a part answers to its fixed input, one row."""
+    return [each.copy() for each in executor.run(executor.ends.example_arrays(1))]
+
+
+def decoder_answer(executor: DecoderExecutor) -> Answer:
+    """Returns what decoder blocks answer to a fixed prompt; nothing if there is no room for it."""
+    key, table = executor.key, executor.table
+    tokens = min(_TOKENS, executor.layout.session_tokens - 1, table.context_tokens)
+    if executor.free_block_slots < key.last_block - key.first_block or tokens < 1:
+        return []
+    random = np.random.default_rng(0)
+    if key.first_block == 0:
+        rows: Any = random.integers(0, table.vocabulary_size, tokens, dtype=np.int64)
+    else:
+        rows = random.standard_normal((tokens, table.hidden_size), dtype=np.float32)
+    executor.open_session(_SESSION, key.first_block)
+    try:
+        want: Any = "logits" if key.last_block == table.blocks else "hidden"
+        (made,) = executor.step([StepItem(_SESSION, 0, rows, want)])
+    finally:
+        executor.close_session(_SESSION)
+    return [] if made is None else [np.array(made)]
+
+
+def _sampled(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    flat = np.asarray(values, np.float64).reshape(-1)
+    return flat[:: max(1, -(-flat.size // _VALUES_KEPT))]
+
+
+def _distance(answer: Answer, recorded: Sequence[Sequence[float]]) -> float:
+    """Returns the largest relative distance; infinity for answers of another shape."""
+    if [each.size for each in answer] != [len(each) for each in recorded]:
+        return float("inf")
+    off = 0.0
+    for mine, theirs in zip(answer, map(np.asarray, recorded), strict=True):
+        size = float(np.linalg.norm(theirs)) or 1.0
+        off = max(off, float(np.linalg.norm(mine - theirs)) / size)
+    return off
+
+
+def _name(key: PartitionKey, kind: Kind) -> str:
+    facts = [_FORMAT, str(key), str(kind)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _read(path: Path) -> _Stored | None:
+    try:
+        return msgspec.json.decode(read_bounded(path, _LARGEST_BYTES), type=_Stored)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, CatenaryError) as error:
+        _log.warning("canary_unreadable", file=str(path), error=str(error))
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        return None
+
+
+def _write(path: Path, mine: _Stored) -> _Stored | None:
+    """Writes the first answer down; returns somebody else's that was quicker."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(mine))
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+            os.link(temporary, path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except FileExistsError:
+        return _read(path)
+    except OSError as error:  # a read-only repository: there is nothing to compare with
+        _log.info("canary_not_recorded", file=str(path), error=str(error))
+    return None
+
+
+def _failed(key: PartitionKey, what: str) -> CanaryFailed:
+    return CanaryFailed(
+        f"what {key} answers to its canary on {machine()} {what}: this device computes wrongly",
+        details={"partition": str(key), "machine": machine()},
+    )
+
+
+@cache
+def _features() -> tuple[str, ...]:
+    """Returns what of the instruction set numbers may depend on."""
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        flags = set()
+    return (platform.machine(), *(name for name in _FEATURES if name in flags))

@@ -1,0 +1,386 @@
+"""Choosing the next token of every session of a step, from logits that stay where they are.
+
+One algorithm for NumPy and PyTorch; what they do differently, or name differently, is an `Arrays`.
+No vocabulary is sorted unless it must be: top-k and top-p are lower bounds of the scaled logits,
+found among the largest few, and only where those few have not the share that was asked for, all of
+them are looked at. Tokens with exactly the bound stay, so a row has one answer whatever the order.
+
+Probabilities are added up as integers: their sum does not depend on the order a device adds in,
+and a row's token not on the other rows of the call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from catenary_agent.decoders.gumbel import (
+    counters,
+    exact_noise,
+    random_bits,
+    random_bits_of,
+    rough_noise,
+)
+from catenary_agent.decoders.sampling import NOT_FINITE, NOTHING_ALLOWED, Sampler
+from catenary_services.domain.sampler_sizes import rows_at_a_time
+
+Asked = tuple[int, Sampler]
+"""A session by its number, and its way of choosing."""
+
+_UNDECIDED = -9
+"""In place of a token: the likeliest few tokens were too few."""
+_SPARE = 64
+"""So many candidates more than top-k asks for: others may be as likely as the last one."""
+_UNIT = 2.0**40
+"""A probability of one, relative to the likeliest token's; the sum of 2^22 fits in 63 bits."""
+
+
+class Few(NamedTuple):
+    """Some columns of each row, [rows, n] each."""
+
+    ids: Any
+    """Which they are."""
+    values: Any
+    """What is there; negative infinity in what only fills a row up."""
+    ordered: Any
+    """The same, the largest first."""
+    floor: Any
+    """[rows, 1]: whatever is above it is among them. Infinity: these few decide nothing."""
+
+
+class Arrays(Protocol):
+    """What a library of arrays does in its own way."""
+
+    xp: Any
+    """The module."""
+    block_numbers: int
+    """So many logits are worked on at a time: what fits into a cache, or into spare memory. What
+    that takes is in `catenary_services.domain.sampler_sizes`."""
+    sorted_numbers: int
+    """So many at a time where whole vocabularies are sorted."""
+
+    def put(self, array: NDArray[Any]) -> Any:
+        """Brings an array to where the logits are."""
+        ...
+
+    def take(self, table: Any, columns: Any) -> Any:
+        """Returns `table[i, columns[i, j]]`, [rows, columns]."""
+        ...
+
+    def likeliest(self, values: Any, count: int) -> Few:
+        """Returns a few of the largest values of each row, of which 0 is one: `count` or more."""
+        ...
+
+    def descending(self, values: Any) -> Any:
+        """Returns the values of each row, the largest first."""
+        ...
+
+    def best_two(self, keys: Any) -> Any:
+        """Returns where each row is largest and second largest; may change `keys`."""
+        ...
+
+    def penalise(self, values: Any, rows: NDArray[np.int64], asked: Sequence[Asked]) -> None:
+        """Changes the logits of these rows by what their sessions have said already."""
+        ...
+
+    def forget(self, session: int) -> None:
+        """Frees what is kept of a session."""
+        ...
+
+    def host(self, array: Any) -> NDArray[Any]:
+        """Brings an array to the host."""
+        ...
+
+
+class _Finalists(NamedTuple):
+    """Two tokens of each row, [rows, 2] each, one of which is chosen."""
+
+    ids: Any
+    """int64; or what stands in place of a token, twice."""
+    scaled: Any
+    """float32: their scaled logits; negative infinity for one that must not be chosen."""
+    bits: Any
+    """int64: their noise."""
+
+
+Way = Callable[[Any, Any, Sequence[Sampler]], _Finalists]
+"""Scales the logits of a block, [rows, vocabulary], ours to change, by their highest, [rows, 1],
+and returns the finalists."""
+
+
+class Chooser:
+    """Chooses tokens from the logits of one executor."""
+
+    def __init__(self, arrays: Arrays, vocabulary: int) -> None:
+        """Keeps what the sessions' penalties need from one step to the next.
+
+        Args:
+            arrays: The library the logits come in.
+            vocabulary: Columns of the logits.
+        """
+        self._arrays = arrays
+        self._vocabulary = vocabulary
+        self._counted: Any = None
+        self._never = arrays.put(np.array(-math.inf, np.float32))
+
+    def forget(self, session: int) -> None:
+        """Frees what is kept of a session that is closed."""
+        self._arrays.forget(session)
+
+    def host(self, array: Any) -> NDArray[Any]:
+        """Brings an array to the host."""
+        return self._arrays.host(array)
+
+    def choose(
+        self, logits: Any, asked: Sequence[Asked], rows: Sequence[int] | None = None
+    ) -> list[int]:
+        """Returns the next token of each session, without accepting it.
+
+        A row does not depend on the other rows of the call.
+
+        Args:
+            logits: float32 [n, vocabulary]; not changed, and never copied as a whole.
+            asked: Sessions.
+            rows: The row of each, ascending; None: all rows in turn.
+
+        Returns:
+            One token id per session, or `NOT_FINITE` or `NOTHING_ALLOWED`.
+        """
+        rows = range(len(asked)) if rows is None else rows
+        numbers = self._arrays.block_numbers
+        with np.errstate(all="ignore"):  # of rows that are not finite
+            ids = self._chosen(logits, rows, asked, self._few, numbers)
+            again = [at for at, token in enumerate(ids) if token == _UNDECIDED]
+            if again:
+                numbers = self._arrays.sorted_numbers
+                these = [rows[at] for at in again]
+                some = self._chosen(logits, these, [asked[at] for at in again], self._all, numbers)
+                for at, token in zip(again, some, strict=True):
+                    ids[at] = token
+        return ids
+
+    def _chosen(
+        self, logits: Any, rows: Sequence[int], asked: Sequence[Asked], narrow: Way, numbers: int
+    ) -> list[int]:
+        """Chooses for these rows, so many logits at a time, or one row."""
+        xp = self._arrays.xp
+        size = rows_at_a_time(numbers, self._vocabulary)
+        parts = [
+            self._finalists(logits, rows[at : at + size], asked[at : at + size], narrow)
+            for at in range(0, len(asked), size)
+        ]
+        ids, scaled, bits = (xp.concatenate(each) for each in zip(*parts, strict=True))
+        best = ids[:, 0]
+        if any(not sampler.parameters.greedy for _, sampler in asked):
+            keys = exact_noise(xp, bits) + xp.asarray(scaled, dtype=xp.float64)
+            leads = (keys[:, 0] > keys[:, 1]) | ((keys[:, 0] == keys[:, 1]) & (best < ids[:, 1]))
+            best = xp.where(leads, best, ids[:, 1])
+        chosen: list[int] = self._arrays.host(best).tolist()
+        return chosen
+
+    def _finalists(
+        self, logits: Any, rows: Sequence[int], asked: Sequence[Asked], narrow: Way
+    ) -> _Finalists:
+        """Returns the two tokens one of which each session of a block chooses."""
+        xp, put = self._arrays.xp, self._arrays.put
+        best, highest = self._best(logits, rows)
+        finite = xp.isfinite(highest)
+        ids = xp.concatenate((best, best), 1)
+        scaled = xp.concatenate((highest, highest), 1)
+        made = _Finalists(ids, xp.zeros_like(scaled), xp.zeros_like(ids))
+        ways: dict[Way, list[int]] = {self._likeliest: [], self._any: [], narrow: []}
+        for at, (_, sampler) in enumerate(asked):
+            p = sampler.parameters
+            is_narrow = p.top_p < 1 or 0 < p.top_k < self._vocabulary
+            if not sampler.takes_best:
+                way = self._likeliest if p.greedy else narrow if is_narrow else self._any
+                ways[way].append(at)
+        for way, places in ways.items():
+            if not places:
+                continue
+            these = put(np.array(places, np.int64))
+            values = logits[put(np.array([rows[at] for at in places], np.int64))]  # a copy
+            block = [asked[at] for at in places]
+            self._edit(values, block)
+            highest = xp.amax(values, 1)[:, None]
+            found = way(values, highest, [sampler for _, sampler in block])
+            made.ids[these] = xp.where(xp.isfinite(highest), found.ids, NOTHING_ALLOWED)
+            made.scaled[these] = found.scaled
+            made.bits[these] = found.bits
+            del values, found  # before the next way takes as much
+        return made._replace(ids=xp.where(finite, made.ids, NOT_FINITE))
+
+    def _best(self, logits: Any, rows: Sequence[int]) -> tuple[Any, Any]:
+        """Returns the likeliest token of each of these rows, and its logit, [rows, 1] each."""
+        first, end = rows[0], rows[-1] + 1
+        if end - first == len(rows):
+            some = logits[first:end]
+        else:
+            some = logits[self._arrays.put(np.array(rows, np.int64))]
+        # argmax finds a NaN if there is one, and an infinity if it is the largest.
+        best = self._arrays.xp.argmax(some, 1)[:, None]
+        return best, self._arrays.take(some, best)
+
+    def _edit(self, values: Any, asked: Sequence[Asked]) -> None:
+        """Applies what changes logits before the temperature does."""
+        put, xp = self._arrays.put, self._arrays.xp
+        samplers = [sampler for _, sampler in asked]
+        biased = _places([sampler.biased for sampler in samplers])
+        if biased is not None:
+            where = (put(biased[0]), put(biased[1]))
+            values[where] += put(np.concatenate([sampler.bias for sampler in samplers]))
+        penalised = [row for row, sampler in enumerate(samplers) if sampler.said is not None]
+        if penalised:
+            rows = np.array(penalised, np.int64)
+            self._arrays.penalise(values, rows, [asked[row] for row in penalised])
+        none = np.empty(0, np.int64)
+        ends = _places([sampler.ends if sampler.is_early else none for sampler in samplers])
+        if ends is not None:
+            values[put(ends[0]), put(ends[1])] = self._never
+        masks = {row: each.allowed for row, each in enumerate(samplers) if each.allowed is not None}
+        if masks:
+            these = put(np.array(list(masks), np.int64))
+            allowed = put(np.stack(list(masks.values())))
+            values[these] = xp.where(allowed, values[these], self._never)
+
+    # Ways to choose, each for a block of rows that is ours.
+
+    def _likeliest(self, values: Any, highest: Any, samplers: Sequence[Sampler]) -> _Finalists:
+        xp = self._arrays.xp
+        best = xp.argmax(values, 1)[:, None]
+        return _Finalists(best, xp.zeros_like(highest), xp.zeros_like(best))
+
+    def _any(self, values: Any, highest: Any, samplers: Sequence[Sampler]) -> _Finalists:
+        """Draws from all tokens, or from those that min-p leaves."""
+        self._scale(values, highest, samplers)
+        return self._drawn(values, self._least(samplers), samplers)
+
+    def _few(self, values: Any, highest: Any, samplers: Sequence[Sampler]) -> _Finalists:
+        """Draws from what top-k and top-p leave, if that is among the likeliest few."""
+        xp = self._arrays.xp
+        self._scale(values, highest, samplers)
+        limits = [sampler.parameters.top_k for sampler in samplers]
+        most = max([limit for limit in limits if limit < self._vocabulary], default=0)
+        wanted = min(self._vocabulary, most + _SPARE) if most else 0
+        few = self._arrays.likeliest(values, wanted)
+        bound, is_sure = self._bound(values, few.ordered, few.floor, samplers)
+        bits = random_bits_of(self._streams(samplers), few.ids)
+        found = self._best_two(few.values, bits, bound)
+        ids = xp.where(is_sure, self._arrays.take(few.ids, found.ids), _UNDECIDED)
+        return found._replace(ids=ids)
+
+    def _all(self, values: Any, highest: Any, samplers: Sequence[Sampler]) -> _Finalists:
+        """Draws from what top-k and top-p leave, looked for among all tokens."""
+        self._scale(values, highest, samplers)
+        bound, _ = self._bound(None, self._arrays.descending(values), None, samplers)
+        return self._drawn(values, bound, samplers)
+
+    # Their parts.
+
+    def _scale(self, values: Any, highest: Any, samplers: Sequence[Sampler]) -> None:
+        """Makes logits what softmax is taken of: 0 at the likeliest token."""
+        values -= highest
+        values /= self._column([each.parameters.temperature for each in samplers], np.float32)
+
+    def _least(self, samplers: Sequence[Sampler]) -> Any:
+        """Returns the lowest scaled logit that min-p leaves in each row; None if it leaves all."""
+        shares = [sampler.parameters.min_p for sampler in samplers]
+        if not any(shares):
+            return None
+        return self._column([math.log(each) if each else -math.inf for each in shares], np.float32)
+
+    def _bound(
+        self, values: Any, ordered: Any, floor: Any, samplers: Sequence[Sampler]
+    ) -> tuple[Any, Any]:
+        """Returns the lowest scaled logit that all filters leave, and whether that is sure.
+
+        Args:
+            values: float32 [rows, vocabulary], scaled; None: `ordered` has all of them.
+            ordered: The largest of them, descending; with all that are above `floor`.
+            floor: [rows, 1]; None: there is nothing below.
+            samplers: Of the rows.
+        """
+        xp, take = self._arrays.xp, self._arrays.take
+        floor = -math.inf if floor is None else floor
+        count = ordered.shape[1]
+        top_k = np.array([each.parameters.top_k for each in samplers], np.int64)
+        is_limited = (top_k > 0) & (top_k < self._vocabulary)
+        limited = self._column(is_limited, np.bool_)
+        last = take(ordered, self._column(np.clip(top_k, 1, count) - 1, np.int64))
+        bound = last = xp.where(limited, last, self._never)
+        least = self._least(samplers)
+        if least is not None:
+            bound = xp.maximum(bound, least)
+        # Below the floor others may be as likely, and count for the share of those top-k leaves.
+        is_sure = (last > floor) | ~limited
+        shares = np.array([each.parameters.top_p for each in samplers], np.float64)
+        if (shares < 1).any():
+            passed = xp.cumsum(self._weights(ordered, last), 1)
+            whole = passed[:, -1:]
+            if values is not None and not is_limited[shares < 1].all():
+                whole = xp.where(limited, whole, xp.sum(self._weights(values), 1)[:, None])
+            target = self._column(shares, np.float64) * xp.asarray(whole, dtype=xp.float64)
+            # Integers are compared, for which nothing as large has to be made.
+            target = xp.asarray(xp.ceil(target), dtype=xp.int64)
+            # A token stays as long as those in front of it have less than the share.
+            in_front = xp.count_nonzero(passed[:, :-1] < target, 1)[:, None]
+            edge = take(ordered, in_front)
+            edge = xp.where(self._column(shares < 1, np.bool_), edge, self._never)
+            bound = xp.maximum(bound, edge)
+            is_sure = is_sure & (passed[:, -1:] >= target)
+        return bound, is_sure & (bound > floor)
+
+    def _weights(self, scaled: Any, least: Any = None) -> Any:
+        """Returns what is proportional to the probabilities, as int64; 0 for less than `least`."""
+        xp = self._arrays.xp
+        weights = xp.exp(scaled)
+        weights *= _UNIT
+        if least is not None:
+            weights = xp.where(scaled >= least, weights, xp.zeros_like(least))
+        return xp.asarray(weights, dtype=xp.int64)
+
+    def _drawn(self, values: Any, bound: Any, samplers: Sequence[Sampler]) -> _Finalists:
+        """Returns the finalists of all tokens that are not below their row's bound."""
+        if self._counted is None:
+            self._counted = self._arrays.put(counters(np, self._vocabulary))
+        bits = random_bits(self._arrays.xp, self._streams(samplers), self._counted)
+        return self._best_two(values, bits[:, : self._vocabulary], bound)
+
+    def _best_two(self, values: Any, bits: Any, bound: Any) -> _Finalists:
+        """Returns the two columns in which value plus noise is largest, by and large.
+
+        Args:
+            values: float32 [rows, columns], scaled logits.
+            bits: The noise of each.
+            bound: [rows, 1]: columns with less do not count; None: all do.
+        """
+        xp, take = self._arrays.xp, self._arrays.take
+        keys = rough_noise(xp, bits)
+        keys += values
+        if bound is not None:
+            keys = xp.where(values >= bound, keys, self._never)
+        two = self._arrays.best_two(keys)
+        scaled = take(values, two)
+        if bound is not None:
+            scaled = xp.where(scaled >= bound, scaled, self._never)
+        return _Finalists(two, scaled, xp.asarray(take(bits, two), dtype=xp.int64))
+
+    def _streams(self, samplers: Sequence[Sampler]) -> Any:
+        return self._arrays.put(np.array([each.stream for each in samplers], np.int64))
+
+    def _column(self, numbers: Any, dtype: Any) -> Any:
+        return self._arrays.put(np.array(numbers, dtype)[:, None])
+
+
+def _places(
+    columns: Sequence[NDArray[np.int64]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Returns rows and columns of what is to be changed; None if nothing is."""
+    lengths = [len(each) for each in columns]
+    if not any(lengths):
+        return None
+    return np.repeat(np.arange(len(columns)), lengths), np.concatenate(columns)

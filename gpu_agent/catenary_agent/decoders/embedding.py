@@ -1,0 +1,47 @@
+"""The embedding as a look-up in the memory-mapped weights: nothing is loaded but what is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from catenary_agent.decoders.weights import checked_tensors
+from catenary_services.content.reading import Reading
+from catenary_services.errors import InvalidInput, NotSupported
+
+EMBEDDING = "model.embed_tokens.weight"
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+
+
+class Embedding:
+    """Rows of a matrix in a safetensors file, as float32."""
+
+    def __init__(self, file: Path, reading: Reading, name: str = EMBEDDING) -> None:
+        """Maps one tensor of the file, which `reading` checks.
+
+        Raises:
+            InvalidInput: If the file has no such matrix.
+            NotSupported: If its datatype is not F32, F16 or BF16.
+        """
+        tensor = checked_tensors(file, reading).get(name)
+        if tensor is None or len(tensor.shape) != 2:
+            raise InvalidInput(file.name, f"has no matrix {name}")
+        if tensor.dtype not in _DTYPES:
+            raise NotSupported(f"{file.name}: {name} is {tensor.dtype}")
+        self._bfloat16 = tensor.dtype == "BF16"
+        reading.begin(file, [(tensor.offset, tensor.nbytes)])
+        dtype = _DTYPES[tensor.dtype]
+        self._rows = np.memmap(file, dtype, "r", tensor.offset, tensor.shape)
+
+    def look_up(self, token_ids: np.ndarray) -> np.ndarray:
+        """Returns float32 [n, hidden] for int64 [n]."""
+        rows = np.asarray(self._rows[token_ids])
+        if self._bfloat16:  # the upper half of a float32
+            return (rows.astype(np.uint32) << 16).view(np.float32)
+        return rows.astype(np.float32, copy=False)

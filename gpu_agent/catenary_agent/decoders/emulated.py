@@ -1,0 +1,299 @@
+"""A decoder executor without weights: takes the time a device would take, makes up tokens.
+
+The token behind position p is a function of p alone, so a session that moves to another agent goes
+on as it would have; it is never one that ends a text. Hidden states are zeros.
+
+The times per block come from the agent's file of emulated times, in nanoseconds:
+
+    {"llama-2-7b": {"prefill_ns": 0, "prefill_token_ns": 150000,
+                    "decode_ns": 420000, "decode_session_ns": 9000, "head_blocks": 0}}
+
+A prompt of n tokens takes blocks * (prefill_ns + n * prefill_token_ns), a step of b sessions blocks
+* (decode_ns + b * decode_session_ns); the last partition counts `head_blocks` more. Three more
+times are 0 unless given: `decode_context_token_ns` for every token that the sessions of a step have
+cached, `decode_lone_ns` in place of all that for a step of one session, and `prefill_floor_ns`,
+which a prompt takes at least. Without an entry the block table's times count, as decode times of
+one session, and a prompt token takes an eighth of one (SmolLM2-135M on a CPU). The device's
+slowdown multiplies all of it; 0 never sleeps.
+
+Two more fields emulate what is no step of the device. `way_ns` is spent once per pass, before the
+step, without keeping the device busy: the way to a server far away. `side_by_side` (true) lets
+every session compute beside the others as if it were alone, before a step that takes no time: the
+service model of the server-chain paper. A prompt then has to fit into one chunk
+(`prefill_chunk_tokens`), or its later tokens are waited for more than once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
+from catenary_agent.decoders.slot_book import SlotBook
+from catenary_agent.executors.device import Device
+from catenary_agent.kv.arrays import CacheArray
+from catenary_agent.kv.span import CacheSpan
+from catenary_services.domain.decoder import DecoderTable, Form, form_of
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.errors import InvalidInput
+from catenary_services.model_repository import ModelRepository
+
+_TIMES = (
+    "prefill_ns", "prefill_token_ns", "decode_ns", "decode_session_ns",
+    "decode_context_token_ns", "decode_lone_ns", "prefill_floor_ns",
+)  # fmt: skip
+"""In the order of `DecoderCost`."""
+_NUMBERS: dict[Form | None, np.dtype[Any]] = {
+    Form.TORCH_FLOAT16: np.dtype(np.float16),
+    Form.TORCH_BFLOAT16: np.dtype(np.float16),
+}
+"""What caches travel in where it is not float32."""
+_OTHERS = ("head_blocks", "way_ns", "side_by_side")
+_PREFILL_TOKENS_PER_DECODE = 8
+_MULTIPLIER = 2_654_435_761
+"""Knuth's multiplicative hash: neighbouring positions get tokens far apart."""
+
+
+class EmulatedDecoder:
+    """Counts sessions and slots like a real executor, and sleeps."""
+
+    commits_on_use = True
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        key: PartitionKey,
+        device: Device,
+        layout: CacheLayout,
+        runtime: str = "",
+    ) -> None:
+        """Needs the model's tables only, no weights.
+
+        Args:
+            repository: Has them.
+            key: The blocks.
+            device: Emulated.
+            layout: Of the caches.
+            runtime: Which one it stands for, of the executors that hold something; empty: none, and
+                sizes are the table's plain ones.
+
+        Raises:
+            ModelNotFound: If the model is absent.
+            InvalidInput: If there are no such blocks, the layout is not possible or the file of
+                times is malformed.
+        """
+        self.key = key
+        self.table = repository.decoder_table(key.model)
+        if not 0 <= key.first_block < key.last_block <= self.table.blocks:
+            raise InvalidInput("partition", f"{key} is not within {self.table.blocks} blocks")
+        self._book = SlotBook(key, self.table, layout)
+        precision = repository.manifest(key.model).precision if runtime else ""
+        self.sizes = self.table.held(form_of(runtime, precision))
+        self._slowdown = device.slowdown
+        # An entry counts for all blocks alike, so a session that enters late takes its share.
+        given = _entry_of(device.profile, key.model.name)
+        self._block_costs = self._costs_of(repository, given)
+        self._known_costs: dict[int, DecoderCost] = {}
+        self._way_ns = round((given["way_ns"] if given else 0.0) * device.slowdown)
+        self._side_by_side = bool(given and given["side_by_side"])
+        alone = self._cost_from(key.first_block)
+        way_ns = self._way_ns
+        self.cost = replace(
+            alone,
+            prefill_ns=alone.prefill_ns + way_ns,
+            decode_ns=alone.decode_ns + way_ns,
+            decode_lone_ns=alone.decode_lone_ns + way_ns if alone.decode_lone_ns else 0,
+            prefill_floor_ns=alone.prefill_floor_ns + way_ns if alone.prefill_floor_ns else 0,
+        )
+        """Of the whole partition, slowdown and the way to it included."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the weights would take."""
+        entries = len(self._book.layout.entry_blocks)
+        return self.sizes.weight_bytes(self.key.first_block, self.key.last_block, entries)
+
+    @property
+    def layout(self) -> CacheLayout:
+        """The layout in force."""
+        return self._book.layout
+
+    @property
+    def free_block_slots(self) -> int:
+        """Block slots no session holds."""
+        return self._book.free
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that are open."""
+        return len(self._book.entries)
+
+    @property
+    def cached_block_tokens(self) -> int:
+        """See `DecoderExecutor.cached_block_tokens`."""
+        return self._book.cached_block_tokens
+
+    def block_tokens(self, session: int, tokens: int = 0) -> int:
+        """See `DecoderExecutor.block_tokens`."""
+        return self._book.block_tokens(session, tokens)
+
+    def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
+        """See `DecoderExecutor.open_session`."""
+        self._book.open(session, entry_block, tokens)
+
+    def close_session(self, session: int) -> None:
+        """See `DecoderExecutor.close_session`."""
+        self._book.close(session)
+
+    def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
+        """Returns zeros and made up tokens after the emulated time; see `DecoderExecutor.step`."""
+        started = time.perf_counter_ns()
+        self._book.check(items)
+        results = [self._result(item) for item in items]
+        for item in items:
+            self._book.cached[item.session] += len(item.inputs)
+        left_ns = self.step_ns(items) - (time.perf_counter_ns() - started)
+        if left_ns > 0:
+            time.sleep(left_ns / 1e9)
+        return results
+
+    def waiting_ns(self, session: int, tokens: int) -> int:
+        """Returns how long an open session waits before a step, without keeping the device busy.
+
+        Args:
+            session: The session.
+            tokens: It has to compute.
+        """
+        if not self._side_by_side:
+            return self._way_ns
+        part = (self._book.entries[session], tokens, self._book.cached[session])
+        return self._way_ns + self._compute_ns([part])
+
+    def step_ns(self, items: Sequence[StepItem]) -> int:
+        """Returns the time of a step on the emulated device."""
+        if self._side_by_side:
+            return 0
+        entries = self._book.entries
+        return self._compute_ns(
+            [(entries[item.session], len(item.inputs), item.position) for item in items]
+        )
+
+    def _compute_ns(self, parts: Sequence[tuple[int, int, int]]) -> int:
+        """Returns the time of one step by entry block, tokens and cached tokens of each part."""
+        spent, rows = 0.0, []
+        for entry, tokens, cached in parts:
+            cost = self._cost_from(entry)
+            if tokens == 1:
+                rows.append((entry, cached, cost))
+                continue
+            line_ns = cost.prefill_ns + tokens * cost.prefill_token_ns
+            spent += max(cost.prefill_floor_ns, line_ns)
+        if len(rows) == 1 and rows[0][2].decode_lone_ns:
+            spent += rows[0][2].decode_lone_ns
+        elif rows:  # one pass from where the first enters, each row from where it does
+            spent += self._cost_from(min(entry for entry, _, _ in rows)).decode_ns
+            for _, cached, cost in rows:
+                spent += cost.decode_session_ns + cached * cost.decode_context_token_ns
+        return round(spent)
+
+    def export_cache(self, session: int, span: CacheSpan) -> CacheArray:
+        """Returns zeros, as many as a real cache has; see `DecoderExecutor.export_cache`."""
+        self._book.check_export(session, span)
+        row = (self.table.key_value_heads, self.table.head_size)
+        dtype: np.dtype[Any] = _NUMBERS.get(self.sizes.form) or np.dtype(np.float32)
+        return np.zeros((span.blocks, 2, span.tokens, *row), dtype)
+
+    def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
+        """Counts; see `DecoderExecutor.import_cache`."""
+        self._book.check_import(session, span, rows)
+        self._book.imported(session, span)
+
+    def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
+        """Checks a layout."""
+        layout.check(self.key)
+        return layout
+
+    def apply_layout(self, prepared: CacheLayout) -> None:
+        """Brings a layout into force."""
+        self._book.layout = prepared
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _result(self, item: StepItem) -> np.ndarray | None:
+        if item.want == "hidden":
+            return np.zeros((len(item.inputs), self.table.hidden_size), np.float32)
+        if item.want == "nothing":
+            return None
+        token = token_at(item.position + len(item.inputs), self.table)
+        if item.want == "token":
+            return np.array([token])
+        logits = np.zeros(self.table.vocabulary_size, np.float32)
+        logits[token] = 1.0
+        return logits
+
+    def _cost_from(self, entry: int) -> DecoderCost:
+        """Returns the cost of the blocks from `entry` to the partition's end."""
+        cost = self._known_costs.get(entry)
+        if cost is None:
+            blocks = self._block_costs[entry - self.key.first_block :]
+            sums = [sum(each) * self._slowdown for each in zip(*blocks, strict=True)]
+            times = dict(zip(_TIMES, sums, strict=True))
+            context_ns = times.pop("decode_context_token_ns")
+            whole = {name: round(time) for name, time in times.items()}
+            cost = DecoderCost(**whole, decode_context_token_ns=context_ns)
+            self._known_costs[entry] = cost
+        return cost
+
+    def _costs_of(
+        self, repository: ModelRepository, given: dict[str, float] | None
+    ) -> list[list[float]]:
+        """Returns per block of the partition its `_TIMES`, without slowdown."""
+        first, last = self.key.first_block, self.key.last_block
+        if given is None:
+            times = repository.block_table(self.key.model).compute_ns[first:last]
+            others = [0.0] * (len(_TIMES) - 3)
+            return [[0.0, ns / _PREFILL_TOKENS_PER_DECODE, float(ns), *others] for ns in times]
+        costs = [[float(given[name]) for name in _TIMES] for _ in range(first, last)]
+        if last == self.table.blocks:
+            costs[-1] = [each * (1 + given["head_blocks"]) for each in costs[-1]]
+        return costs
+
+
+def token_at(position: int, table: DecoderTable) -> int:
+    """Returns the token an emulated model has at a position."""
+    token = position * _MULTIPLIER % table.vocabulary_size
+    while token in table.end_token_ids:
+        token = (token + 1) % table.vocabulary_size
+    return token
+
+
+def _entry_of(path: Path | None, model: str) -> dict[str, float] | None:
+    """Returns the times of a model in a file of emulated times, None if it has none."""
+    if path is None:
+        return None
+    where = f"emulated_profile {path.name}"
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(where, f"cannot be read: {error}") from None
+    entry: Any = document.get(model) if isinstance(document, dict) else None
+    if entry is None:
+        return None
+    if not isinstance(entry, dict):
+        raise InvalidInput(f"{where} {model}", "is not an object")
+    times = {}
+    for name in (*_TIMES, *_OTHERS):
+        value = entry.get(name, 0)
+        if isinstance(value, bool) and name == "side_by_side":
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise InvalidInput(f"{where} {model}.{name}", f"{value!r} is not a number >= 0")
+        times[name] = float(value)
+    return times

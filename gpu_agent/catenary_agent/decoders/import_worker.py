@@ -1,0 +1,292 @@
+"""What of an import reads files of strangers, and needs PyTorch and transformers: in the jail.
+
+Weights in safetensors files stay where they are: their headers are read and held against the
+configuration, and whoever asked for the import takes the files over. A GGUF file is turned into
+such a folder. For agents on a CPU the onnxruntime-genai builder makes a graph, and its blocks are
+timed.
+The libraries' chatter is shown only if something fails.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from catenary_agent.decoders.checkpoint import Checkpoint, write_alone
+from catenary_agent.decoders.embedding import EMBEDDING
+from catenary_agent.decoders.families import FAMILIES, GRAPH_FAMILIES, why_not
+from catenary_agent.decoders.gguf_weights import write_weights
+from catenary_agent.decoders.quantisation import GROUP, Layout, stored_as, why_not_precision
+from catenary_agent.decoders.sizes import GraphBytes, end_token_ids, graph_bytes, table_from
+from catenary_agent.decoders.weights import WEIGHTS_FILE, is_own_file
+from catenary_services.bounded_files import LARGEST_CONFIG_BYTES, read_bounded
+from catenary_services.domain.decoder import DecoderTable, Form
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey
+from catenary_services.domain.model import ModelManifest
+from catenary_services.errors import InvalidInput, NotSupported
+from catenary_services.jail.child import Room
+from catenary_services.model_repository import ModelRepository
+
+COPIED = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+_BUILDER = "onnxruntime_genai.models.builder"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """How an imported model wants to be served."""
+
+    precision: str = "fp32"
+    """Of the weights."""
+    target: str = "both"
+    """Which agents are to run it: "cpu", "gpu" or "both"."""
+    session_tokens: int = 2048
+    """Most tokens of one session; cut down to the model's context."""
+    slo_ns: int = 60 * NANOSECONDS_PER_SECOND
+    """A whole answer has to be there by then unless the request says otherwise."""
+    max_sessions: int = 32
+    """At a time on one agent."""
+    copies: bool = False
+    """Weights are copied where they could be linked."""
+
+
+class ImportOrder(msgspec.Struct, frozen=True):
+    """What the jail is asked for."""
+
+    key: ModelKey
+    gguf: bool
+    options: ImportOptions
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """What the jail has found; small files, and weights that were converted, lie in its output."""
+
+    table: DecoderTable
+    """Of PyTorch's forms."""
+    places: dict[str, str]
+    """Tensor -> file of the source that has it; empty: the weights are in the output."""
+    weight_bytes: int
+    """Of all tensors."""
+
+
+class Graphed(msgspec.Struct, frozen=True):
+    """What the jail has built; the graph lies in its output."""
+
+    table: DecoderTable
+    """With the graph's form."""
+    compute_ns: tuple[int, ...]
+    """Of each block, on this CPU."""
+
+
+def make_in_jail(job: bytes, room: Room) -> bytes:
+    """Makes the folder of an `ImportOrder`, the weights apart; answers `Imported`."""
+    order = msgspec.json.decode(job, type=ImportOrder)
+    source, folder = room.inputs[0], room.output
+    if order.gguf:
+        room.tell("reading the weights")
+        if order.options.target == "gpu":
+            keep_gguf(source, folder, keep=order.options.precision == "int4", tell=room.tell)
+        else:
+            convert_gguf(source, folder)
+        checkpoint = Checkpoint.of(folder)
+        check_config(folder, order.options)
+    else:
+        check_config(source, order.options)
+        room.tell("checking the weights")
+        checkpoint = Checkpoint.of(source)
+        for name in COPIED:
+            if is_own_file(source, name):
+                shutil.copyfile(source / name, folder / name)
+    if order.options.target == "gpu":
+        _check_tensors(folder, checkpoint)
+    table = _table(folder, checkpoint, order.options, {})
+    held = table.held(Form.TORCH_FLOAT16)  # what nobody knows the form of is a GPU, too
+    table = replace(
+        table,
+        block_bytes=held.largest_block_bytes,
+        head_bytes=held.head_bytes,
+        cache_bytes_per_token=held.cache_bytes_per_token,
+    )
+    places = {name: file.name for name, (file, _) in checkpoint.tensors.items()}
+    size = sum(tensor.nbytes for _, tensor in checkpoint.tensors.values())
+    return msgspec.json.encode(Imported(table, {} if order.gguf else places, size))
+
+
+def graph_and_times_in_jail(job: bytes, room: Room) -> bytes:
+    """Writes `onnx-<precision>/` for the model in the first input; answers `Graphed`."""
+    from catenary_agent.decoders.timing import time_blocks
+
+    order, source = msgspec.json.decode(job, type=ImportOrder), room.inputs[0]
+    key, precision = order.key, order.options.precision
+    # A repository for the timing, of which the graph alone is taken over.
+    repository = ModelRepository(room.output, records=False)
+    folder = repository.folder(key)
+    folder.mkdir(parents=True)
+    checkpoint = Checkpoint.of(source)
+    if order.options.target == "both":
+        _check_tensors(source, checkpoint)
+    room.tell(f"building the {precision} graph")
+    build_graph(source, precision, folder)
+    graphs = {precision: graph_bytes(folder / f"onnx-{precision}")}
+    table = _table(source, checkpoint, order.options, graphs)
+    tokens = order.options.session_tokens
+    repository.write_manifest(manifest_of(key, order.options, WEIGHTS_FILE, tokens))
+    repository.write_decoder_table(key, table)
+    write_alone(EMBEDDING, checkpoint, folder / WEIGHTS_FILE)
+    room.tell("timing the blocks")
+    compute_ns = time_blocks(repository, key)
+    for path in folder.iterdir():
+        if path.is_file():
+            path.unlink()
+    return msgspec.json.encode(Graphed(table, compute_ns))
+
+
+def _check_tensors(folder: Path, checkpoint: Checkpoint) -> None:
+    # Imported late: agents on a CPU alone need no PyTorch, and a jail that imports it takes longer.
+    from catenary_agent.decoders.torch_weights import check_tensors
+
+    check_tensors(folder, checkpoint.shapes())
+
+
+def _table(
+    folder: Path, checkpoint: Checkpoint, options: ImportOptions, graphs: dict[str, GraphBytes]
+) -> DecoderTable:
+    return table_from(
+        json.loads((folder / "config.json").read_bytes()),
+        {name: tensor for name, (_, tensor) in checkpoint.tensors.items()},
+        model_hash="",
+        end_token_ids=end_token_ids(folder),
+        graphs=graphs,
+        precision=options.precision,
+    )
+
+
+def manifest_of(
+    key: ModelKey, options: ImportOptions, file: str, context_tokens: int
+) -> ModelManifest:
+    """Returns the manifest of a model that was imported."""
+    return ModelManifest(
+        key=key,
+        platform="decoder",
+        file=file,
+        slo_ns=options.slo_ns,
+        max_batch=options.max_sessions,
+        float16_boundaries=False,  # hidden states of larger models overflow float16
+        precision=options.precision,
+        target=options.target,
+        session_tokens=min(context_tokens, options.session_tokens),
+    )
+
+
+def check_config(folder: Path, options: ImportOptions) -> None:
+    """Raises InvalidInput unless a folder's model is one that the target's agents run."""
+    graph = options.target != "gpu"
+    try:
+        config = json.loads(read_bounded(folder / "config.json", LARGEST_CONFIG_BYTES))
+        reason = why_not(config, GRAPH_FAMILIES if graph else FAMILIES)
+        only_gpu = graph and why_not(config) is None
+        stored = stored_as(config)
+        unfit = why_not_precision(stored, options.precision, options.target)
+    except NotSupported as error:
+        raise InvalidInput("config.json", error.message) from None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidInput("config.json", f"cannot be read: {error}") from None
+    if reason is not None:
+        hint = "; import it with --target gpu" if only_gpu else ""
+        raise InvalidInput("config.json", reason + hint)
+    if unfit is not None:
+        raise InvalidInput("config.json", unfit)
+
+
+def convert_gguf(file: Path, folder: Path) -> None:
+    """Writes the model of a GGUF file as float32 safetensors, with config and tokenizer.
+
+    `transformers` reads the file, whatever its quantisation; the model it makes refuses to be
+    saved as plain weights, so a plain one of the same class takes its tensors over.
+    """
+    import gguf
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    # transformers reads the whole file three times and maps names once per module: remembering
+    # both saves two thirds of the time.
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        vars(gguf)[name] = lru_cache(vars(gguf)[name])
+    quantised = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+    )
+    facts: dict[str, Any] = quantised.config.to_dict()
+    for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):
+        facts.pop(name, None)
+    with torch.device("meta"):
+        plain = type(quantised)(type(quantised.config)(**facts))
+    plain.load_state_dict(quantised.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.save_pretrained(folder, max_shard_size="1TB")
+    _save_tokenizer(file, folder)
+
+
+def keep_gguf(file: Path, folder: Path, *, keep: bool, tell: Callable[[str], None]) -> None:
+    """Writes the model of a GGUF file as PyTorch agents take it, with config and tokenizer.
+
+    Args:
+        file: The GGUF file.
+        folder: Where it goes.
+        keep: What is quantised to four bits stays so.
+        tell: Is told what does not.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+    write_weights(file, folder, config, keep=keep, tell=tell)
+    facts: dict[str, Any] = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in ("quantization_config", "_name_or_path", "_model_name_or_path")
+    }
+    if keep:
+        facts["quantization_config"] = {
+            "quant_method": Layout.PLAIN, "bits": 4, "group_size": GROUP,
+        }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(facts, indent=1) + "\n")
+    _save_tokenizer(file, folder)
+
+
+def _save_tokenizer(file: Path, folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        file.parent, gguf_file=file.name, trust_remote_code=False
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def build_graph(folder: Path, precision: str, target: Path) -> None:
+    """Writes `onnx-<precision>/` into `target`."""
+    with tempfile.TemporaryDirectory() as cache:
+        sys.argv = [
+            _BUILDER, "-i", str(folder), "-o", str(target / f"onnx-{precision}"), "-p", precision,
+            "-e", "cpu", "-c", cache, "--extra_options", "hf_remote=false",
+        ]  # fmt: skip
+        runpy.run_module(_BUILDER, run_name="__main__", alter_sys=True)
+
+
+def graph_in_jail(job: bytes, room: Room) -> bytes:
+    """Writes `onnx-<precision>/` for the model in the first input; the job names the precision."""
+    precision = job.decode()
+    room.tell(f"building the {precision} graph")
+    build_graph(room.inputs[0], precision, room.output)
+    return b""

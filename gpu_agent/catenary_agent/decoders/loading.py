@@ -1,0 +1,92 @@
+"""Choosing the executor of a range of decoder blocks by device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from catenary_agent.decoders.base import CacheLayout, DecoderExecutor
+from catenary_agent.executors.device import Device
+from catenary_services.domain.decoder import Runtime
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.errors import NotSupported
+from catenary_services.model_repository import ModelRepository
+
+DecoderLibrary = Literal["auto", "onnx", "torch"]
+DecoderNumbers = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderChoice:
+    """How an agent is to run decoders."""
+
+    library: DecoderLibrary = "auto"
+    """"auto": ONNX Runtime on a CPU, PyTorch on CUDA."""
+    numbers: DecoderNumbers = "auto"
+    """PyTorch only, what weights are kept in; "auto": float32 on a CPU, float16 on CUDA."""
+
+
+def runtime_of(device: Device, choice: DecoderChoice = DecoderChoice()) -> Runtime | None:
+    """Returns what decoders run with on a device; None on an emulated one that stands for none.
+
+    Raises:
+        NotSupported: If the device has no such runtime.
+    """
+    if device.kind == "emulated" and choice.library == "auto":
+        return None
+    if choice.library == "onnx" or (choice.library == "auto" and device.kind == "cpu"):
+        return Runtime.ONNX
+    if choice.numbers != "auto":
+        return Runtime(f"torch-{choice.numbers}")
+    if device.kind == "emulated":
+        return Runtime.TORCH_FLOAT16
+    from catenary_agent.decoders import torch_weights as weights
+
+    return weights.runtime_of(weights.compute_dtype(weights.torch_device(device)))
+
+
+def commits_on_use(device: Device, library: DecoderLibrary = "auto") -> bool:
+    """Returns True if executors on a device take memory for caches as these are written.
+
+    PyTorch's slots are contiguous extents that are allocated at once, and never given back.
+    """
+    return device.kind != "cuda" and (device.kind == "emulated" or library != "torch")
+
+
+def load_decoder(  # noqa: PLR0913, PLR0917  (two of them are settings of the agent)
+    repository: ModelRepository,
+    key: PartitionKey,
+    device: Device,
+    layout: CacheLayout,
+    threads: int = 1,
+    library: DecoderLibrary = "auto",
+    numbers: DecoderNumbers = "auto",
+) -> DecoderExecutor:
+    """Returns an executor of blocks `[first, last)`, ready to step.
+
+    On "emulated:CLASS" it is one that sleeps, and counts the memory of what `library` and `numbers`
+    name; "auto" is ONNX Runtime on "cpu" and PyTorch on "cuda".
+
+    Raises:
+        ModelNotFound: If the model is absent.
+        InvalidInput: If there are no such blocks, or the layout is not possible.
+        NotSupported: If the model generates no text, the library is missing, or does not run on
+            the device.
+    """
+    platform = repository.manifest(key.model).platform
+    if platform != "decoder":
+        raise NotSupported(f"{key.model} is {platform}: it does not generate text")
+    if device.kind == "emulated":
+        from catenary_agent.decoders.emulated import EmulatedDecoder
+
+        stands_for = runtime_of(device, DecoderChoice(library, numbers)) or ""
+        return EmulatedDecoder(repository, key, device, layout, stands_for)
+    if device.kind == "cuda" and library == "onnx":
+        raise NotSupported("decoders run on CUDA with PyTorch, not with ONNX Runtime")
+    if device.kind == "cuda" or library == "torch":
+        from catenary_agent.decoders.torch_executor import TorchDecoder
+
+        return TorchDecoder(repository, key, device, layout, threads, numbers)
+    from catenary_agent.decoders.onnx_executor import OnnxDecoder
+
+    return OnnxDecoder(repository, key, layout, threads)

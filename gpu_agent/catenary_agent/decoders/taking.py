@@ -1,0 +1,65 @@
+"""Taking over weights that lie in a folder: as links to the same files, or as copies.
+
+Nobody looks into them here: what they hold was read in the jail, and is read again by agents, who
+compare every byte with the version's record.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from catenary_agent.decoders.weights import is_own_file
+from catenary_services.errors import InvalidInput
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\.safetensors")
+_PIECE_BYTES = 1 << 24
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_READABLE_BY_ALL = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
+
+
+def take_over(source: Path, folder: Path, names: Collection[str], *, copies: bool) -> None:
+    """Brings files of a source into a folder of the repository.
+
+    A file is linked if it is ours, everybody may read it and nobody else may write to it; a copy
+    belongs to us and may be read by everybody. Whoever changes a linked file in place makes a
+    version whose record does not fit, which no agent loads.
+
+    Args:
+        source: Where they are.
+        folder: Where they go.
+        names: Of the files, as somebody says who was in the jail.
+        copies: Nothing is linked.
+
+    Raises:
+        InvalidInput: A name is none of a file of weights in the source.
+    """
+    for name in sorted(names):
+        if not _NAME.fullmatch(name) or not is_own_file(source, name):
+            raise InvalidInput(source.name, f"has no file of weights called {name[:100]!r}")
+        if copies or not _linked((source / name).resolve(), folder / name):
+            _copy(source / name, folder / name)
+
+
+def _linked(source: Path, target: Path) -> bool:
+    """Makes a hard link; returns False where there should or can be none."""
+    status = source.stat()
+    mode = status.st_mode
+    open_to_all = mode & _READABLE_BY_ALL == _READABLE_BY_ALL
+    if status.st_uid != os.geteuid() or mode & _WRITABLE_BY_OTHERS or not open_to_all:
+        return False
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        return False
+    return True
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as file, target.open("xb") as copy:
+        os.fchmod(copy.fileno(), 0o644)
+        while piece := file.read(_PIECE_BYTES):
+            copy.write(piece)

@@ -1,0 +1,179 @@
+"""What PyTorch does in its own way when tokens are chosen, on any device; see `choosing.Arrays`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from catenary_agent.decoders.choosing import Asked, Chooser, Few
+from catenary_services.domain.sampler_sizes import (
+    COUNTED_SESSIONS,
+    CPU_BLOCK_NUMBERS,
+    GPU_BLOCK_NUMBERS,
+)
+
+_BLOCK_NUMBERS = {"cpu": CPU_BLOCK_NUMBERS, "cuda": GPU_BLOCK_NUMBERS}
+_SORTED_NUMBERS = {"cpu": CPU_BLOCK_NUMBERS, "cuda": GPU_BLOCK_NUMBERS // 4}
+"""Sorting on CUDA takes memory of its own, several times what is sorted."""
+_FEW = 1024
+_LEAST_FEW = 64
+_FEW_SHARE = 8
+"""A few are an eighth of the vocabulary at most: each of them takes six times what a logit does."""
+_SEEN, _SAID = 1, 2
+"""What a token adds to its count: that it occurred shows in the lowest bit, how often it was said
+in the answer in the others."""
+
+
+def torch_chooser(device: torch.device, vocabulary: int) -> Chooser:
+    """Returns what chooses from logits on a device."""
+    return Chooser(TorchArrays(device, vocabulary), vocabulary)
+
+
+class TorchArrays:
+    """Tensors of one device."""
+
+    xp: Any = torch
+
+    def __init__(self, device: torch.device, vocabulary: int) -> None:
+        """Takes no memory before a session has penalties."""
+        self.block_numbers = _BLOCK_NUMBERS[device.type]
+        self.sorted_numbers = _SORTED_NUMBERS[device.type]
+        self._device = device
+        self._counts = TokenCounts(device, vocabulary)
+
+    def put(self, array: NDArray[Any]) -> torch.Tensor:
+        """See `Arrays.put`."""
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+    def take(self, table: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """See `Arrays.take`."""
+        return table.gather(1, columns)
+
+    def likeliest(self, values: torch.Tensor, count: int) -> Few:
+        """See `Arrays.likeliest`."""
+        vocabulary = values.shape[1]
+        most = max(_LEAST_FEW, vocabulary // _FEW_SHARE)
+        is_few = count <= most
+        wanted = max(count, min(most, _FEW)) if is_few else 1
+        found = values.topk(min(vocabulary, wanted), 1)
+        floor = found.values[:, -1:] if is_few else torch.full_like(values[:, :1], math.inf)
+        return Few(found.indices, found.values, found.values, floor)
+
+    def descending(self, values: torch.Tensor) -> torch.Tensor:
+        """See `Arrays.descending`."""
+        return values.sort(1, descending=True).values
+
+    def best_two(self, keys: torch.Tensor) -> torch.Tensor:
+        """See `Arrays.best_two`."""
+        return keys.topk(min(2, keys.shape[1]), 1).indices
+
+    def penalise(
+        self, values: torch.Tensor, rows: NDArray[np.int64], asked: Sequence[Asked]
+    ) -> None:
+        """Changes whole rows; see `Arrays.penalise`."""
+        counts = self._counts.of(asked)
+        parameters = [sampler.parameters for _, sampler in asked]
+        repetition, frequency, presence = (
+            self.put(np.array(each, np.float32)[:, None])
+            for each in (
+                [p.repetition_penalty for p in parameters],
+                [p.frequency_penalty for p in parameters],
+                [p.presence_penalty for p in parameters],
+            )
+        )
+        these = self.put(rows)
+        logits = values[these]
+        # Three times a block at most beside the logits and counts: what is not needed is reused.
+        changed = logits * repetition
+        torch.where(logits < 0, changed, logits / repetition, out=changed)
+        torch.where(counts > 0, changed, logits, out=logits)
+        counts >>= 1  # ours: how often each was said in the answer
+        off = changed.copy_(counts)
+        off *= frequency
+        off += presence
+        logits -= off.masked_fill_(counts == 0, 0)
+        values[these] = logits
+
+    def forget(self, session: int) -> None:
+        """See `Arrays.forget`."""
+        self._counts.forget(session)
+
+    def host(self, array: torch.Tensor) -> NDArray[Any]:
+        """See `Arrays.host`."""
+        made: NDArray[Any] = array.cpu().numpy()
+        return made
+
+
+class TokenCounts:
+    """How often every token was said in the sessions with penalties; it stays on the device.
+
+    A session has a row from its first step here until it is forgotten. Each step sends the tokens
+    that came since the last one. Rows come in pages, so that more of them are never a copy.
+    """
+
+    def __init__(self, device: torch.device, vocabulary: int) -> None:
+        """Has no rows."""
+        self._device = device
+        self._shape = (COUNTED_SESSIONS, vocabulary)
+        self._pages: list[torch.Tensor] = []
+        self._rows: dict[int, tuple[int, int]] = {}
+        """Session -> its page, and its row there."""
+        self._free: list[tuple[int, int]] = []
+        self._told: dict[int, int] = {}
+        """Session -> tokens of its answer that are counted."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all pages."""
+        return sum(page.nbytes for page in self._pages)
+
+    def of(self, asked: Sequence[Asked]) -> torch.Tensor:
+        """Returns int32 [sessions, vocabulary], all tokens so far counted; the caller's."""
+        try:
+            self._count(asked)
+        except BaseException:
+            for session, _ in asked:  # whatever was counted: next time it is from the beginning
+                self.forget(session)
+            raise
+        at = [self._rows[session] for session, _ in asked]
+        return torch.stack([self._pages[page][row] for page, row in at])
+
+    def forget(self, session: int) -> None:
+        """Frees a session's row."""
+        at = self._rows.pop(session, None)
+        if at is not None:
+            self._free.append(at)
+        self._told.pop(session, None)
+
+    def _count(self, asked: Sequence[Asked]) -> None:
+        """Counts the tokens that are new."""
+        places: dict[int, list[tuple[int, int, int]]] = {}
+        for session, sampler in asked:
+            said = sampler.said
+            assert said is not None
+            more = [(token, _SAID) for token in said.answer[self._told.get(session, 0) :]]
+            if session not in self._rows:
+                self._open(session)
+                more += [(token, _SEEN) for token in said.ids.tolist()]
+            self._told[session] = len(said.answer)
+            if more:
+                page, row = self._rows[session]
+                places.setdefault(page, []).extend((row, *each) for each in more)
+        for page, found in places.items():
+            rows, tokens, added = torch.tensor(found).T.to(self._device, non_blocking=True)
+            self._pages[page].index_put_((rows, tokens), added.int(), accumulate=True)
+
+    def _open(self, session: int) -> None:
+        if self._free:
+            page, row = self._free.pop()
+            self._pages[page][row] = 0
+        else:
+            self._pages.append(torch.zeros(self._shape, dtype=torch.int32, device=self._device))
+            page, row = len(self._pages) - 1, 0
+            self._free = [(page, other) for other in range(self._shape[0] - 1, 0, -1)]
+        self._rows[session] = page, row

@@ -1,0 +1,275 @@
+"""Attention of one step over the slot pool, as the attention function of `transformers` layers.
+
+The layers come from `transformers` unchanged; their attention modules call `attend`, which
+stores the new keys and values and attends to what each session has cached. There are three ways to
+compute it, all of them without repeating keys for grouped queries:
+
+* `FLASH`: one FlashAttention-2 call per layer for the whole mixed batch (Dao, arXiv 2307.08691),
+  straight out of the pool: `cum_seq_k` is where each session's extent begins and `seqused_k` how
+  long it is. CUDA only.
+* `PADDED`: decode rows in one call on gathered, padded slots with a mask; prompts one by one.
+  For CUDA devices on which the first is not to be had.
+* `EACH`: one call per session on a view of its slot: no copy, no padding, and what a session gets
+  does not depend on the others. Best on a CPU, where a call costs little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from catenary_agent.decoders.sizes import GATHERED_BYTES
+from catenary_agent.decoders.torch_cache import SessionCache, SlotPool
+from catenary_agent.decoders.torch_wide import narrowed
+
+ATTENTION = "catenary"
+"""Name under which `transformers` knows `attend`."""
+
+
+class Kernel(Enum):
+    """How attention is computed."""
+
+    FLASH = "flash"
+    PADDED = "padded"
+    EACH = "each"
+
+
+class StepPlan:
+    """Where the tokens of one step lie. Sessions are ordered by the layer they enter at."""
+
+    def __init__(
+        self, caches: Sequence[SessionCache], counts: Sequence[int], cached: Sequence[int]
+    ) -> None:
+        """Lays out a step.
+
+        Args:
+            caches: The slots of each session, by ascending first layer.
+            counts: New tokens of each.
+            cached: Tokens each has already.
+        """
+        self.counts = list(counts)
+        self.used = [before + new for before, new in zip(cached, counts, strict=True)]
+        self.bounds = np.concatenate(([0], np.cumsum(counts))).tolist()
+        """[sessions + 1]: first row of each session, and the number of rows."""
+        self.entries = [cache.first_layer for cache in caches]
+        self.starts: NDArray[np.int64] = np.stack([cache.starts for cache in caches], axis=1)
+        """[layers, sessions]: first pool row of each session's slot."""
+        spans = [np.arange(old, new) for old, new in zip(cached, self.used, strict=True)]
+        self.positions: NDArray[np.int64] = np.concatenate(spans)
+        """[rows]: index of each token in its session."""
+        session_of_row = np.repeat(np.arange(len(counts)), counts)
+        self.writes: NDArray[np.int64] = self.starts[:, session_of_row] + self.positions
+        """[layers, rows]: pool row each new token is stored at."""
+
+    def active(self, layer: int) -> int:
+        """Returns how many sessions, from the first on, run through a layer."""
+        return int(np.searchsorted(self.entries, layer, "right"))
+
+
+@dataclass(slots=True)
+class StepTensors:
+    """A plan on the device. Under a CUDA graph the tensors keep their addresses."""
+
+    plan: StepPlan | None
+    """None under a CUDA graph, where no kernel may look at it."""
+    pool: SlotPool
+    kernel: Kernel
+    writes: torch.Tensor
+    """int64 [layers, rows]."""
+    query_starts: torch.Tensor
+    """int32 [sessions + 1]."""
+    key_starts: torch.Tensor
+    """int32 [layers, sessions + 1]; the last entry of a layer is not used."""
+    used: torch.Tensor
+    """int32 [sessions]: tokens with the new ones."""
+    most_new: int
+    most_used: int
+    masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
+
+    @staticmethod
+    def of(plan: StepPlan, pool: SlotPool, kernel: Kernel) -> StepTensors:
+        """Copies a plan to the pool's device."""
+        device = pool.shape.device
+        empty = torch.empty(0, dtype=torch.int32)
+        query_starts = key_starts = used = empty
+        if kernel is Kernel.FLASH:
+            query_starts = torch.tensor(plan.bounds, dtype=torch.int32).to(device)
+            padded = np.pad(plan.starts, ((0, 0), (0, 1)), mode="edge")
+            key_starts = torch.from_numpy(padded.astype(np.int32)).to(device)
+            used = torch.tensor(plan.used, dtype=torch.int32).to(device)
+        writes = torch.from_numpy(plan.writes).to(device)
+        most = max(plan.counts), max(plan.used)
+        return StepTensors(plan, pool, kernel, writes, query_starts, key_starts, used, *most)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What `attend` is told by the executor for one layer of one step."""
+
+    step: StepTensors
+    layer: int
+    sessions: int
+    """How many of the step's sessions, from the first on, run through this layer."""
+
+
+def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Stores keys and values of the new tokens and attends to all cached ones.
+
+    Args:
+        module: The attention module.
+        query: [1, heads, rows, head size], rotated.
+        key: [1, key-value heads, rows, head size], rotated.
+        value: The same shape.
+        attention_mask: Not used; what may be seen follows from the positions.
+        scaling: Factor on the scores.
+        sliding_window: Most tokens one sees, itself included; None: all before it.
+        **others: `catenary` is the `LayerCall`.
+
+    Returns:
+        [1, rows, heads, head size] in the numbers of the caches, which queries, keys and values are
+        rounded to; and None for the attention weights.
+    """
+    call: LayerCall = others["catenary"]
+    step = call.step
+    rows = query.shape[2]
+    query, key, value = (narrowed(each, step.pool.shape.dtype) for each in (query, key, value))
+    step.pool.write(
+        step.writes[call.layer, :rows], key[0].transpose(0, 1), value[0].transpose(0, 1)
+    )
+    if step.kernel is Kernel.FLASH:
+        return _flash(call, query[0].transpose(0, 1), scaling, sliding_window)[None], None
+    output = torch.empty_like(query.transpose(1, 2))
+    plan = step.plan
+    assert plan is not None  # only FLASH runs under a CUDA graph
+    singly = list(range(call.sessions))
+    if step.kernel is Kernel.PADDED:
+        groups = _gathered(step, [i for i in singly if plan.counts[i] == 1])
+        singly = sorted(set(singly) - {i for group in groups for i in group})
+        for decoding in groups:
+            rows_of = torch.tensor([plan.bounds[i] for i in decoding], device=query.device)
+            output[0, rows_of] = _padded(
+                call, query[0, :, rows_of].transpose(0, 1), decoding, (scaling, sliding_window)
+            )
+    for i in singly:
+        part = slice(plan.bounds[i], plan.bounds[i + 1])
+        output[:, part] = _one(call, query[:, :, part], i, (scaling, sliding_window))
+    return output, None
+
+
+def _gathered(step: StepTensors, sessions: list[int]) -> list[list[int]]:
+    """Returns sessions in groups whose caches may be copied together; no group has a longer one."""
+    assert step.plan is not None
+    token_bytes = step.pool.keys[0].nbytes + step.pool.values[0].nbytes
+    groups: list[list[int]] = []
+    for session in sorted(sessions, key=step.plan.used.__getitem__):
+        # The last one of a group is its longest: all are padded to it.
+        most = GATHERED_BYTES // (step.plan.used[session] * token_bytes)
+        if groups and len(groups[-1]) < most:
+            groups[-1].append(session)
+        elif most:
+            groups.append([session])
+    return groups
+
+
+def _one(
+    call: LayerCall, query: torch.Tensor, index: int, how: tuple[float, int | None]
+) -> torch.Tensor:
+    """Attends for one session; returns [1, rows, heads, head size]."""
+    scaling, window = how
+    step = call.step
+    assert step.plan is not None
+    used, new = step.plan.used[index], step.plan.counts[index]
+    first = int(step.plan.starts[call.layer, index])
+    # Nothing in front of the window of its first row is seen by any row of the chunk.
+    hidden = max(0, used - new + 1 - window) if window else 0
+    keys = step.pool.keys[first + hidden : first + used].transpose(0, 1)[None]
+    values = step.pool.values[first + hidden : first + used].transpose(0, 1)[None]
+    if new == 1:
+        # The heads that share a key head are rows of one query: no key is repeated.
+        grouped = query.reshape(1, keys.shape[1], -1, query.shape[3])
+        result = functional.scaled_dot_product_attention(grouped, keys, values, scale=scaling)
+        return result.reshape(1, 1, query.shape[1], -1)
+    place = (index, window)
+    if place not in step.masks:
+        step.masks[place] = chunk_mask(new, used, window, query.device)[:, hidden:]
+    result = functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=step.masks[place], scale=scaling, enable_gqa=True
+    )
+    return result.transpose(1, 2)
+
+
+def _padded(
+    call: LayerCall, query: torch.Tensor, sessions: list[int], how: tuple[float, int | None]
+) -> torch.Tensor:
+    """Attends for one row of each of some sessions; query and result [sessions, heads, size]."""
+    scaling, window = how
+    step, pool = call.step, call.step.pool
+    assert step.plan is not None
+    used = torch.tensor([step.plan.used[i] for i in sessions], device=query.device)
+    slots = torch.from_numpy(step.plan.starts[call.layer, sessions] // pool.tokens)
+    longest = max(step.plan.used[i] for i in sessions)
+    place = torch.arange(longest, device=query.device)
+    seen = place < used[:, None]
+    if window:
+        seen &= place >= used[:, None] - window
+    gathered = []
+    for rows in (pool.keys, pool.values):
+        extents = rows[: pool.scratch].view(pool.slots, pool.tokens, *rows.shape[1:])
+        part = extents[:, :longest].index_select(0, slots.to(query.device))
+        # Whatever lies behind a session's end may be no number, and 0 * NaN is not 0.
+        part.masked_fill_(~seen[:, :, None, None], 0)
+        gathered.append(part.transpose(1, 2))
+    grouped = query.reshape(len(sessions), gathered[0].shape[1], -1, query.shape[2])
+    result = functional.scaled_dot_product_attention(
+        grouped, gathered[0], gathered[1], attn_mask=seen[:, None, None, :], scale=scaling
+    )
+    return result.reshape(query.shape)
+
+
+def _flash(
+    call: LayerCall, query: torch.Tensor, scaling: float, window: int | None
+) -> torch.Tensor:
+    """Attends for all sessions at once; query and result [rows, heads, head size]."""
+    step = call.step
+    sessions = call.sessions
+    result: torch.Tensor = torch.ops.aten._flash_attention_forward(
+        query.contiguous(),
+        step.pool.keys,
+        step.pool.values,
+        step.query_starts[: sessions + 1],
+        step.key_starts[call.layer, : sessions + 1],
+        step.most_new,
+        step.most_used,
+        0.0,
+        True,  # causal, aligned to the last key
+        False,
+        scale=scaling,
+        window_size_left=None if window is None else window - 1,
+        window_size_right=None if window is None else 0,
+        seqused_k=step.used[:sessions],
+    )[0]
+    return result
+
+
+def chunk_mask(new: int, used: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Returns bool [new, used]: which cached tokens each of the `new` last ones sees."""
+    rows = torch.arange(used - new, used, device=device)[:, None]
+    columns = torch.arange(used, device=device)
+    seen = columns <= rows
+    return seen & (columns > rows - window) if window else seen

@@ -1,0 +1,303 @@
+"""The decoder executor on PyTorch: decoder layers of `transformers` over our own slot pool.
+
+On CUDA devices it is the one to use: float16, one attention call per layer for the mixed batch,
+decode steps replayed as CUDA graphs. On a CPU it computes in float32 and is the reference others
+are compared with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from catenary_agent.decoders.base import CacheLayout, StepItem
+from catenary_agent.decoders.row_results import row_results
+from catenary_agent.decoders.slot_book import SlotBook
+from catenary_agent.decoders.torch_arrays import torch_chooser
+from catenary_agent.decoders.torch_attention import Kernel, StepPlan, StepTensors
+from catenary_agent.decoders.torch_cache import CacheShape, SessionCache, SlotPool
+from catenary_agent.decoders.torch_flash import why_not_flash
+from catenary_agent.decoders.torch_graphs import DecodeGraphs, graphable
+from catenary_agent.decoders.torch_model import BlockModel
+from catenary_agent.decoders.torch_weights import (
+    Numbers,
+    cache_dtype,
+    compute_dtype,
+    load_blocks,
+    runtime_of,
+    torch_device,
+)
+from catenary_agent.device_errors import let_go
+from catenary_agent.executors.device import Device
+from catenary_agent.kv.arrays import CacheArray
+from catenary_agent.kv.span import CacheSpan
+from catenary_services.domain.decoder import form_of
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.errors import InternalError
+from catenary_services.log import get_logger
+from catenary_services.model_repository import ModelRepository
+
+_log = get_logger("catenary_agent.decoders")
+
+
+class TorchDecoder:
+    """Runs blocks `[first, last)` of a model of the Llama family; see `DecoderExecutor`."""
+
+    commits_on_use = False
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        key: PartitionKey,
+        device: Device,
+        layout: CacheLayout,
+        threads: int,
+        dtype: str = "auto",
+    ) -> None:
+        """Loads the weights and allocates the caches.
+
+        Args:
+            repository: Has the model's `config.json`, weights and `decoder.json`.
+            key: The blocks.
+            device: A CPU or a CUDA device.
+            layout: Of the caches.
+            threads: Of computation on a CPU. PyTorch has one thread pool per process, so the last
+                one given holds for all its executors.
+            dtype: See `compute_dtype`.
+
+        Raises:
+            NotSupported: If PyTorch does not see the device or does not know the model's family.
+            InvalidInput: If range, layout or weights do not fit together.
+            Overloaded: If the caches do not fit into the device's memory.
+        """
+        self.key = key
+        self.table = repository.decoder_table(key.model)
+        self._book = SlotBook(key, self.table, layout)
+        self._device = torch_device(device)
+        self._layers = key.last_block - key.first_block
+        self._caches: dict[int, SessionCache] = {}
+        self._graphs: DecodeGraphs | None = None
+        torch.set_num_threads(threads)
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            # Not the default stream: what shares this device must be able to run beside it.
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            if device.virtual_level > 1:
+                share = 1.0 / device.virtual_level
+                torch.cuda.set_per_process_memory_fraction(share, self._device)
+        numbers = compute_dtype(self._device, dtype)
+        precision = repository.manifest(key.model).precision
+        self.sizes = self.table.held(form_of(runtime_of(numbers), precision))
+        self._chooser = torch_chooser(self._device, self.table.vocabulary_size)
+        with self._on_stream():
+            with repository.reading(key.model) as reading:
+                blocks = load_blocks(
+                    reading, key, self.table.blocks, Numbers(self._device, numbers, precision)
+                )
+            self._model = BlockModel(blocks)
+            heads, size = self.table.key_value_heads, self.table.head_size
+            self._shape = CacheShape(heads, size, cache_dtype(numbers), self._device)
+            self._kernel = self._choose_kernel()
+            self._pool = self._new_pool(layout.block_slots, layout.session_tokens)
+            self.memory_bytes = blocks.memory_bytes + self._pool.spare_bytes
+            self._renew_graphs()
+
+    @property
+    def layout(self) -> CacheLayout:
+        """In force now."""
+        return self._book.layout
+
+    @property
+    def free_block_slots(self) -> int:
+        """Block slots no session holds; negative while a smaller layout waits for sessions."""
+        return self._book.free
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that are open."""
+        return len(self._book.entries)
+
+    @property
+    def cached_block_tokens(self) -> int:
+        """See `DecoderExecutor.cached_block_tokens`."""
+        return self._book.cached_block_tokens
+
+    def block_tokens(self, session: int, tokens: int = 0) -> int:
+        """See `DecoderExecutor.block_tokens`."""
+        return self._book.block_tokens(session, tokens)
+
+    def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
+        """Takes `last - entry_block` block slots; see `DecoderExecutor.open_session`."""
+        self._book.open(session, entry_block, tokens)
+        self._caches[session] = self._pool.open(entry_block - self.key.first_block)
+
+    def close_session(self, session: int) -> None:
+        """Frees a session's slots at once. Does nothing for a session that is not open."""
+        if self._book.close(session):
+            self._pool.close(self._caches.pop(session))
+            self._chooser.forget(session)
+            self._fit_pool()
+
+    def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
+        """Runs one iteration; see `DecoderExecutor.step`."""
+        self._book.check(items)
+        if not items:
+            return []
+        # Who enters later comes later, so that the sessions in a layer are always the first ones.
+        order = sorted(range(len(items)), key=lambda i: self._book.entries[items[i].session])
+        ordered = [items[i] for i in order]
+        try:
+            with self._on_stream(), torch.inference_mode():
+                results = self._run(ordered)
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            let_go(error)
+            text = (str(error).splitlines() or [""])[0][:300]
+            raise InternalError(f"{self.key} failed: {text}") from error
+        for item in items:
+            self._book.cached[item.session] += len(item.inputs)
+        wanted: list[np.ndarray | None] = [None] * len(items)
+        for place, result in zip(order, results, strict=True):
+            wanted[place] = result
+        return wanted
+
+    def export_cache(self, session: int, span: CacheSpan) -> CacheArray:
+        """See `DecoderExecutor.export_cache`."""
+        self._book.check_export(session, span)
+        with self._on_stream():
+            return self._pool.read(self._caches[session], span, self.key.first_block)
+
+    def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
+        """See `DecoderExecutor.import_cache`."""
+        self._book.check_import(session, span, rows)
+        with self._on_stream():
+            self._pool.write_part(self._caches[session], span, self.key.first_block, rows)
+        self._book.imported(session, span)
+
+    def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
+        """Checks a layout; callable from any thread.
+
+        Raises:
+            InvalidInput: If it is not possible for the partition.
+        """
+        layout.check(self.key)
+        return layout
+
+    def apply_layout(self, prepared: CacheLayout) -> None:
+        """Brings a layout into force between two steps. Running sessions go on unharmed.
+
+        Raises:
+            Overloaded: If the new caches do not fit into memory; the old layout stays in force.
+        """
+        before = self._book.layout
+        self._book.layout = prepared
+        try:
+            self._fit_pool()
+        except BaseException:
+            self._book.layout = before
+            raise
+
+    def close(self) -> None:
+        """Frees weights and caches."""
+        self._graphs = None
+        self._caches.clear()
+        del self._model, self._pool
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _run(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
+        caches = [self._caches[item.session] for item in items]
+        counts = [len(item.inputs) for item in items]
+        plan = StepPlan(caches, counts, [item.position for item in items])
+        joining = self._joining(items)
+        done = None
+        if self._graphs is not None and graphable(plan):
+            done = self._graphs.run(plan, joining[0])
+        hidden, logits = done or (self._run_eagerly(plan, joining), None)
+        results: list[np.ndarray | None] = [None] * len(items)
+        ends = [i for i, item in enumerate(items) if item.want in ("token", "logits")]
+        rows = [plan.bounds[i + 1] - 1 for i in ends]
+        if rows and (logits is None or len(rows) < len(logits)):
+            logits = self._model.logits(hidden[rows]) if logits is None else logits[rows]
+        if rows and logits is not None:
+            made = row_results(self._chooser, logits, [items[i] for i in ends])
+            for i, result in zip(ends, made, strict=True):
+                results[i] = result
+        # On a CPU these are this step's own tensors, and a CUDA graph's are copied by cpu().
+        if any(item.want == "hidden" for item in items):
+            states = hidden.cpu().numpy()
+            for i, item in enumerate(items):
+                if item.want == "hidden":
+                    results[i] = states[plan.bounds[i] : plan.bounds[i + 1]]
+        return results
+
+    def _run_eagerly(self, plan: StepPlan, joining: dict[int, torch.Tensor]) -> torch.Tensor:
+        step = StepTensors.of(plan, self._pool, self._kernel)
+        positions = torch.from_numpy(plan.positions).to(self._device)
+        sessions = [plan.active(layer) for layer in range(self._layers)]
+        return self._model.forward(step, positions, joining, sessions)
+
+    def _joining(self, items: Sequence[StepItem]) -> dict[int, torch.Tensor]:
+        """Returns what enters at each layer, on the device."""
+        arrays: dict[int, list[np.ndarray]] = {}
+        for item in items:
+            layer = self._book.entries[item.session] - self.key.first_block
+            arrays.setdefault(layer, []).append(item.inputs)
+        return {
+            layer: torch.from_numpy(np.concatenate(parts)).to(self._device)
+            for layer, parts in arrays.items()
+        }
+
+    def _fit_pool(self) -> None:
+        """Gives the pool the size of the layout, or what longer or more sessions still need."""
+        layout, book = self._book.layout, self._book
+        slots = max(layout.block_slots, book.used)
+        tokens = max([layout.session_tokens, *book.limits.values()])
+        old = self._pool
+        if (slots, tokens) == (old.slots, old.tokens):
+            return
+        self._graphs = None
+        with self._on_stream():
+            if self._device.type == "cuda":
+                # Old and new pool may not fit side by side: only what is used is copied twice.
+                longest = max(book.cached.values(), default=1)
+                used = SlotPool(book.used, max(1, longest), self._layers, self._shape)
+                used.adopt(old, self._caches, book.cached)
+                before = (old.slots, old.tokens)
+                del old, self._pool
+                torch.cuda.empty_cache()
+                try:
+                    self._pool = self._new_pool(slots, tokens)
+                except BaseException:
+                    self._pool = self._new_pool(*before)
+                    raise
+                finally:
+                    self._pool.adopt(used, self._caches, book.cached)
+            else:
+                self._pool = self._new_pool(slots, tokens)
+                self._pool.adopt(old, self._caches, book.cached)
+            self._renew_graphs()
+
+    def _new_pool(self, slots: int, tokens: int) -> SlotPool:
+        return SlotPool(slots, tokens, self._layers, self._shape)
+
+    def _renew_graphs(self) -> None:
+        if self._kernel is Kernel.FLASH:
+            self._graphs = DecodeGraphs(self._model, self._pool, self.table.hidden_size)
+            if not self._caches:  # otherwise sessions wait: buckets are captured as they come
+                with torch.inference_mode():
+                    self._graphs.capture(max(1, self.layout.block_slots // self._layers))
+
+    def _choose_kernel(self) -> Kernel:
+        if self._device.type == "cpu":
+            return Kernel.EACH
+        reason = why_not_flash(self._shape, self.table.attention_heads)
+        if reason is None:
+            return Kernel.FLASH
+        _log.warning("flash_attention_unavailable", partition=str(self.key), reason=reason)
+        return Kernel.PADDED
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()

@@ -1,0 +1,66 @@
+"""Whether FlashAttention can be had on a device: tried, not guessed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from catenary_agent.decoders.torch_attention import Kernel, LayerCall, StepPlan, StepTensors, attend
+from catenary_agent.decoders.torch_cache import CacheShape, SessionCache, SlotPool
+
+_TOLERANCE = 0.05
+"""bfloat16 has 8 bits, and what is compared is about 1."""
+
+
+def why_not_flash(shape: CacheShape, query_heads: int) -> str | None:
+    """Tries FlashAttention on extents in arbitrary order against plain attention.
+
+    Args:
+        shape: Of the caches.
+        query_heads: Heads of the queries.
+
+    Returns:
+        None if it can be used, else the reason why it cannot.
+    """
+    if shape.device.type != "cuda":
+        return f"FlashAttention needs a CUDA device, this is {shape.device}"
+    try:
+        # A mixed step, and one of single tokens, for which the kernel takes another way.
+        worst = max(difference(shape, query_heads, counts) for counts in ((1, 7, 1), (1, 1, 1)))
+    except (RuntimeError, TypeError, AttributeError) as error:
+        return f"FlashAttention fails on {shape.device}: {str(error).splitlines()[0][:200]}"
+    if not worst < _TOLERANCE:
+        return f"FlashAttention on {shape.device} is off by {worst:.3g}"
+    return None
+
+
+def difference(shape: CacheShape, query_heads: int, counts: tuple[int, int, int]) -> float:
+    """Returns how far FlashAttention is from plain attention for three sessions.
+
+    Args:
+        shape: Of the caches.
+        query_heads: Heads of the queries.
+        counts: New tokens of each session.
+    """
+    device, dtype = shape.device, shape.dtype
+    random = torch.Generator(device).manual_seed(0)
+    pool = SlotPool(4, 40, 1, shape)
+    pool.keys.normal_(generator=random)
+    pool.values.normal_(generator=random)
+    caches = [SessionCache(0, np.array([slot])) for slot in (2, 0, 3)]
+    for cache in caches:
+        cache.starts = cache.slots * pool.tokens
+    plan = StepPlan(caches, counts, (33, 4, 0))
+    query, key = (
+        torch.empty(1, heads, sum(counts), shape.head_size, dtype=dtype, device=device)
+        for heads in (query_heads, shape.heads)
+    )
+    query.normal_(generator=random)
+    key.normal_(generator=random)
+    results = []
+    for kernel in (Kernel.FLASH, Kernel.EACH):
+        call = LayerCall(StepTensors.of(plan, pool, kernel), 0, len(counts))
+        with torch.inference_mode():
+            output, _ = attend(torch.nn.Identity(), query, key, key, None, 0.125, catenary=call)
+        results.append(output.float())
+    return float((results[0] - results[1]).abs().max())

@@ -1,0 +1,272 @@
+"""From frames to complete batches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from catenary_agent.engine import intake
+from catenary_agent.engine.assembly import Assembler
+from catenary_agent.engine.batch import Batch, Payload, Piece
+from catenary_agent.engine.memory import Held
+from catenary_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
+from catenary_services.errors import CatenaryError, DeadlineExceeded
+from catenary_services.log import get_logger
+from catenary_services.transport.frames import tensor_views
+
+if TYPE_CHECKING:
+    from catenary_agent.engine.batch import Array
+    from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+    from catenary_services.transport.interface import ReceivedFrame
+
+_log = get_logger("catenary_agent.engine")
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A frame whose header was read."""
+
+    header: frame_pb2.FrameHeader
+    received_ns: int
+    transfer_ns: int
+    """From the sender's push; 0 if its clock is not ours."""
+
+    @property
+    def deadline_ns(self) -> int:
+        """When the budget is used up, on our clock."""
+        return self.received_ns - self.transfer_ns + self.header.budget_ns
+
+
+class Arrivals:
+    """Takes frames, refuses wrong ones, and hands on batches whose rows are all here.
+
+    Invariant: the memory of a frame is given back exactly once, here or by the batch it became
+    part of, and never while an array still looks at it.
+    """
+
+    def __init__(
+        self,
+        agent_id: str,
+        partitions: PartitionTable,
+        held: Held,
+        assembler: Assembler,
+        handlers: tuple[Callable[[Batch], None], Callable[[Batch | Arrival, CatenaryError], None]],
+    ) -> None:
+        """Calls the first of `handlers` with complete batches, the second with failed ones."""
+        self.epoch = 0
+        """Highest epoch seen; first hops of an older one are refused."""
+        self.ignored = 0
+        """Frames that were malformed, late duplicates or of cancelled batches."""
+        self.refused = 0
+        """Frames of peers that their route does not name as the sender."""
+        self.on_refused: Callable[[], None] = _nothing
+        """Called for each of those."""
+        self.sessions: Callable[[frame_pb2.FrameHeader, ReceivedFrame], None] | None = None
+        """Takes frames of sessions; without it they are ignored."""
+        self._agent_id = agent_id
+        self._partitions = partitions
+        self._held = held
+        self._assembler = assembler
+        self._ready, self._failed = handlers
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Ends the timer of unfinished batches."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def on_frame(self, frame: ReceivedFrame) -> None:
+        """Takes a frame from a transport."""
+        received_ns = time.monotonic_ns()
+        try:
+            header = intake.parse_header(frame)
+        except CatenaryError as error:
+            _log.warning("frame_ignored", reason=error.message)
+            self.ignored += 1
+            frame.release()
+            return
+        if header.kind in intake.SESSION_KINDS:
+            self._on_session_frame(header, frame)
+            return
+        if not intake.is_planned(header, frame.sender):
+            self.refused += 1
+            self.on_refused()
+            _log.warning("frame_refused", sender=frame.sender.name, batch=header.batch_id)
+            frame.release()
+            return
+        transfer_ns = 0
+        if frame.capabilities.same_host and 0 < header.sent_monotonic_ns <= received_ns:
+            transfer_ns = received_ns - header.sent_monotonic_ns
+        arrival = Arrival(header, received_ns, transfer_ns)
+        try:
+            tensors = tensor_views(header.tensors, frame.payload)
+        except CatenaryError as error:
+            error.__traceback__ = None  # its frames hold views of the payload
+            frame.release()
+            self._refuse(arrival, error)
+            return
+        self.take(arrival, Payload(tensors, len(frame.payload), frame.release))
+
+    def _on_session_frame(self, header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> None:
+        if self.sessions is None:
+            self.ignored += 1
+            frame.release()
+        else:
+            self.sessions(header, frame)
+
+    def on_outputs(self, header: frame_pb2.FrameHeader, outputs: Sequence[Array]) -> None:
+        """Takes the outputs of the previous hop, computed in this very agent."""
+        hop = header.route[header.position]
+        loaded = self._partitions.get(key_of_hop(hop))
+        names = [spec.name for spec in loaded.executor.inputs] if loaded is not None else []
+        # Boundary tensors are in the same order on both sides; their names are the reader's.
+        tensors = dict(zip(names, outputs, strict=False))
+        nbytes = sum(output.nbytes for output in outputs)
+        arrival = Arrival(header, time.monotonic_ns(), 0)
+        self.take(arrival, Payload(tensors, nbytes, _nothing))
+
+    def take(self, arrival: Arrival, payload: Payload) -> None:
+        """Checks an arrival and makes it (part of) a batch, or refuses it."""
+        header = arrival.header
+        if self._is_useless(header):
+            self.ignored += 1
+            payload.release()
+            return
+        try:
+            batch = self._admit(arrival, payload)
+        except CatenaryError as error:
+            error.__traceback__ = None
+            payload.release()
+            self._refuse(arrival, error)
+            return
+        if batch is not None:
+            self._ready(batch)
+
+    def cancel(self, batch_id: int) -> Batch | None:
+        """Forgets an unfinished batch and returns it, if there is one."""
+        return self._assembler.discard(batch_id)
+
+    def _is_useless(self, header: frame_pb2.FrameHeader) -> bool:
+        """Returns True for rows nobody waits for any more, and for whole batches sent twice."""
+        if self._held.is_over(header.batch_id, header.position):
+            return True
+        is_open = header.position == 0 and self._assembler.get(header.batch_id) is not None
+        return (header.batch_id, header.position) in self._held and not is_open
+
+    def _admit(self, arrival: Arrival, payload: Payload) -> Batch | None:
+        """Returns the batch if it is complete now."""
+        header = arrival.header
+        hop = intake.check_route(header, self._agent_id, self.epoch)
+        loaded = self._partitions.get(key_of_hop(hop))
+        if loaded is None:
+            raise intake.not_loaded(hop, self._agent_id)
+        intake.check_rows(header, loaded)
+        rows = header.rows if loaded.batched else None
+        intake.check_tensors(payload.tensors, loaded.executor.inputs, rows)
+        if arrival.deadline_ns <= arrival.received_ns:
+            raise DeadlineExceeded(
+                "the deadline passed on the way to this agent", details={"stage": "transfer"}
+            )
+        self._held.claim(payload.nbytes)
+        try:
+            if header.rows == header.batch_rows and self._assembler.get(header.batch_id) is None:
+                return self._whole(arrival, hop, loaded, payload)
+            return self._assemble(arrival, hop, loaded, payload)
+        except CatenaryError:
+            self._held.give_back(payload.nbytes)
+            raise
+
+    def _whole(
+        self, arrival: Arrival, hop: common_pb2.Hop, loaded: LoadedPartition, payload: Payload
+    ) -> Batch:
+        batch = self._new(arrival, hop, loaded)
+        batch.slices = list(arrival.header.slices)
+        batch.payloads = [payload]
+        batch.pieces = [Piece(payload, 0, batch.rows, 0)]
+        batch.nbytes = payload.nbytes
+        return batch
+
+    def _assemble(
+        self, arrival: Arrival, hop: common_pb2.Hop, loaded: LoadedPartition, payload: Payload
+    ) -> Batch | None:
+        """Adds rows to a batch that begins here; returns it if none is missing now."""
+        header = arrival.header
+        batch = self._assembler.get(header.batch_id)
+        if batch is None:
+            batch = self._new(arrival, hop, loaded, self._assembler.begin)
+        elif batch.header.batch_rows != header.batch_rows or batch.partition is not loaded:
+            raise intake.contradiction(batch.header.batch_rows, header.batch_rows)
+        if not self._assembler.add(batch, payload, header.first_row, header.slices):
+            self.ignored += 1
+            self._held.give_back(payload.nbytes)
+            payload.release()
+            return None
+        batch.deadline_ns = min(batch.deadline_ns, arrival.deadline_ns)
+        batch.received_ns, batch.transfer_ns = arrival.received_ns, arrival.transfer_ns
+        if self._assembler.take_if_complete(batch):
+            return batch
+        self._set_alarm()
+        return None
+
+    def _new(
+        self,
+        arrival: Arrival,
+        hop: common_pb2.Hop,
+        loaded: LoadedPartition,
+        register: Callable[[Batch], None] | None = None,
+    ) -> Batch:
+        """Returns an empty batch that is held from now on."""
+        batch = Batch(
+            header=arrival.header,
+            hop=hop,
+            partition=loaded,
+            slices=[],
+            payloads=[],
+            pieces=[],
+            nbytes=0,
+            deadline_ns=arrival.deadline_ns,
+            received_ns=arrival.received_ns,
+            transfer_ns=arrival.transfer_ns,
+        )
+        if register is not None:
+            register(batch)
+        self._partitions.hold(loaded)
+        self._held.add(batch)
+        return batch
+
+    def _refuse(self, arrival: Arrival, error: CatenaryError) -> None:
+        """Fails the batch a wrong frame belongs to, with whatever of it is here."""
+        batch = None
+        if arrival.header.position == 0:
+            batch = self._assembler.discard(arrival.header.batch_id)
+        self._failed(batch if batch is not None else arrival, error)
+
+    def _set_alarm(self) -> None:
+        """Wakes up when the first unfinished batch runs out of budget."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        deadline_ns = self._assembler.next_deadline_ns()
+        if deadline_ns is not None:
+            delay_s = max(0, deadline_ns - time.monotonic_ns()) / _NS
+            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._expire)
+
+    def _expire(self) -> None:
+        for batch in self._assembler.expired(time.monotonic_ns()):
+            missing = batch.rows - sum(piece.rows for piece in batch.pieces)
+            self._failed(
+                batch,
+                DeadlineExceeded(
+                    f"{missing} of {batch.rows} rows did not arrive before the deadline",
+                    details={"stage": "assembly"},
+                ),
+            )
+        self._set_alarm()
+
+
+def _nothing() -> None:
+    """Outputs of our own executor belong to nobody else; nobody counts refused frames."""

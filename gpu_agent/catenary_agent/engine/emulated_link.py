@@ -1,0 +1,75 @@
+"""A network card that frames between agents of one machine do not really pass.
+
+Emulated devices stand for GPUs in servers of their own, but their frames cross shared memory in no
+time. With an emulated link they take as long as the link's speed says: one after the other up the
+sender's link, one after the other down the receiver's, each in both at the same time. Frames from
+and to gateways are left alone, as in the scheduler's book.
+
+The bytes still cross the real transport; it must be faster than the link that is emulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from catenary_agent.engine import intake
+from catenary_services.errors import CatenaryError
+
+if TYPE_CHECKING:
+    from catenary_services.transport.interface import FrameHandler, ReceivedFrame
+
+_NS = 1_000_000_000
+
+
+class EmulatedLink:
+    """The uplink and the downlink of one agent.
+
+    Args:
+        bytes_per_second: Of each direction.
+    """
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self._ns_per_byte = _NS / bytes_per_second
+        self._uplink_free_ns = 0
+        self._downlink_free_ns = 0
+        self._under_way: dict[ReceivedFrame, asyncio.TimerHandle] = {}
+
+    async def turn(self, nbytes: int) -> None:
+        """Returns when the frames sent before have left, and this one may."""
+        now = time.monotonic_ns()
+        start = max(now, self._uplink_free_ns)
+        self._uplink_free_ns = start + round(nbytes * self._ns_per_byte)
+        if start > now:
+            await asyncio.sleep((start - now) / _NS)
+
+    def on_frame(self, frame: ReceivedFrame, take: FrameHandler) -> None:
+        """Hands a frame on: from a gateway at once, from an agent when its last byte is here."""
+        try:
+            header = intake.parse_header(frame)
+        except CatenaryError:
+            take(frame)  # whoever takes it knows what to say
+            return
+        from_gateway = header.position == 0 and header.kind not in intake.SESSION_KINDS
+        if from_gateway or not len(frame.payload):  # gateways open sessions without a payload
+            take(frame)
+            return
+        now = time.monotonic_ns()
+        sent = header.sent_monotonic_ns if frame.capabilities.same_host else now
+        arrives = max(sent, self._downlink_free_ns) + round(len(frame.payload) * self._ns_per_byte)
+        self._downlink_free_ns = arrives
+        delay_s = max(0, arrives - now) / _NS
+        loop = asyncio.get_running_loop()
+        self._under_way[frame] = loop.call_later(delay_s, self._arrived, frame, take)
+
+    def close(self) -> None:
+        """Drops what is under way."""
+        for frame, timer in self._under_way.items():
+            timer.cancel()
+            frame.release()
+        self._under_way.clear()
+
+    def _arrived(self, frame: ReceivedFrame, take: FrameHandler) -> None:
+        del self._under_way[frame]
+        take(frame)

@@ -1,0 +1,358 @@
+"""The engine: everything that happens to a batch between its frames' arrival and departure.
+
+One object on one event loop, without locks. The life of a batch:
+
+    frame -> Arrivals (checks, assembly) -> Feeder (order) -> ComputeThread -> Outbound
+
+Invariants: a batch is in exactly one of these places; it leaves by delivery, by cancellation or by
+`BatchFailed`; whichever it is, its payload memory, its staged output and its hold on the partition
+are given back exactly once (`_close`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from catenary_agent.engine.arrivals import Arrival, Arrivals
+from catenary_agent.engine.assembly import Assembler
+from catenary_agent.engine.batch import Batch
+from catenary_agent.engine.compute import ComputeThread
+from catenary_agent.engine.emulated_link import EmulatedLink
+from catenary_agent.engine.feeder import Feeder, Job, Step, run_job, unstage
+from catenary_agent.engine.memory import Held
+from catenary_agent.engine.meter import Meter
+from catenary_agent.engine.outbound import DeliveryError, Hub, Outbound, destinations, next_header
+from catenary_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
+from catenary_agent.engine.reporting import Outgoing, batch_failed, record_spans, stage_done
+from catenary_agent.faults import Faults
+from catenary_agent.steps import StepsInHand
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_services.errors import CatenaryError, InternalError
+from catenary_services.log import get_logger
+
+if TYPE_CHECKING:
+    from catenary_protos.catenary.v1.frame_pb2 import FrameHeader
+    from catenary_services.telemetry.tracing import Tracer
+    from catenary_services.transport.interface import ReceivedFrame
+
+_log = get_logger("catenary_agent.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """How much an engine holds and how long it waits."""
+
+    max_held_bytes: int = 1 << 30
+    max_assemblies: int = 256
+    max_unpushed_batches: int = 4
+    push_timeout_s: float = 2.0
+    emulated_link_bytes_per_second: int | None = None
+    """Frames between agents take as long as on a link of this speed; None: as long as they do."""
+    faults: Faults = field(default_factory=partial(Faults, None))
+    """What tests want to go wrong."""
+
+
+class Engine:
+    """Runs partitions on batches in the order of their reservations."""
+
+    def __init__(
+        self,
+        agent_id: str,
+        hub: Hub,
+        tell: Callable[[Outgoing], None],
+        limits: EngineLimits | None = None,
+        tracer: Tracer | None = None,
+        meter: Meter | None = None,
+    ) -> None:  # fmt: skip
+        """Tells the scheduler through `tell`, which must neither block nor raise."""
+        limits = limits or EngineLimits()
+        self.agent_id = agent_id
+        self.partitions = PartitionTable(self._close_partition)
+        self.steps = StepsInHand(limits.faults)
+        """What is computed now, also by others of this agent."""
+        self._tell = tell
+        self._tracer = tracer
+        self._meter = meter or Meter()
+        self._held = Held(limits.max_held_bytes)
+        speed = limits.emulated_link_bytes_per_second
+        self._link = None if speed is None else EmulatedLink(speed)
+        self._outbound = Outbound(hub, agent_id, limits.push_timeout_s, self._link)
+        self._feeder = Feeder(
+            self._outbound.stage, self._failed, limits.max_unpushed_batches, deque()
+        )
+        self._arrivals = Arrivals(
+            agent_id,
+            self.partitions,
+            self._held,
+            Assembler(limits.max_assemblies),
+            (self._feeder.add, self._failed),
+        )
+        self._arrivals.on_refused = self._meter.frame_refused
+        self._thread: ComputeThread[Job] = ComputeThread(
+            f"compute-{agent_id}", partial(run_job, steps=self.steps), self._computed
+        )
+        self._feeder.attach(self._thread)
+        self.received_frames = 0
+        """Frames that came from transports so far."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._feeding: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the compute thread; frames may come from now on."""
+        self._thread.start()
+        self._feeding = self._spawn(self._feeder.run())
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Stops at once; what is held is dropped without a report. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._arrivals.close()
+        if self._link is not None:
+            self._link.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if await self._thread.stop(timeout_s):
+            await asyncio.sleep(0)  # completions the thread has posted
+            for batch in self._held:
+                self._close(batch)
+            for loaded in list(self.partitions):
+                self.partitions.retire(loaded.key)
+        else:
+            # Memory is never taken from under a thread that still computes; the process ends.
+            _log.error("compute_thread_stuck", timeout_s=timeout_s)
+        self._outbound.close()
+
+    async def failed(self) -> None:
+        """Raises if the engine cannot go on (our bug); returns when it was closed."""
+        assert self._feeding is not None
+        await asyncio.wait([self._feeding])
+        if not self._feeding.cancelled():
+            self._feeding.result()
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Returns True as soon as no batch is held, False if that takes longer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._held.empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # -- what others see -------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Highest epoch seen."""
+        return self._arrivals.epoch
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Refuses first hops of schedulers before `epoch` from now on."""
+        self._arrivals.epoch = max(self._arrivals.epoch, epoch)
+
+    def forget_epoch(self) -> None:
+        """Takes first hops of any scheduler until the next epoch is raised."""
+        self._arrivals.epoch = 0
+
+    @property
+    def held(self) -> Held:
+        """Counts the bytes of received tensors of the whole agent."""
+        return self._held
+
+    @property
+    def link(self) -> EmulatedLink | None:
+        """The emulated network card, if there is one."""
+        return self._link
+
+    @property
+    def held_batches(self) -> int:
+        """Batches in this agent."""
+        return len(self._held)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of received tensors that were not given back yet."""
+        return self._held.nbytes
+
+    @property
+    def queued_batches(self) -> int:
+        """Complete batches that wait for the device."""
+        return len(self._feeder)
+
+    @property
+    def refused_frames(self) -> int:
+        """Frames that did not come from whom their route says."""
+        return self._arrivals.refused
+
+    @property
+    def ignored_frames(self) -> int:
+        """Frames that were malformed, late duplicates or of cancelled batches."""
+        return self._arrivals.ignored
+
+    def snapshot(self, *, computed: bool = False) -> list[scheduler_pb2.BatchInAgent]:
+        """Returns what a new scheduler needs to know of the batches that are not computed yet.
+
+        Args:
+            computed: Those that are, and have not left yet, are wanted too.
+        """
+        now = time.monotonic_ns()
+        described = []
+        for batch in self._held:
+            if batch.ended_ns and not batch.computing and not computed:
+                continue
+            elapsed = now - batch.started_ns if batch.computing else 0
+            described.append(
+                scheduler_pb2.BatchInAgent(
+                    batch_id=batch.batch_id,
+                    position=batch.position,
+                    running=batch.computing,
+                    remaining_ns=max(0, batch.hop.reserved_duration_ns - elapsed),
+                    route=batch.header.route,
+                )
+            )
+        return described
+
+    # -- orders ----------------------------------------------------------------------------------
+
+    def hand_sessions_to(self, handler: Callable[[FrameHeader, ReceivedFrame], None]) -> None:
+        """Hands frames of sessions, whose header was read, to `handler` from now on."""
+        self._arrivals.sessions = handler
+
+    def on_frame(self, frame: ReceivedFrame) -> None:
+        """Takes a frame from a transport (a `FrameHandler`)."""
+        if self._closed:
+            frame.release()
+            return
+        self.received_frames += 1
+        self._meter.received(frame.capabilities.transport, len(frame.payload))
+        if self._link is None:
+            self._arrivals.on_frame(frame)
+        else:
+            self._link.on_frame(frame, self._arrivals.on_frame)
+
+    def cancel(self, batch_id: int) -> None:
+        """Drops a batch, also rows of it that come later; a computation is not interrupted."""
+        self._held.remember_cancelled(batch_id)
+        self._arrivals.cancel(batch_id)
+        for batch in self._held.of(batch_id):
+            batch.cancelled = True
+            if batch.ended_ns == 0 and self._feeder.withdraw(batch):
+                self._close(batch)
+
+    async def on_compute_thread(self, work: Callable[[], int]) -> int:
+        """Returns what `work` returns, run on the compute thread between two batches."""
+        return await self.add_step(work)
+
+    def add_step(self, work: Callable[[], int]) -> asyncio.Future[int]:
+        """Queues `work` for the compute thread; steps are done in the order they were added."""
+        step = Step(work, asyncio.get_running_loop().create_future())
+        self._feeder.add_step(step)
+        return step.done
+
+    # -- the life of a batch ---------------------------------------------------------------------
+
+    def _computed(self, job: Job) -> None:
+        """Runs on the loop when the thread is done with a job."""
+        self._feeder.finished(job)
+        if isinstance(job, Step):
+            if job.done.done():  # nobody waits any more
+                return
+            if job.error is not None:
+                job.done.set_exception(job.error)
+            else:
+                job.done.set_result(job.result)
+            return
+        job.computing = False
+        if self._closed:
+            return
+        self._held.give_back(job.release_inputs())
+        if job.cancelled or job.error is not None:
+            self._feeder.pushed()
+            if job.error is not None and not job.cancelled:
+                self._failed(job, job.error)
+            else:
+                self._close(job)
+            return
+        self._tell(stage_done(job))
+        self._spawn(self._leave(job))
+
+    async def _leave(self, batch: Batch) -> None:
+        """Delivers a computed batch and reports what could not be delivered."""
+        try:
+            receiver = destinations(batch)[0]
+            if receiver.slices is None and receiver.peer_id == self.agent_id:
+                self._arrivals.on_outputs(next_header(batch, self.agent_id), batch.outputs)
+            else:
+                await self._outbound.deliver(batch)
+            self._meter.delivered(batch, sent_ns := time.monotonic_ns())
+            if self._tracer is not None and self._tracer.enabled:
+                record_spans(self._tracer, batch, self.agent_id, sent_ns)
+        except DeliveryError as error:
+            for peer, cause in error.failures:
+                self._report(batch.header, cause, peer)
+        except Exception:
+            _log.exception("delivery_failed", batch_id=batch.batch_id)
+            cause = InternalError("the outputs could not be delivered")
+            self._report(batch.header, cause, self.agent_id)
+        finally:
+            self._feeder.pushed()
+            self._close(batch)
+
+    def _failed(self, subject: Batch | Arrival, error: CatenaryError) -> None:
+        """Ends a batch without a result."""
+        header = subject.header
+        if isinstance(subject, Batch):
+            self._close(subject)
+        else:
+            self._held.remember_gone((header.batch_id, header.position))
+        self._report(header, error, self.agent_id)
+
+    def _report(self, header: FrameHeader, error: CatenaryError, blamed: str) -> None:
+        known = (
+            self.partitions.get(key_of_hop(header.route[header.position]))
+            if (header.position < len(header.route))
+            else None
+        )
+        _log.warning(
+            "batch_failed",
+            batch_id=header.batch_id,
+            position=header.position,
+            reason=error.reason,
+            error=error.message,
+            blamed=blamed,
+        )
+        # Only names of loaded models become labels: a label per wrong frame would never end.
+        self._meter.failed(known.key.model.name if known else "", error.reason)
+        self._tell(batch_failed(header.batch_id, header.position, error, blamed))
+
+    def _close(self, batch: Batch) -> None:
+        """Gives back everything a batch holds."""
+        self._held.give_back(batch.release_inputs())
+        batch.outputs = ()
+        unstage(batch)
+        if batch.identity in self._held:
+            self._held.remove(batch)
+            self.partitions.let_go(batch.partition)
+
+    def _close_partition(self, loaded: LoadedPartition) -> None:
+        _log.info("partition_unloaded", partition=str(loaded.key))
+        try:
+            loaded.executor.close()
+        except Exception:
+            _log.exception("partition_close_failed", partition=str(loaded.key))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,238 @@
+"""Keeps the compute thread busy with the most urgent batch, and no further ahead than needed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from catenary_agent.device_errors import failure
+from catenary_agent.engine.batch import Batch
+from catenary_agent.engine.ready import ReadyQueue
+from catenary_agent.steps import StepKind
+from catenary_services.errors import (
+    CatenaryError,
+    ClientError,
+    DeadlineExceeded,
+    InternalError,
+    OverloadError,
+)
+from catenary_services.log import get_logger
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from catenary_agent.engine.batch import Array
+    from catenary_agent.engine.compute import ComputeThread
+    from catenary_agent.engine.outbound import StagedOutput
+    from catenary_agent.steps import StepsInHand
+
+_log = get_logger("catenary_agent.engine")
+
+_AHEAD = 2
+"""Jobs at the thread at a time: one running, one to go on with at once."""
+_BATCHES_PER_STEP = 8
+"""When batches never stop coming, one other step is let in after this many."""
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A short piece of other work for the compute thread, e.g. one measurement."""
+
+    work: Callable[[], int]
+    done: asyncio.Future[int]
+    result: int = 0
+    error: Exception | None = None
+
+
+Job = Batch | Step
+
+
+class Feeder:
+    """Chooses what is computed next.
+
+    Invariants: at most `_AHEAD` jobs are at the thread; a batch waits at the thread only while no
+    more urgent one is ready; while `max_unpushed` results wait for their links, one is computed.
+    """
+
+    def __init__(
+        self,
+        stage: Callable[[Batch], Awaitable[StagedOutput | None]],
+        failed: Callable[[Batch, CatenaryError], None],
+        max_unpushed: int,
+        steps: deque[Step],
+    ) -> None:
+        """Stages outputs with `stage`, and fails batches whose deadline passed with `failed`."""
+        self._stage = stage
+        self._failed = failed
+        self._max_unpushed = max_unpushed
+        self._steps = steps
+        self._ready = ReadyQueue()
+        self._thread: ComputeThread[Job] | None = None
+        self._inside: list[Job] = []
+        self._unpushed = 0
+        self._since_step = 0
+        self._wake = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def attach(self, thread: ComputeThread[Job]) -> None:
+        """Feeds this thread."""
+        self._thread = thread
+
+    def add(self, batch: Batch) -> None:
+        """Queues a complete batch; one that is more urgent overtakes what has not begun."""
+        self._ready.push(batch)
+        if len(self._inside) == _AHEAD:
+            waiting = self._inside[-1]
+            if isinstance(waiting, Batch) and batch.reserved_start_ns < waiting.reserved_start_ns:
+                self._take_back(waiting)
+        self._wake.set()
+
+    def add_step(self, step: Step) -> None:
+        """Queues other work: done when no batch is ready, or after a few batches."""
+        self._steps.append(step)
+        self._wake.set()
+
+    def withdraw(self, batch: Batch) -> bool:
+        """Forgets a cancelled batch; returns False if the thread has begun it."""
+        if batch in self._inside:
+            assert self._thread is not None
+            if not self._thread.take_back(batch):
+                return False
+            self._inside.remove(batch)
+            self._go_on()
+        return True
+
+    def finished(self, job: Job) -> None:
+        """Notes that the thread is done with a job."""
+        self._inside.remove(job)
+        if isinstance(job, Batch):
+            self._unpushed += 1
+        self._go_on()
+
+    def pushed(self) -> None:
+        """Notes that a finished batch has left."""
+        self._unpushed -= 1
+        self._go_on()
+
+    async def run(self) -> None:
+        """Feeds the thread until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._has_room():
+                if self._steps and (
+                    self._since_step >= _BATCHES_PER_STEP or not self._ready.peek()
+                ):
+                    self._since_step = 0
+                    self._offer(self._steps.popleft())
+                    continue
+                batch = self._ready.pop()
+                if batch is None:
+                    break
+                await self._prepare(batch)
+
+    def _go_on(self) -> None:
+        """Wakes `run` if the room that was made is of use to anything."""
+        if self._steps or self._ready.peek() is not None:
+            self._wake.set()
+
+    def _has_room(self) -> bool:
+        unfinished = self._unpushed + len(self._inside)
+        return len(self._inside) < _AHEAD and unfinished <= self._max_unpushed
+
+    async def _prepare(self, batch: Batch) -> None:
+        """Stages the outputs of the most urgent batch and hands it to the thread."""
+        if batch.deadline_ns <= time.monotonic_ns():
+            self._failed(batch, out_of_time())
+            return
+        batch.staged = await self._stage(batch)
+        if batch.cancelled:
+            unstage(batch)
+            return
+        urgent = self._ready.peek()
+        if urgent is not None and urgent.reserved_start_ns < batch.reserved_start_ns:
+            unstage(batch)
+            self._ready.push(batch)
+            return
+        self._since_step += 1
+        self._offer(batch)
+
+    def _offer(self, job: Job) -> None:
+        assert self._thread is not None
+        self._inside.append(job)
+        self._thread.offer(job)
+
+    def _take_back(self, batch: Batch) -> None:
+        assert self._thread is not None
+        if self._thread.take_back(batch):
+            self._inside.remove(batch)
+            unstage(batch)
+            self._ready.push(batch)
+
+
+def unstage(batch: Batch) -> None:
+    """Gives staged memory back that will not be used."""
+    if batch.staged is not None:
+        batch.staged.release()
+        batch.staged = None
+
+
+def out_of_time() -> DeadlineExceeded:
+    """Returns the error of a batch that waited for the device for too long."""
+    return DeadlineExceeded(
+        "the deadline passed before the device was free", details={"stage": "wait"}
+    )
+
+
+def run_job(job: Job, steps: StepsInHand) -> None:
+    """Does a job on the compute thread; what goes wrong is kept in the job."""
+    if isinstance(job, Step):
+        try:
+            job.result = steps.run(job.work, StepKind.MEASURING)
+        except Exception as error:
+            job.error = error
+        return
+    job.started_ns = job.ended_ns = time.monotonic_ns()
+    if job.deadline_ns <= job.started_ns:
+        job.error = out_of_time()
+        return
+    job.computing = True
+    key, booked_ns = job.partition.key, job.hop.reserved_duration_ns
+    try:
+        steps.run(partial(_compute, job), StepKind.BATCH, key, booked_ns)
+    except (ClientError, OverloadError) as error:
+        error.__traceback__ = None  # its frames hold the inputs, whose memory is given back
+        job.error = error
+    except Exception as error:
+        job.error = failure(error, batch_id=job.batch_id, partition=str(key))
+    job.ended_ns = time.monotonic_ns()
+
+
+def _compute(batch: Batch) -> None:
+    executor = batch.partition.executor
+    targets = None if batch.staged is None else batch.staged.arrays
+    inputs = batch.gather()
+    outputs = executor.run(inputs, targets)
+    if len(outputs) != len(executor.outputs):
+        raise InternalError(f"{len(outputs)} outputs; expected {len(executor.outputs)}")
+    if batch.partition.batched and any(
+        output.ndim == 0 or output.shape[0] != batch.rows for output in outputs
+    ):
+        raise InternalError("the partition did not keep the number of rows")
+    if targets is None:
+        # Tensors passed on are views of received memory, which is given back before the delivery.
+        outputs = [_own(output, inputs) for output in outputs]
+    batch.outputs = outputs
+
+
+def _own(output: Array, inputs: Sequence[Array]) -> Array:
+    shared = any(np.may_share_memory(output, each) for each in inputs)
+    return output.copy() if shared else output

@@ -1,0 +1,170 @@
+"""What a frame must satisfy before its tensors come near an executor. Pure checks, no state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from catenary_protos.catenary.v1 import frame_pb2
+from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
+from catenary_services.errors import InvalidInput, PartitionLost, StaleEpoch
+from catenary_services.security.identity import Role
+from catenary_services.transport.frames import read_header
+
+if TYPE_CHECKING:
+    from catenary_agent.engine.batch import Array
+    from catenary_agent.engine.partitions import LoadedPartition
+    from catenary_protos.catenary.v1 import common_pb2
+    from catenary_services.transport.interface import ReceivedFrame, Sender
+
+MAX_HOPS = 256
+MAX_SLICES = 65_536
+
+SESSION_KINDS = (
+    frame_pb2.FRAME_KIND_SESSION_STEP,
+    frame_pb2.FRAME_KIND_SESSION_TOKENS,
+    frame_pb2.FRAME_KIND_SESSION_CACHE,
+    frame_pb2.FRAME_KIND_SESSION_MOVE,
+)
+"""Frames of sessions that generate text; see `catenary_agent.generation`."""
+
+
+def parse_header(frame: ReceivedFrame) -> frame_pb2.FrameHeader:
+    """Returns the header of a frame for an agent.
+
+    Raises:
+        InvalidMessage: it is no header, or says what cannot be.
+        InvalidInput: it is of a frame that no agent takes.
+    """
+    header = read_header(frame)
+    if header.kind != frame_pb2.FRAME_KIND_FEATURE_MAP and header.kind not in SESSION_KINDS:
+        raise InvalidInput("kind", "an agent takes feature maps and frames of sessions only")
+    return header
+
+
+def is_planned(header: frame_pb2.FrameHeader, sender: Sender) -> bool:
+    """Returns whether a feature map comes from whom its route says.
+
+    That is the hop before; the first hop gets rows from the gateway that is to be answered. Nobody
+    else is heard, not even with an error that the batch would be told.
+    """
+    if not sender.name:
+        return True  # made in this process
+    if header.position == 0:
+        is_agent = sender.role is Role.AGENT
+        return not is_agent and all(piece.gateway_id == sender.name for piece in header.slices)
+    if header.position > len(header.route):
+        return False
+    return header.route[header.position - 1].agent_id == sender.name
+
+
+def check_route(header: frame_pb2.FrameHeader, agent_id: str, epoch: int) -> common_pb2.Hop:
+    """Returns the hop that is ours.
+
+    Only the first hop is fenced: what a former leader has started may finish, but nothing new of
+    it may begin.
+
+    Raises:
+        StaleEpoch: the batch begins here and a newer scheduler leads.
+        InvalidInput: the route does not lead here.
+    """
+    if not 0 < len(header.route) <= MAX_HOPS:
+        raise InvalidInput("route", f"{len(header.route)} hops; 1 to {MAX_HOPS} are allowed")
+    if header.position >= len(header.route):
+        raise InvalidInput("position", f"{header.position} is behind the end of the route")
+    hop = header.route[header.position]
+    if hop.agent_id != agent_id:
+        raise InvalidInput("route", f"this hop belongs to {hop.agent_id!r}, not to {agent_id!r}")
+    if header.position == 0 and header.epoch < epoch:
+        raise StaleEpoch(f"epoch {header.epoch} is over; this agent obeys {epoch}")
+    return hop
+
+
+def check_rows(header: frame_pb2.FrameHeader, partition: LoadedPartition) -> None:
+    """Checks which rows of the batch the frame claims to carry, and for whom.
+
+    Raises:
+        InvalidInput: naming the field that contradicts the others.
+    """
+    if not 0 < header.batch_rows <= partition.max_batch:
+        raise InvalidInput(
+            "batch_rows", f"{header.batch_rows}; this partition takes 1 to {partition.max_batch}"
+        )
+    if header.rows == 0 or header.first_row + header.rows > header.batch_rows:
+        raise InvalidInput(
+            "rows",
+            f"[{header.first_row}, {header.first_row + header.rows}) of {header.batch_rows} rows",
+        )
+    if header.position > 0 and header.rows != header.batch_rows:
+        raise InvalidInput("rows", "hops after the first take whole batches")
+    check_slices(header.slices, header.first_row, header.rows)
+
+
+def check_slices(slices: Sequence[common_pb2.Slice], first_row: int, rows: int) -> None:
+    """Checks that `slices` cover `rows` rows from `first_row` on, in order and without gaps.
+
+    Raises:
+        InvalidInput: they do not.
+    """
+    if len(slices) > MAX_SLICES:
+        raise InvalidInput("slices", f"{len(slices)} slices; {MAX_SLICES} are allowed")
+    row = first_row
+    for index, piece in enumerate(slices):
+        if piece.batch_row != row or piece.rows == 0:
+            raise InvalidInput(
+                f"slices[{index}]", f"{piece.rows} rows at {piece.batch_row}; expected row {row}"
+            )
+        if not piece.gateway_id:
+            raise InvalidInput(f"slices[{index}].gateway_id", "missing: nobody to answer to")
+        row += piece.rows
+    if row != first_row + rows:
+        raise InvalidInput("slices", f"cover {row - first_row} of {rows} rows")
+
+
+def check_tensors(
+    tensors: Mapping[str, Array], specs: Sequence[TensorSpec], rows: int | None
+) -> None:
+    """Checks names, datatypes and shapes against what the partition reads.
+
+    Args:
+        tensors: What arrived.
+        specs: The partition's inputs as they travel.
+        rows: Expected size of dimension 0; None if the model is not batched.
+
+    Raises:
+        InvalidInput: naming the first tensor that is wrong.
+    """
+    if len(tensors) != len(specs):
+        raise InvalidInput(
+            "tensors", f"{sorted(tensors)} arrived; expected {[spec.name for spec in specs]}"
+        )
+    for spec in specs:
+        tensor = tensors.get(spec.name)
+        if tensor is None:
+            raise InvalidInput("tensors", f"{spec.name!r} is missing")
+        expected = DTYPE_OF.get(spec.datatype)
+        if expected is None or tensor.dtype != expected:
+            raise InvalidInput(
+                f"tensors[{spec.name}].datatype", f"{tensor.dtype}; expected {spec.datatype}"
+            )
+        _check_shape(spec, tensor.shape, rows)
+
+
+def _check_shape(spec: TensorSpec, shape: tuple[int, ...], rows: int | None) -> None:
+    expected = spec.shape if rows is None else (rows, *spec.shape[1:])
+    fits = len(shape) == len(expected) and all(
+        want in (ANY, size) for want, size in zip(expected, shape, strict=True)
+    )
+    if not fits:
+        raise InvalidInput(f"tensors[{spec.name}].shape", f"{list(shape)}; expected {expected}")
+
+
+def not_loaded(hop: common_pb2.Hop, agent_id: str) -> PartitionLost:
+    """Returns the error for a hop whose partition is not here (a restarted agent, an old plan)."""
+    blocks = f"{hop.model}:{hop.model_version}[{hop.first_block},{hop.last_block})"
+    return PartitionLost(f"{blocks} is not loaded on {agent_id}")
+
+
+def contradiction(first_rows: int, rows: int) -> InvalidInput:
+    """Returns the error for frames of one batch that do not describe the same batch."""
+    return InvalidInput("batch_rows", f"{rows} after {first_rows} rows for the same batch")

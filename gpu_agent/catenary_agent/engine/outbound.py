@@ -1,0 +1,317 @@
+"""Where the outputs of a batch go: the next agent, or row by row the gateways.
+
+Before a batch is computed, `stage` takes memory of the link to the next hop, so that the executor
+writes straight into what will be delivered. When that is not possible (shapes unknown, the link is
+not open yet or has no free memory, several receivers), `deliver` copies afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from catenary_protos.catenary.v1 import frame_pb2
+from catenary_services.domain.tensors import DATATYPE_OF, TensorSpec
+from catenary_services.errors import (
+    CatenaryError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    PartitionLost,
+    Unavailable,
+)
+from catenary_services.log import get_logger
+from catenary_services.transport.frames import layout, tensor_views
+
+if TYPE_CHECKING:
+    from catenary_agent.engine.batch import Array, Batch
+    from catenary_agent.engine.emulated_link import EmulatedLink
+    from catenary_protos.catenary.v1 import common_pb2
+    from catenary_services.transport.interface import Link, Slot
+
+_log = get_logger("catenary_agent.engine")
+
+_STAGE_TIMEOUT_S = 0.002
+"""Waiting longer for memory would cost the device more than the copy it saves."""
+_COPY_ON_LOOP_BYTES = 128 * 1024
+"""Copies larger than this (about 30 microseconds) are left to a thread."""
+
+
+class Hub(Protocol):
+    """What is needed of `catenary_services.transport.hub.TransportHub`."""
+
+    async def link_to(self, peer_id: str, timeout_s: float) -> Link:
+        """Returns an open link to a peer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Who gets which rows. `slices` None: the whole batch goes on to the next agent."""
+
+    peer_id: str
+    slices: list[common_pb2.Slice] | None
+
+
+@dataclass(slots=True, eq=False)
+class StagedOutput:
+    """Memory of a link, laid out for the outputs of one batch."""
+
+    link: Link
+    slot: Slot
+    tensors: list[frame_pb2.TensorHeader]
+    arrays: list[Array]
+
+    def release(self) -> None:
+        """Gives the memory back unless it was pushed. Idempotent."""
+        self.arrays = []
+        self.slot.release()
+
+
+class DeliveryError(Exception):
+    """Some receivers did not get their rows; `failures` says who and why."""
+
+    def __init__(self, failures: list[tuple[str, CatenaryError]]) -> None:
+        super().__init__(", ".join(f"{peer}: {error.reason}" for peer, error in failures))
+        self.failures = failures
+
+
+def destinations(batch: Batch) -> Sequence[Destination]:
+    """Returns who receives the outputs of a complete batch; gateways in order of first rows."""
+    if not batch.receivers:
+        batch.receivers = _receivers(batch)
+    return batch.receivers
+
+
+def _receivers(batch: Batch) -> list[Destination]:
+    following = batch.position + 1
+    if following < len(batch.header.route):
+        return [Destination(batch.header.route[following].agent_id, None)]
+    by_gateway: dict[str, list[common_pb2.Slice]] = {}
+    for piece in batch.slices:
+        by_gateway.setdefault(piece.gateway_id, []).append(piece)
+    return [Destination(gateway, slices) for gateway, slices in by_gateway.items()]
+
+
+class Outbound:
+    """Delivers outputs over the links of a transport hub."""
+
+    def __init__(
+        self, hub: Hub, agent_id: str, push_timeout_s: float, uplink: EmulatedLink | None = None
+    ) -> None:
+        """Waits at most `push_timeout_s` for a peer to connect, to have memory, to accept.
+
+        Feature maps leave one after the other at the speed of `uplink`, if there is one.
+        """
+        self._hub = hub
+        self._agent_id = agent_id
+        self._timeout_s = push_timeout_s
+        self._uplink = uplink
+        self._links: dict[str, Link] = {}
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="copy")
+
+    def close(self) -> None:
+        """Ends the copy thread."""
+        self._copier.shutdown(wait=False)
+
+    async def stage(self, batch: Batch) -> StagedOutput | None:
+        """Returns memory the executor can write into, or None if a copy is needed later."""
+        receivers = destinations(batch)
+        if len(receivers) != 1 or receivers[0].peer_id == self._agent_id:
+            return None
+        link = self._links.get(receivers[0].peer_id)
+        if link is None or link.closed:
+            return None
+        executor = batch.partition.executor
+        try:
+            shapes = executor.output_shapes(batch.input_shapes())
+            if shapes is None:
+                return None
+            return await self._export(link, executor.outputs, shapes, _STAGE_TIMEOUT_S)
+        except CatenaryError:
+            # Whatever it was, it shows again, and is reported, when the outputs are delivered.
+            return None
+        except Exception:
+            _log.exception("stage_failed", partition=str(executor.key))
+            return None
+
+    async def deliver(self, batch: Batch) -> None:
+        """Sends the outputs to everyone who has rows in the batch.
+
+        Raises:
+            DeliveryError: naming the receivers that did not get theirs.
+        """
+        receivers = destinations(batch)
+        if len(receivers) == 1:
+            results = [await self._attempt(batch, receivers[0])]
+        else:
+            results = await asyncio.gather(*(self._attempt(batch, each) for each in receivers))
+        failures = [
+            (receiver.peer_id, error)
+            for receiver, error in zip(receivers, results, strict=True)
+            if error is not None
+        ]
+        if failures:
+            raise DeliveryError(failures)
+
+    async def _attempt(self, batch: Batch, receiver: Destination) -> CatenaryError | None:
+        """Sends to one receiver and returns what went wrong, so that the others get theirs."""
+        try:
+            await self._send(batch, receiver)
+        except DeadlineExceeded:
+            return PartitionLost(f"{receiver.peer_id} took no frame for {self._timeout_s:g} s")
+        except Unavailable as error:
+            return PartitionLost(error.message)
+        except InvalidInput as error:
+            # The request has passed every check: outputs that do not fit a frame are our bug.
+            return InternalError(error.message)
+        except CatenaryError as error:
+            return error
+        return None
+
+    async def _send(self, batch: Batch, receiver: Destination) -> None:
+        staged = batch.staged
+        if staged is None:
+            staged = await self._copy(batch, receiver)
+        else:
+            batch.outputs = ()  # they are views of the memory that is about to be delivered
+        try:
+            if self._uplink is not None and receiver.slices is None:
+                await self._uplink.turn(len(staged.slot.view))
+            header = _header(batch, receiver, staged.tensors, self._agent_id)
+            staged.arrays = []
+            await staged.link.push(staged.slot, header, self._timeout_s)
+        finally:
+            staged.release()
+
+    async def _copy(self, batch: Batch, receiver: Destination) -> StagedOutput:
+        """Exports memory and copies the receiver's rows into it."""
+        link = self._links.get(receiver.peer_id)
+        if link is None or link.closed:
+            link = await self._hub.link_to(receiver.peer_id, self._timeout_s)
+            self._links = {peer: known for peer, known in self._links.items() if not known.closed}
+            self._links[receiver.peer_id] = link
+        whole = receiver.slices is None or not batch.partition.batched
+        runs = None if whole else _runs(receiver.slices or [])
+        rows = sum(count for _, count in runs or ())
+        shapes = [
+            output.shape if runs is None else (rows, *output.shape[1:]) for output in batch.outputs
+        ]
+        specs = [
+            TensorSpec(spec.name, DATATYPE_OF[output.dtype], spec.shape)
+            for spec, output in zip(batch.partition.executor.outputs, batch.outputs, strict=True)
+        ]
+        staged = await self._export(link, specs, shapes, self._timeout_s)
+        try:
+            if len(staged.slot.view) <= _COPY_ON_LOOP_BYTES:
+                _fill(staged.arrays, batch.outputs, runs)
+            else:
+                await asyncio.get_running_loop().run_in_executor(
+                    self._copier, _fill, staged.arrays, batch.outputs, runs
+                )
+        except BaseException:
+            staged.release()
+            raise
+        return staged
+
+    @staticmethod
+    async def _export(
+        link: Link,
+        specs: Sequence[TensorSpec],
+        shapes: Sequence[tuple[int, ...]],
+        timeout_s: float,
+    ) -> StagedOutput:
+        tensors, nbytes = _layout(
+            tuple([(s.name, s.datatype, shape) for s, shape in zip(specs, shapes, strict=True)])
+        )
+        slot = await link.export(nbytes, timeout_s)
+        views = tensor_views(tensors, slot.view)
+        return StagedOutput(link, slot, tensors, [views[spec.name] for spec in specs])
+
+
+@lru_cache(maxsize=1024)
+def _layout(
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...],
+) -> tuple[list[frame_pb2.TensorHeader], int]:
+    """Returns `layout` of tensors, whose shapes repeat; the headers are only ever copied from."""
+    return layout(tensors)
+
+
+def next_header(
+    batch: Batch, agent_id: str, slices: Sequence[common_pb2.Slice] | None = None
+) -> frame_pb2.FrameHeader:
+    """Returns the header of the batch for the next hop, with our timing appended.
+
+    Args:
+        batch: That was computed.
+        agent_id: Ours.
+        slices: The rows of the one gateway this goes to; None if all of them go on.
+    """
+    header = frame_pb2.FrameHeader()
+    header.CopyFrom(batch.header)
+    header.position += 1
+    del header.slices[:]
+    if slices is None:
+        header.first_row, header.rows = 0, batch.rows
+        header.slices.extend(batch.slices)
+    else:
+        header.kind = frame_pb2.FRAME_KIND_RESULT
+        header.first_row, header.rows = slices[0].batch_row, sum(piece.rows for piece in slices)
+        header.slices.extend(slices)
+    del header.tensors[:]
+    now = time.monotonic_ns()
+    header.timings.add(
+        agent_id=agent_id,
+        first_block=batch.hop.first_block,
+        last_block=batch.hop.last_block,
+        transfer_ns=batch.transfer_ns,
+        wait_ns=batch.started_ns - batch.received_ns,
+        compute_ns=batch.ended_ns - batch.started_ns,
+        send_ns=now - batch.ended_ns,
+    )
+    header.budget_ns = batch.deadline_ns - now
+    header.sent_monotonic_ns = now
+    return header
+
+
+def _header(
+    batch: Batch,
+    receiver: Destination,
+    tensors: list[frame_pb2.TensorHeader],
+    agent_id: str,
+) -> bytes:
+    header = next_header(batch, agent_id, receiver.slices)
+    header.tensors.extend(tensors)
+    return header.SerializeToString()
+
+
+def _runs(slices: Sequence[common_pb2.Slice]) -> list[tuple[int, int]]:
+    """Returns contiguous (batch_row, rows), neighbours joined."""
+    runs: list[tuple[int, int]] = []
+    for piece in slices:
+        if runs and runs[-1][0] + runs[-1][1] == piece.batch_row:
+            runs[-1] = (runs[-1][0], runs[-1][1] + piece.rows)
+        else:
+            runs.append((piece.batch_row, piece.rows))
+    return runs
+
+
+def _fill(
+    targets: Sequence[Array], outputs: Sequence[Array], runs: list[tuple[int, int]] | None
+) -> None:
+    """Copies outputs (or the rows `runs` of them, one behind the other) into `targets`."""
+    for target, output in zip(targets, outputs, strict=True):
+        if runs is None:
+            np.copyto(target, output, casting="no")
+            continue
+        row = 0
+        for start, count in runs:
+            np.copyto(target[row : row + count], output[start : start + count], casting="no")
+            row += count

@@ -1,0 +1,97 @@
+"""The partitions an agent hosts. A partition is closed when nobody needs it any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from catenary_services.domain.ids import ModelKey, PartitionKey
+
+if TYPE_CHECKING:
+    from catenary_agent.executors.base import Executor
+    from catenary_protos.catenary.v1 import common_pb2
+
+
+@dataclass(slots=True, eq=False)
+class LoadedPartition:
+    """A partition with the executor that runs it."""
+
+    executor: Executor
+    float16_boundaries: bool
+    max_batch: int
+    """Most rows one batch may have."""
+    compute_ns: tuple[int, ...] = ()
+    """Measured compute time at batch 1, 2, ..."""
+    content: str = ""
+    """Digest of the model version's content; empty if nothing is known of it."""
+    uses: int = 0
+    """Batches that still need the executor."""
+    retired: bool = False
+
+    @property
+    def key(self) -> PartitionKey:
+        """Which partition this is."""
+        return self.executor.key
+
+    @property
+    def batched(self) -> bool:
+        """True if dimension 0 of every input and output is the batch."""
+        return self.executor.batched
+
+
+class PartitionTable:
+    """What is loaded, by key.
+
+    Invariant: an executor is closed exactly once, after it was retired and its last use ended.
+    """
+
+    def __init__(self, close: Callable[[LoadedPartition], None]) -> None:
+        """Calls `close` (on the event loop) with each partition nobody needs any more."""
+        self._loaded: dict[PartitionKey, LoadedPartition] = {}
+        self._close = close
+
+    def __iter__(self) -> Iterator[LoadedPartition]:
+        return iter(self._loaded.values())
+
+    def get(self, key: PartitionKey) -> LoadedPartition | None:
+        """Returns the partition, or None if it is not loaded."""
+        return self._loaded.get(key)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of every loaded partition."""
+        return sum(partition.executor.memory_bytes for partition in self._loaded.values())
+
+    def add(self, partition: LoadedPartition) -> None:
+        """Serves `partition` from now on, in place of an older one of the same key."""
+        self.retire(partition.key)
+        self._loaded[partition.key] = partition
+
+    def retire(self, key: PartitionKey) -> bool:
+        """Takes no more batches for `key`; returns False if it was not loaded."""
+        partition = self._loaded.pop(key, None)
+        if partition is None:
+            return False
+        partition.retired = True
+        self._close_if_unused(partition)
+        return True
+
+    def hold(self, partition: LoadedPartition) -> None:
+        """Keeps the executor alive for one batch."""
+        partition.uses += 1
+
+    def let_go(self, partition: LoadedPartition) -> None:
+        """Ends one use."""
+        assert partition.uses > 0
+        partition.uses -= 1
+        self._close_if_unused(partition)
+
+    def _close_if_unused(self, partition: LoadedPartition) -> None:
+        if partition.retired and partition.uses == 0:
+            self._close(partition)
+
+
+def key_of_hop(hop: common_pb2.Hop) -> PartitionKey:
+    """Returns the partition a hop runs."""
+    return PartitionKey(ModelKey(hop.model, hop.model_version), hop.first_block, hop.last_block)

@@ -1,0 +1,162 @@
+"""What the engine tells others about a batch: failures, real use of resources, spans."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_services.errors import CatenaryError, OverloadError, PeerError, StaleEpoch
+from catenary_services.telemetry import names
+from catenary_services.telemetry.tracing import TraceContext, Tracer, is_sampled, parse_traceparent
+
+if TYPE_CHECKING:
+    from catenary_agent.engine.batch import Batch
+
+_PREFIX = "agent."
+SPAN_TRANSFER = "transfer"
+"""Inside a hop: from the sender's push to the frame being complete here."""
+
+
+class Outgoing(Protocol):
+    """A message to the scheduler. Offsets in it are counted from when it is really sent."""
+
+    @property
+    def droppable(self) -> bool:
+        """True if the system only gets a little less precise without it."""
+        ...
+
+    def message(self) -> scheduler_pb2.AgentMessage:
+        """Returns what goes on the wire now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A message that says the same whenever it is sent."""
+
+    content: scheduler_pb2.AgentMessage
+    droppable: bool = False
+
+    def message(self) -> scheduler_pb2.AgentMessage:
+        """Returns the message."""
+        return self.content
+
+
+@dataclass(frozen=True, slots=True)
+class StageDone:
+    """One hop of one batch was computed. Moments are on this process's monotonic clock."""
+
+    batch_id: int
+    position: int
+    rows: int
+    started_ns: int
+    ended_ns: int
+    received_ns: int
+    transfer_ns: int
+    droppable: bool = True
+
+    def message(self) -> scheduler_pb2.AgentMessage:
+        """Returns the report with offsets from now."""
+        now = time.monotonic_ns()
+        return scheduler_pb2.AgentMessage(
+            stage_report=scheduler_pb2.StageReport(
+                batch_id=self.batch_id,
+                position=self.position,
+                rows=self.rows,
+                compute_ended_ago_ns=now - self.ended_ns,
+                compute_ns=self.ended_ns - self.started_ns,
+                transfer_ended_ago_ns=now - self.received_ns if self.transfer_ns else 0,
+                transfer_ns=self.transfer_ns,
+            )
+        )
+
+
+def stage_done(batch: Batch) -> StageDone:
+    """Returns the report of a computed batch."""
+    return StageDone(
+        batch.batch_id,
+        batch.position,
+        batch.rows,
+        batch.started_ns,
+        batch.ended_ns,
+        batch.received_ns,
+        batch.transfer_ns,
+    )
+
+
+def is_retryable(error: CatenaryError) -> bool:
+    """Returns True if the same rows may succeed elsewhere or a little later."""
+    return isinstance(error, OverloadError | PeerError | StaleEpoch)
+
+
+def batch_failed(batch_id: int, position: int, error: CatenaryError, agent_id: str) -> Notice:
+    """Returns the message that a batch ended here without a result.
+
+    Args:
+        batch_id: The batch.
+        position: The hop it failed at.
+        error: Why; its reason and message cross to the scheduler.
+        agent_id: Who is to blame: this agent, or the peer that could not be reached.
+    """
+    failure = common_pb2.Failure(
+        reason=error.reason,
+        message=error.message,
+        agent_id=agent_id,
+        retryable=is_retryable(error),
+    )
+    return Notice(
+        scheduler_pb2.AgentMessage(
+            batch_failed=scheduler_pb2.BatchFailed(
+                batch_id=batch_id, position=position, failure=failure
+            )
+        )
+    )
+
+
+def record_spans(tracer: Tracer, batch: Batch, agent_id: str, sent_ns: int) -> None:
+    """Records the hop, once per sampled request in the batch, as a child of the request.
+
+    Called after the outputs are gone: tracing never delays them.
+    """
+    for piece in batch.slices:
+        if not is_sampled(piece.traceparent):
+            continue
+        request = parse_traceparent(piece.traceparent)
+        if request is not None:
+            _record_hop(tracer, request, batch, agent_id, sent_ns)
+
+
+def _record_hop(
+    tracer: Tracer, request: TraceContext, batch: Batch, agent_id: str, sent_ns: int
+) -> None:
+    to_unix = time.time_ns() - time.monotonic_ns()
+    arrived = batch.received_ns - batch.transfer_ns
+    key = batch.partition.key
+    attributes: dict[str, str | int | float | bool] = {
+        names.ATTRIBUTE_AGENT_ID: agent_id,
+        names.ATTRIBUTE_MODEL: key.model.name,
+        names.ATTRIBUTE_MODEL_VERSION: key.model.version,
+        names.ATTRIBUTE_BLOCKS: f"[{key.first_block},{key.last_block})",
+        names.ATTRIBUTE_BATCH_ID: batch.batch_id,
+        names.ATTRIBUTE_BATCH_ROWS: batch.rows,
+        names.ATTRIBUTE_POSITION: batch.position,
+    }
+    hop = request.child()
+    parts = (
+        (hop, request.span_id, names.SPAN_HOP, arrived, sent_ns),
+        (hop.child(), hop.span_id, SPAN_TRANSFER, arrived, batch.received_ns),
+        (hop.child(), hop.span_id, names.SPAN_WAIT, batch.received_ns, batch.started_ns),
+        (hop.child(), hop.span_id, names.SPAN_COMPUTE, batch.started_ns, batch.ended_ns),
+        (hop.child(), hop.span_id, names.SPAN_SEND, batch.ended_ns, sent_ns),
+    )
+    for context, parent, name, start, end in parts:
+        tracer.record(
+            context=context,
+            parent_span_id=parent,
+            name=_PREFIX + name,
+            start_unix_ns=start + to_unix,
+            end_unix_ns=end + to_unix,
+            attributes=attributes if context is hop else {},
+        )

@@ -1,0 +1,164 @@
+"""The executor interface, and what all executors do alike: checking inputs, passing tensors on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.domain.model import BlockTable
+from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
+from catenary_services.errors import InvalidInput
+from catenary_services.model_repository import ModelRepository
+
+Shape = tuple[int, ...]
+
+
+class Executor(Protocol):
+    """Runs one partition. Not thread-safe: one compute thread calls it."""
+
+    key: PartitionKey
+    memory_bytes: int
+    """Weights held, as far as known when loaded."""
+    ends: Ends
+    """What goes in and out, with example shapes."""
+    batched: bool
+    """Whether dimension 0 of every tensor is the batch; if not, a call is one request."""
+    inputs: tuple[TensorSpec, ...]
+    """As they travel: FP16 where the boundary is cast."""
+    outputs: tuple[TensorSpec, ...]
+
+    def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
+        """Returns the outputs' shapes for these inputs, None if only a run can tell."""
+        ...
+
+    def run(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None = None
+    ) -> list[np.ndarray]:
+        """Returns the outputs, in wire datatypes.
+
+        Args:
+            inputs: One array per entry of `inputs`, C-contiguous for speed.
+            outputs: Where to write the results, shaped as `output_shapes` says; returned as they
+                are. Without them new arrays are returned, or views of the inputs passed on.
+
+        Raises:
+            InvalidInput: If an array's datatype or shape does not fit; the field is its name.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees the weights. The executor cannot run afterwards."""
+        ...
+
+
+def wire_boundary(
+    table: BlockTable, boundary: int, float16_boundaries: bool
+) -> tuple[TensorSpec, ...]:
+    """Returns the tensors of a boundary as they travel.
+
+    Inner FP32 tensors become FP16 if `float16_boundaries`; the model's own inputs and outputs
+    never change.
+    """
+    tensors = table.boundaries[boundary].tensors
+    if not float16_boundaries or boundary in (0, table.blocks):
+        return tensors
+    return tuple(
+        TensorSpec(t.name, "FP16", t.shape) if t.datatype == "FP32" else t for t in tensors
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What goes into a partition and what comes out, as it travels."""
+
+    key: PartitionKey
+    batched: bool
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    example_inputs: tuple[Shape, ...]
+    """Shapes seen when the model was probed with one row; free sizes are the probe's."""
+    example_outputs: tuple[Shape, ...]
+
+    @staticmethod
+    def of(repository: ModelRepository, key: PartitionKey, float16_boundaries: bool) -> Ends:
+        """Returns the ends of a partition.
+
+        Raises:
+            InvalidInput: If `key` is not a non-empty range of the model's blocks.
+            ModelNotFound: If the model has no block table.
+        """
+        table = repository.block_table(key.model)
+        if not 0 <= key.first_block < key.last_block <= table.blocks:
+            text = f"{key} is not a range of the model's {table.blocks} blocks"
+            raise InvalidInput("partition", text)
+        examples = repository.example_shapes(key.model)
+        return Ends(
+            key=key,
+            batched=table.batched,
+            inputs=wire_boundary(table, key.first_block, float16_boundaries),
+            outputs=wire_boundary(table, key.last_block, float16_boundaries),
+            example_inputs=examples[key.first_block],
+            example_outputs=examples[key.last_block],
+        )
+
+    def example_arrays(self, rows: int) -> list[np.ndarray]:
+        """Returns random inputs of the example shapes (`rows` of them if batched)."""
+        generator = np.random.default_rng(0)
+        arrays = []
+        for spec, example in zip(self.inputs, self.example_inputs, strict=True):
+            shape = (rows, *example[1:]) if self.batched else example
+            dtype = DTYPE_OF[spec.datatype]
+            values = generator.random(shape) if dtype.kind == "f" else np.zeros(shape)
+            arrays.append(values.astype(dtype))
+        return arrays
+
+    def rows(self, inputs: Sequence[np.ndarray]) -> int:
+        """Returns the batch size of `inputs`; 1 if the model is not batched."""
+        return int(inputs[0].shape[0]) if self.batched else 1
+
+
+def check_arrays(specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray], batched: bool) -> None:
+    """Raises InvalidInput naming the first array that does not fit its spec."""
+    if len(arrays) != len(specs):
+        names = ", ".join(spec.name for spec in specs)
+        raise InvalidInput("tensors", f"{len(arrays)} given, {len(specs)} expected: {names}")
+    for spec, array in zip(specs, arrays, strict=True):
+        if array.dtype != DTYPE_OF[spec.datatype]:
+            raise InvalidInput(spec.name, f"has datatype {array.dtype}, expected {spec.datatype}")
+        if len(array.shape) != len(spec.shape) or any(
+            want not in (ANY, size) for want, size in zip(spec.shape, array.shape, strict=True)
+        ):
+            raise InvalidInput(
+                spec.name, f"has shape {list(array.shape)}, expected {list(spec.shape)}"
+            )
+        if batched and (array.shape[0] != arrays[0].shape[0] or array.shape[0] < 1):
+            raise InvalidInput(
+                spec.name, f"has {array.shape[0]} rows, {specs[0].name} has {arrays[0].shape[0]}"
+            )
+
+
+def shapes_from_specs(ends: Ends, input_shapes: Sequence[Shape]) -> list[Shape] | None:
+    """Returns the output shapes that follow from the specs alone, None if they do not."""
+    named = zip(ends.inputs, input_shapes, strict=True)
+    given = {spec.name: tuple(shape) for spec, shape in named}
+    shapes = []
+    for spec in ends.outputs:
+        shape = given.get(spec.name, spec.shape)
+        if ends.batched:
+            shape = (input_shapes[0][0], *shape[1:])
+        if ANY in shape:
+            return None
+        shapes.append(shape)
+    return shapes
+
+
+def check_outputs(specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray]) -> None:
+    """Raises InvalidInput unless `arrays` can take results in place."""
+    check_arrays(specs, arrays, batched=False)
+    for spec, array in zip(specs, arrays, strict=True):
+        if not (array.flags.c_contiguous and array.flags.writeable):
+            raise InvalidInput(spec.name, "output buffer is not contiguous and writable")

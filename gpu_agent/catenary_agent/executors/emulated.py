@@ -1,0 +1,163 @@
+"""An executor without weights: takes the time a device would take, returns zeros.
+
+Times come from the model's profile (`catenary_services.domain.profile`) at the device's class and
+virtual level. Beyond the largest batch in it, time grows by the last step. A class the profile does
+not have takes the block table's own times, times the batch size; so does a model without a profile.
+A class it has at other levels only is refused: guessing how a device behaves when it is shared
+would look like a measurement. `slowdown` multiplies all of this; 0 never sleeps.
+
+A file of times in nanoseconds at batch 1, 2, .. counts before the profile:
+
+    {"efficientnet-lite0": {"0-4": [2100000, 3500000], "4": [600000, 900000], "5": [...]}}
+
+"first-last" is a partition `[first, last)`, a single number one block; a partition that is not
+listed is the sum of its blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from catenary_agent.executors.base import (
+    Ends,
+    Shape,
+    check_arrays,
+    check_outputs,
+    shapes_from_specs,
+)
+from catenary_agent.executors.device import Device
+from catenary_services.domain.profile import ModelProfile
+from catenary_services.domain.tensors import DTYPE_OF
+from catenary_services.errors import InvalidInput, NotSupported
+
+_Times = dict[str, tuple[int, ...]]
+
+
+class EmulatedPart:
+    """An executor that sleeps."""
+
+    def __init__(
+        self,
+        ends: Ends,
+        compute_ns: Sequence[int],
+        device: Device,
+        profile: ModelProfile | None = None,
+    ) -> None:
+        """Takes the block table's `compute_ns` of all the model's blocks.
+
+        Raises:
+            NotSupported: If `profile` has the device's class, but not at its virtual level.
+        """
+        self.ends = ends
+        self.key = ends.key
+        self.batched = ends.batched
+        first, last = ends.key.first_block, ends.key.last_block
+        self.memory_bytes = sum(profile.block_weight_bytes[first:last]) if profile else 0
+        self.inputs = ends.inputs
+        self.outputs = ends.outputs
+        self._slowdown = device.slowdown
+        self._own_ns = sum(compute_ns[first:last])
+        self._profile = _profile_of(device.profile, ends.key.model.name)
+        # The file counts before the profile, so what the profile lacks does not matter then.
+        self._profiled = () if self._profile else _profiled_times(profile, device, first, last)
+
+    def compute_ns(self, rows: int) -> int:
+        """Returns the time of a batch of `rows` on the emulated device."""
+        first, last = self.key.first_block, self.key.last_block
+        whole = self._profile.get(f"{first}-{last}")
+        blocks = [self._profile.get(str(block)) for block in range(first, last)]
+        if whole is not None:
+            spent = _at(whole, rows)
+        elif self._profile and all(times is not None for times in blocks):
+            spent = sum(_at(times, rows) for times in blocks if times is not None)
+        elif self._profiled:
+            spent = _at(self._profiled, rows)
+        else:
+            spent = self._own_ns * rows
+        return round(spent * self._slowdown)
+
+    def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
+        """Returns the shapes from the specs; where a size is free, the probe's example."""
+        shapes = shapes_from_specs(self.ends, input_shapes)
+        if shapes is None:
+            named = zip(self.inputs, input_shapes, strict=True)
+            given = {spec.name: tuple(shape) for spec, shape in named}
+            pairs = zip(self.outputs, self.ends.example_outputs, strict=True)
+            shapes = [given.get(spec.name, example) for spec, example in pairs]
+            if self.batched:
+                shapes = [(input_shapes[0][0], *shape[1:]) for shape in shapes]
+        return shapes
+
+    def run(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None = None
+    ) -> list[np.ndarray]:
+        """Returns zeros, and inputs passed on, after the emulated time; see `Executor.run`."""
+        started = time.perf_counter_ns()
+        check_arrays(self.inputs, inputs, self.batched)
+        shapes = self.output_shapes([array.shape for array in inputs])
+        assert shapes is not None
+        if outputs is None:
+            results = [
+                np.zeros(shape, DTYPE_OF[spec.datatype])
+                for spec, shape in zip(self.outputs, shapes, strict=True)
+            ]
+        else:
+            results = list(outputs)
+            check_outputs(self.outputs, results)
+        given = {spec.name: array for spec, array in zip(self.inputs, inputs, strict=True)}
+        for spec, result in zip(self.outputs, results, strict=True):
+            result[...] = given.get(spec.name, 0)
+        left_ns = self.compute_ns(self.ends.rows(inputs)) - (time.perf_counter_ns() - started)
+        if self._slowdown > 0 and left_ns > 0:
+            time.sleep(left_ns / 1e9)
+        return results
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def _profiled_times(
+    profile: ModelProfile | None, device: Device, first: int, last: int
+) -> tuple[int, ...]:
+    """Returns times at batch 1, 2, ..; () if the profile does not know this class of device."""
+    levels = profile.levels(device.device_class) if profile is not None else ()
+    if profile is None or not levels:
+        return ()
+    if device.virtual_level not in levels:
+        raise NotSupported(
+            f"{device}: the profile of {profile.model} has times for {levels} virtual GPUs per"
+            f" device, not for {device.virtual_level}"
+        )
+    return profile.compute_ns(device.device_class, device.virtual_level, first, last)
+
+
+def _at(times: tuple[int, ...], rows: int) -> int:
+    if rows <= len(times):
+        return times[rows - 1]
+    step = times[-1] - times[-2] if len(times) > 1 else times[0]
+    return times[-1] + (rows - len(times)) * max(0, step)
+
+
+def _profile_of(path: Path | None, model: str) -> _Times:
+    if path is None:
+        return {}
+    where = f"emulated_profile {path.name}"
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(where, f"cannot be read: {error}") from None
+    entry = document.get(model, {}) if isinstance(document, dict) else None
+    if not isinstance(entry, dict):
+        raise InvalidInput(where, "is not an object of objects")
+    profile = {}
+    for blocks, times in entry.items():
+        good = isinstance(times, list) and times and all(type(t) is int and t >= 0 for t in times)
+        if not good:
+            raise InvalidInput(f"{where} {model}.{blocks}", "is not a list of nanoseconds")
+        profile[blocks] = tuple(times)
+    return profile

@@ -1,0 +1,253 @@
+"""A part of an ONNX model on ONNX Runtime.
+
+Casts between the float16 of the wire and the float32 of the model are nodes of the part's graph,
+so they run inside the session without the interpreter's lock, and large outputs are bound to the
+caller's buffers: such a result is written once, where it is sent from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from catenary_agent.device import cuda_memory_bytes
+from catenary_agent.device_errors import of_executor
+from catenary_agent.executors.base import (
+    Ends,
+    Shape,
+    check_arrays,
+    check_outputs,
+    shapes_from_specs,
+)
+from catenary_agent.executors.device import Device
+from catenary_agent.executors.onnx_device import (
+    DeviceRuns,
+    choose_providers,
+    preload_libraries,
+)
+from catenary_agent.partitioning.jailed import PartOrder, write_part_jailed
+from catenary_agent.partitioning.onnx_graph import (
+    OnnxModel,
+    extract_part,
+    load_onnx,
+    with_float16_ends,
+)
+from catenary_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.domain.model import BlockTable
+from catenary_services.errors import InvalidInput
+from catenary_services.jail.child import Room
+from catenary_services.model_repository import ModelRepository
+
+_CAST = ".float16"
+_SHAPES_KEPT = 64
+_DATA_DEPENDENT = frozenset({
+    "Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Range", "Scan", "StringSplit",
+    "TopK", "Unique",
+})  # fmt: skip
+_COPIED_BYTES = 128 * 1024
+"""Results up to this size are copied to where they belong: binding buffers costs more (35 us)."""
+_EXTERNAL_BYTES = 1 << 30
+"""Parts above this keep their weights in a second file: a protobuf ends at 2 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxOptions:
+    """How a session is made."""
+
+    device: Device
+    threads: int = 1
+    optimise: bool = True
+    """False turns graph optimisation off: parts then equal the whole model bit for bit."""
+    engine_cache: Path | None = None
+    """Where TensorRT keeps the engines it builds; None: TensorRT is not used."""
+
+
+class OnnxPart:
+    """An executor over one ONNX Runtime session."""
+
+    def __init__(self, ends: Ends, path: Path, options: OnnxOptions) -> None:
+        """Loads an extracted part; `load_onnx_part` is the usual way here."""
+        self.ends = ends
+        self.key = ends.key
+        self.batched = ends.batched
+        self.inputs = ends.inputs
+        self.outputs = ends.outputs
+        self._session = _open_session(path, options)
+        self.memory_bytes = sum(file.stat().st_size for file in path.parent.iterdir())
+        feeds = {value.name for value in self._session.get_inputs()}
+        self._feeds = [
+            (index, name)
+            for index, spec in enumerate(self.inputs)
+            for name in (spec.name, spec.name + _CAST)
+            if name in feeds
+        ]
+        position = {spec.name: index for index, spec in enumerate(self.inputs)}
+        self._sources = [position.get(spec.name) for spec in self.outputs]
+        """Per output: the input it passes on, None if the session makes it."""
+        made = [v.name for v in self._session.get_outputs()]
+        self._made = dict(
+            zip((i for i, s in enumerate(self._sources) if s is None), made, strict=True)
+        )
+        metadata = self._session.get_modelmeta().custom_metadata_map
+        self._shapes_repeat = metadata.get("shapes_repeat") == "1"
+        self._seen_shapes: dict[tuple[Shape, ...], list[Shape]] = {}
+        self._on_device: DeviceRuns | None = None
+        if options.device.kind == "cuda":
+            place = ("cuda", options.device.index)
+            self._on_device = DeviceRuns(self._session, *place, keep=self._shapes_repeat)
+
+    def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
+        """Returns the outputs' shapes: from the specs, or as seen in an earlier run."""
+        shapes = shapes_from_specs(self.ends, input_shapes)
+        if shapes is None:
+            shapes = self._seen_shapes.get(tuple(tuple(shape) for shape in input_shapes))
+        return shapes
+
+    def run(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None = None
+    ) -> list[np.ndarray]:
+        """Returns the outputs; see `Executor.run`."""
+        check_arrays(self.inputs, inputs, self.batched)
+        feeds = {name: np.asarray(inputs[index], order="C") for index, name in self._feeds}
+        if outputs is None:
+            results = self._run_new(inputs, feeds)
+        else:
+            results = list(outputs)
+            check_outputs(self.outputs, results)
+            size = sum(array.nbytes for array in results)
+            if self._on_device is not None or size <= _COPIED_BYTES:
+                for index, made in enumerate(self._run_new(inputs, feeds)):
+                    self._copy(index, made, results)
+            else:
+                self._run_into(inputs, feeds, results)
+        if self._shapes_repeat and len(self._seen_shapes) < _SHAPES_KEPT:
+            seen = tuple(array.shape for array in inputs)
+            self._seen_shapes.setdefault(seen, [array.shape for array in results])
+        return results
+
+    def close(self) -> None:
+        """Frees the session."""
+        self._on_device = None
+        self._session = None
+
+    def _run_new(
+        self, inputs: Sequence[np.ndarray], feeds: dict[str, np.ndarray]
+    ) -> list[np.ndarray]:
+        try:
+            names = list(self._made.values())
+            on_device = self._on_device
+            made = iter(
+                on_device.run(feeds, names) if on_device else self._session.run(names, feeds)
+            )
+        except Exception as error:  # ONNX Runtime's own exception classes share no root
+            raise self._failure(error) from error
+        return [next(made) if source is None else inputs[source] for source in self._sources]
+
+    def _run_into(
+        self,
+        inputs: Sequence[np.ndarray],
+        feeds: dict[str, np.ndarray],
+        outputs: list[np.ndarray],
+    ) -> None:
+        # A binding is made anew each time: a kept one remembers the last output's shape and would
+        # refuse another batch size.
+        binding = self._session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for index, name in self._made.items():
+            out = outputs[index]
+            binding.bind_output(name, "cpu", 0, out.dtype, out.shape, out.ctypes.data)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # ONNX Runtime's own exception classes share no root
+            raise self._failure(error) from error
+        for index, source in enumerate(self._sources):
+            if source is not None:
+                self._copy(index, inputs[source], outputs)
+
+    def _copy(self, index: int, made: np.ndarray, outputs: list[np.ndarray]) -> None:
+        if outputs[index].shape != made.shape:
+            raise InvalidInput(
+                self.outputs[index].name,
+                f"is {list(made.shape)}, not {list(outputs[index].shape)} as the buffer given",
+            )
+        np.copyto(outputs[index], made)
+
+    def _failure(self, error: Exception) -> Exception:
+        """Shapes and datatypes were checked; what is left is a free size the model cannot do."""
+        text = str(error).splitlines()[0][:300]
+        refused = None
+        if any(-1 in spec.shape[1 if self.batched else 0 :] for spec in self.inputs):
+            refused = InvalidInput(self.inputs[0].name, f"the model refuses this size: {text}")
+        return of_executor(error, str(self.key), refused)
+
+
+def load_onnx_part(
+    repository: ModelRepository, key: PartitionKey, float16_boundaries: bool, options: OnnxOptions
+) -> OnnxPart:
+    """Returns the executor of a partition; extracts the part first if it is not in the cache."""
+    ends = Ends.of(repository, key, float16_boundaries)
+    table = repository.block_table(key.model)
+    file = repository.model_file(key.model)
+
+    def build(folder: Path) -> None:
+        order = PartOrder("onnxruntime_onnx", file.name, table, ends)
+        with repository.reading(key.model) as reading:
+            reading.begin_own()
+            write_part_jailed(file, order, folder)
+
+    cache = repository.folder(key.model) / CACHE_FOLDER
+    name = PartName.of(table.model_hash, (ends.inputs, ends.outputs), "onnx")
+    with part_folder(cache, name, build) as folder:
+        return OnnxPart(ends, folder / "part.onnx", options)
+
+
+def write_part_in_jail(job: bytes, room: Room) -> bytes:
+    """Writes the part of an encoded `PartOrder`."""
+    order = msgspec.json.decode(job, type=PartOrder)
+    write_part(load_onnx(room.inputs[0] / order.file), order.table, order.ends, room.output)
+    return b""
+
+
+def write_part(source: OnnxModel, table: BlockTable, ends: Ends, folder: Path) -> None:
+    """Writes `part.onnx` (and, if large, `part.data`) for a range of blocks into `folder`."""
+    given = table.boundaries[ends.key.first_block].tensors
+    names = {spec.name for spec in given}
+    wanted = [t for t in table.boundaries[ends.key.last_block].tensors if t.name not in names]
+    part = extract_part(source, given, wanted)
+    repeat = not any(node.op_type in _DATA_DEPENDENT for node in part.graph.all_nodes())
+    part.metadata_props["shapes_repeat"] = "1" if repeat else "0"
+    inner = [{t.name for t in end if t.datatype == "FP32"} for end in (given, wanted)]
+    wire = [{t.name for t in end if t.datatype == "FP16"} for end in (ends.inputs, ends.outputs)]
+    with_float16_ends(part, inner[0] & wire[0], inner[1] & wire[1], _CAST)
+    size = sum(t.const_value.nbytes for t in part.graph.initializers.values() if t.const_value)
+    ir.save(
+        part, folder / "part.onnx", external_data="part.data" if size > _EXTERNAL_BYTES else None
+    )
+
+
+def _open_session(path: Path, options: OnnxOptions) -> onnxruntime.InferenceSession:
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = options.threads
+    settings.inter_op_num_threads = 1
+    # Spinning threads of one agent would steal the cores of its neighbours.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    settings.log_severity_level = 3
+    if not options.optimise:
+        settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    device = options.device
+    total_bytes = cuda_memory_bytes(device.index) if device.kind == "cuda" else 0
+    providers = choose_providers(
+        device, total_bytes, options.engine_cache, onnxruntime.get_available_providers()
+    )
+    if device.kind == "cuda":
+        preload_libraries()
+    return onnxruntime.InferenceSession(str(path), settings, providers=providers)

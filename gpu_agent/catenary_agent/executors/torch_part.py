@@ -1,0 +1,212 @@
+"""A part of a torch.export program on PyTorch: CUDA, or the CPU where PyTorch is all there is."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.export.passes import move_to_device_pass
+
+from catenary_agent.device_errors import let_go, of_executor
+from catenary_agent.executors.base import (
+    Ends,
+    Shape,
+    check_arrays,
+    check_outputs,
+    shapes_from_specs,
+)
+from catenary_agent.executors.device import Device
+from catenary_agent.partitioning.jailed import PartOrder, write_part_jailed
+from catenary_agent.partitioning.parts import CACHE_FOLDER, PartName, part_folder
+from catenary_agent.partitioning.torch_archive import load_program
+from catenary_agent.partitioning.torch_graph import TorchModel, extract_part, load_torch
+from catenary_services.domain.ids import PartitionKey
+from catenary_services.domain.tensors import DTYPE_OF, TensorSpec
+from catenary_services.errors import InvalidInput, NotSupported
+from catenary_services.jail.child import Room
+from catenary_services.model_repository import ModelRepository
+
+_TORCH_OF = {name: torch.from_numpy(np.empty(0, dtype)).dtype for name, dtype in DTYPE_OF.items()}
+
+
+class TorchPart:
+    """An executor over one exported part."""
+
+    def __init__(self, ends: Ends, path: Path, device: Device) -> None:
+        """Loads an extracted part; `load_torch_part` is the usual way here.
+
+        Raises:
+            NotSupported: If PyTorch does not see the device.
+        """
+        self.ends = ends
+        self.key = ends.key
+        self.batched = ends.batched
+        self.inputs = ends.inputs
+        self.outputs = ends.outputs
+        self._device = _torch_device(device)
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            # Not the default stream: what shares this device must be able to run beside it.
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            if device.virtual_level > 1:
+                torch.cuda.set_per_process_memory_fraction(memory_fraction(device), self._device)
+        program = load_program(path)
+        if self._device.type != "cpu":
+            program = move_to_device_pass(program, self._device)
+        self._model: Any = program.module()
+        weights = (*self._model.parameters(), *self._model.buffers())
+        self.memory_bytes = sum(tensor.nbytes for tensor in weights)
+        made = [spec for spec in ends.outputs if spec.name not in {i.name for i in ends.inputs}]
+        self._made = {spec.name: index for index, spec in enumerate(made)}
+        self._dtypes: list[torch.dtype] = _declared(program)
+
+    def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
+        """Returns the outputs' shapes, None if the model leaves sizes free."""
+        return shapes_from_specs(self.ends, input_shapes)
+
+    def run(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None = None
+    ) -> list[np.ndarray]:
+        """Returns the outputs; see `Executor.run`."""
+        check_arrays(self.inputs, inputs, self.batched)
+        if outputs is not None:
+            check_outputs(self.outputs, outputs)
+        with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+            return self._run_on_stream(inputs, outputs)
+
+    def _run_on_stream(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None
+    ) -> list[np.ndarray]:
+        made = self._compute(inputs)
+        given = {spec.name: array for spec, array in zip(self.inputs, inputs, strict=True)}
+        results = []
+        for index, spec in enumerate(self.outputs):
+            target = None if outputs is None else outputs[index]
+            if spec.name in given:
+                results.append(_into(torch.from_numpy(given[spec.name]), spec, target))
+            else:
+                results.append(_into(made[self._made[spec.name]], spec, target))
+        return results
+
+    def close(self) -> None:
+        """Frees the weights."""
+        self._model = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _compute(self, inputs: Sequence[np.ndarray]) -> Sequence[torch.Tensor]:
+        with warnings.catch_warnings():
+            # Frames are read-only memory; the part does not write to its inputs.
+            warnings.simplefilter("ignore", UserWarning)
+            tensors = [torch.from_numpy(np.asarray(array, order="C")) for array in inputs]
+        try:
+            with torch.inference_mode():
+                moved = [
+                    tensor.to(self._device).to(dtype)
+                    for tensor, dtype in zip(tensors, self._dtypes, strict=True)
+                ]
+                result: Sequence[torch.Tensor] = self._model(*moved)
+                return result
+        except Exception as error:  # PyTorch raises RuntimeError and its relatives for anything
+            let_go(error)
+            text = (str(error).splitlines() or [""])[0][:300]
+            refused = None
+            if any(-1 in s.shape[1 if self.batched else 0 :] for s in self.inputs):
+                message = f"the model refuses this size: {text}"
+                refused = InvalidInput(self.inputs[0].name, message)
+            raise of_executor(error, str(self.key), refused) from error
+
+
+def memory_fraction(device: Device) -> float:
+    """Returns the share of a GPU's memory that this process may take as a virtual GPU of it."""
+    return 1.0 / device.virtual_level
+
+
+def load_torch_part(
+    repository: ModelRepository,
+    key: PartitionKey,
+    float16_boundaries: bool,
+    device: Device,
+    threads: int,
+) -> TorchPart:
+    """Returns the executor of a partition; extracts the part first if it is not in the cache.
+
+    PyTorch has one thread pool per process, so the last `threads` given holds for all its parts.
+    """
+    ends = Ends.of(repository, key, float16_boundaries)
+    table = repository.block_table(key.model)
+    file = repository.model_file(key.model)
+    torch.set_num_threads(threads)
+
+    def build(folder: Path) -> None:
+        own = Ends.of(repository, key, False)
+        order = PartOrder("pytorch_exported", file.name, table, own)
+        with repository.reading(key.model) as reading:
+            reading.begin_own()
+            write_part_jailed(file, order, folder)
+
+    own_ends = (
+        table.boundaries[key.first_block].tensors,
+        table.boundaries[key.last_block].tensors,
+    )
+    name = PartName.of(table.model_hash, own_ends, f"torch-{torch.__version__}")
+    cache = repository.folder(key.model) / CACHE_FOLDER
+    with part_folder(cache, name, build) as folder:
+        return TorchPart(ends, folder / "part.pt2", device)
+
+
+def write_part_in_jail(job: bytes, room: Room) -> bytes:
+    """Writes the part of an encoded `PartOrder`."""
+    order = msgspec.json.decode(job, type=PartOrder)
+    write_part(load_torch(room.inputs[0] / order.file), order.ends, room.output)
+    return b""
+
+
+def write_part(source: TorchModel, ends: Ends, folder: Path) -> None:
+    """Writes `part.pt2` for a range of blocks; `ends` in the model's own datatypes."""
+    given = {spec.name for spec in ends.inputs}
+    wanted = [spec for spec in ends.outputs if spec.name not in given]
+    part = extract_part(source, ends.inputs, wanted)
+    # Exporting specialises a size of 1, so the example has two rows where rows are free.
+    arrays = ends.example_arrays(2)
+    rows = torch.export.Dim("batch", min=1) if ends.batched else None
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(
+            part,
+            tuple(torch.from_numpy(array) for array in arrays),
+            dynamic_shapes=tuple({0: rows} if rows else {} for _ in arrays),
+            strict=False,
+        )
+        torch.export.save(program, folder / "part.pt2")
+
+
+def _into(tensor: torch.Tensor, spec: TensorSpec, target: np.ndarray | None) -> np.ndarray:
+    """Copies to the host in the wire's datatype; casts on the device, where it is cheap."""
+    if target is None:
+        return tensor.to(_TORCH_OF[spec.datatype]).cpu().numpy()
+    if tuple(tensor.shape) != target.shape:
+        raise InvalidInput(
+            spec.name, f"is {list(tensor.shape)}, not {list(target.shape)} as its buffer"
+        )
+    torch.from_numpy(target).copy_(tensor.to(_TORCH_OF[spec.datatype]))
+    return target
+
+
+def _declared(program: Any) -> list[torch.dtype]:
+    names = set(program.graph_signature.user_inputs)
+    return [node.meta["val"].dtype for node in program.graph.nodes if node.name in names]
+
+
+def _torch_device(device: Device) -> torch.device:
+    if device.kind == "cuda":
+        if device.index >= torch.cuda.device_count():
+            raise NotSupported(f"{device}: PyTorch sees {torch.cuda.device_count()} CUDA devices")
+        return torch.device("cuda", device.index)
+    return torch.device("cpu")

@@ -1,0 +1,80 @@
+"""The guard of the memory of caches, where there are more slots than could all be filled.
+
+The scheduler keeps sessions from growing beyond what a partition holds: it moves some away, or has
+some wait. It hears of tokens a moment late, so the last word is here: rather than take memory that
+is not there, the youngest session on the partition is failed, as CACHE_FULL, and the scheduler
+starts it again with its history, elsewhere or later. The oldest always goes on, so all come to an
+end. Session ids grow with time, so all agents of a chain agree on who is the youngest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from catenary_services.errors import CacheFull
+
+if TYPE_CHECKING:
+    from catenary_agent.generation.lane import Lane
+    from catenary_agent.generation.session import Work
+    from catenary_agent.generation.sessions import Sessions
+
+
+def relieve(sessions: Sessions, lane: Lane, coming: Mapping[int, int]) -> None:
+    """Fails the youngest sessions of a lane until its caches hold what is about to be written.
+
+    One session is left at least: it may be as long as it was admitted for.
+
+    Args:
+        sessions: Of this agent.
+        lane: Whose memory it is.
+        coming: How many tokens sessions are about to have cached.
+    """
+    budget, executor = lane.executor.layout.cache_tokens, lane.executor
+    if not budget:
+        return
+    held = executor.cached_block_tokens
+    for session_id, tokens in coming.items():
+        held += executor.block_tokens(session_id, tokens) - executor.block_tokens(session_id)
+    if held <= budget:
+        return
+    sizes = {
+        session_id: size
+        for session in sessions
+        if session.lane is lane
+        for session_id in (session.facts.session_id,)
+        for size in (executor.block_tokens(session_id, coming.get(session_id, 0)),)
+        if size
+    }
+    for session_id in sorted(sizes, reverse=True)[: len(sizes) - 1]:
+        text = f"{lane.key} has memory for {budget} block tokens, {held} are needed"
+        sessions.fail(session_id, CacheFull(text))
+        held -= sizes[session_id]
+        if held <= budget:
+            return
+
+
+def affordable(
+    sessions: Sessions, lane: Lane, works: list[Work], decode_rows: int
+) -> tuple[list[Work], int]:
+    """Returns the part of a step there is memory for, and how many of it are decode rows.
+
+    Sessions that are in the way are failed.
+    """
+    if not lane.executor.layout.cache_tokens:
+        return works, decode_rows
+    coming = {
+        work.session.facts.session_id: work.session.cached + len(work.inputs) for work in works
+    }
+    relieve(sessions, lane, coming)
+    if not any(work.session.closed for work in works):
+        return works, decode_rows
+    left = []
+    for index, work in enumerate(works):
+        if not work.session.closed:
+            left.append(work)
+            continue
+        decode_rows -= index < decode_rows
+        if not work.session.facts.is_first:  # taken out of its session's chunks, so not given back
+            sessions.out.consumed_bytes += work.inputs.nbytes
+    return left, decode_rows

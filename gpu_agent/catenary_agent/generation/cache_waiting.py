@@ -1,0 +1,187 @@
+"""Sessions whose caches come from other agents wait for them, then go on as any other.
+
+In the split phase the agents that run the prompt send them; in a live migration those of the ring
+the session is on. Caches come as frames and go straight into the slots the session holds, between
+two steps, a bounded part at a time. Steps of the ring that come earlier are kept in the session.
+Beside the caches it needs a word: the first token, which another agent sampled, where tokens are
+embedded or sampled; or that it is handed over (`arriving`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from catenary_agent.generation.cache_budget import relieve
+from catenary_agent.generation.incidents import incident
+from catenary_agent.generation.patience import Patience
+from catenary_agent.kv import array_of_payload
+from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
+
+if TYPE_CHECKING:
+    from catenary_agent.generation.events import CacheArrived, TokenArrived
+    from catenary_agent.generation.session import Awaited, Session
+    from catenary_agent.generation.sessions import Sessions
+    from catenary_agent.generation.surroundings import CacheLimits
+    from catenary_agent.kv import CacheSpan
+    from catenary_agent.kv.arrays import CacheArray
+    from catenary_services.domain.ids import Nanoseconds
+
+
+class CacheWaiting:
+    """The sessions whose caches have not come yet.
+
+    Invariant: each of them has our patience until it goes on (one that was not handed over yet:
+    that of `Arrivals`); closed ones are dropped when their time is over. Frames are taken in in the
+    order of their arrival.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        limits: CacheLimits,
+        clock: Callable[[], Nanoseconds],
+        came: Callable[[Session], None],
+    ) -> None:
+        """Gives sessions up for which nothing came for too long.
+
+        Args:
+            sessions: Of this agent.
+            limits: How long that is, and how much is taken in between two steps.
+            clock: Monotonic.
+            came: Told a session that has got a part of its caches and still waits.
+        """
+        self._sessions = sessions
+        self._step_bytes = limits.step_bytes
+        self._clock = clock
+        self._came = came
+        self._patience = Patience(limits.patience_ns)
+        self._arrived: deque[CacheArrived] = deque()
+        self._left_bytes = limits.step_bytes
+        self.ignored = 0
+        """Parts of caches that nobody waits for."""
+
+    def begin(self, session: Session) -> None:
+        """Only caches and a token keep a session waiting from now on."""
+        self._patience.touch(session.facts.session_id, self._clock())
+
+    def on_cache(self, event: CacheArrived) -> None:
+        """Takes a part of a cache in, now or between later steps."""
+        self._arrived.append(event)
+        self._take_in()
+
+    def renew(self) -> None:
+        """Another step may have passed: as many bytes as between any two may be taken in."""
+        self._left_bytes = self._step_bytes
+        self._take_in()
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if `renew` would take something in."""
+        return bool(self._arrived)
+
+    def take(self, session_id: int, span: CacheSpan, rows: CacheArray) -> None:
+        """Takes rows in that another session of this agent has cached."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.awaited is not None:
+            self._keep(session, session.awaited, span, lambda: rows)
+
+    def on_token(self, session: Session, awaited: Awaited, event: TokenArrived) -> None:
+        """Takes the first token in, which the other ring sampled."""
+        facts, table = session.facts, session.lane.executor.table
+        if event.position != facts.history or event.token_id >= table.vocabulary_size:
+            text = f"token {event.token_id} at {event.position}; the one at {facts.history} is next"
+            self._sessions.fail(facts.session_id, InvalidInput("position", text))
+            return
+        session.arrived = event.arrived
+        session.learn([event.token_id])
+        awaited.word = False
+        self.advanced(session, awaited)
+
+    def advanced(self, session: Session, awaited: Awaited) -> None:
+        """Lets a session go on if nothing is missing any more."""
+        session_id, now = session.facts.session_id, self._clock()
+        if not awaited.is_over:
+            if session_id in self._patience:
+                self._patience.touch(session_id, now)
+            self._came(session)
+            return
+        self._patience.drop(session_id)
+        session.awaited = None
+        session.cached = awaited.caches.tokens
+        if session.facts.is_first:
+            sent_ns = session.arrived.received_ns - session.arrived.transfer_ns
+            model = session.lane.key.model.name
+            out = self._sessions.out
+            if session.facts.side == "decode":
+                out.handed_over.append((model, max(0, now - sent_ns)))
+            else:
+                out.taken_over.append((model, "kv", max(0, now - sent_ns)))
+        if session.pending:
+            session.lane.queue_first(session, now)
+
+    def expire(self, now: Nanoseconds) -> None:
+        """Gives up sessions for which nothing came for too long."""
+        for session_id in self._patience.lost(now):
+            session = self._sessions.get(session_id)
+            if session is not None and session.awaited is not None:
+                text = f"nothing of its caches came for {self._patience}"
+                blamed = _source(session, session.awaited)
+                self._sessions.fail(session_id, PartitionLost(text), blamed)
+
+    def next_wakeup_ns(self) -> Nanoseconds | None:
+        """Returns when `expire` has something to do; None if never."""
+        return self._patience.next_wakeup_ns()
+
+    def _take_in(self) -> None:
+        out = self._sessions.out
+        while self._arrived and self._left_bytes > 0:
+            event = self._arrived.popleft()
+            out.consumed_bytes += event.nbytes
+            out.consumed.append(event.frame)
+            session = self._sessions.get(event.session_id)
+            if session is None or session.awaited is None:
+                self.ignored += 1
+                continue
+            self._left_bytes -= event.nbytes
+            table = session.lane.executor.table
+            row = (table.key_value_heads, table.head_size)
+            payload, datatype, span = event.frame.payload, event.datatype, event.span
+            read = partial(array_of_payload, payload, datatype, span, row)
+            self._keep(session, session.awaited, span, read)
+
+    def _keep(
+        self, session: Session, awaited: Awaited, span: CacheSpan, read: Callable[[], CacheArray]
+    ) -> None:
+        """Writes rows into a session's slots; what is wrong with them fails the session."""
+        session_id, executor = session.facts.session_id, session.lane.executor
+        try:
+            rows = read()
+            awaited.caches.check(span)
+            relieve(self._sessions, session.lane, {session_id: span.last_token})
+            if session.closed:
+                return
+            executor.import_cache(session_id, span, rows)
+            awaited.caches.add(span)
+        except CatenaryError as error:
+            error.__traceback__ = None  # its frames hold views of the payload
+            self._sessions.fail(session_id, error)
+        except Exception:
+            what = "its cache could not be written"
+            self._sessions.fail(session_id, incident(what, str(session.lane.key)))
+        else:
+            self.advanced(session, awaited)
+
+
+def _source(session: Session, awaited: Awaited) -> str:
+    """Returns the agent that should have sent what is missing."""
+    if awaited.leader:
+        return awaited.leader
+    route = session.facts.opening.route
+    block = awaited.caches.missing_block
+    for hop in route:
+        if block is not None and hop.first_block <= block < hop.last_block:
+            return hop.agent_id
+    return route[-1].agent_id

@@ -1,0 +1,276 @@
+"""Generation on the event loop: frames in and out, orders, and who holds slots here.
+
+    frame -> events -> RingThread -> outflow -> frames and messages
+
+Invariants: a session is in `_openings` from the arrival of its opening until the ring says that it
+is gone; every byte claimed for arrived rows is given back when the ring says it was consumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from catenary_agent.generation.cache_wire import CacheFrame
+from catenary_agent.generation.events import (
+    Broken,
+    CachePushed,
+    CloseOrdered,
+    EpochRaised,
+    Event,
+    MoveSaid,
+    Opened,
+)
+from catenary_agent.generation.members import Members
+from catenary_agent.generation.move_wire import MoveFrame
+from catenary_agent.generation.peers import Peers
+from catenary_agent.generation.receiving import Receiver
+from catenary_agent.generation.reporting import record_move, record_session
+from catenary_agent.generation.ring import Ring
+from catenary_agent.generation.sent_caches import SentCaches
+from catenary_agent.generation.session import Facts
+from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
+from catenary_agent.generation.table import LoadedDecoder, LoadedDecoders
+from catenary_agent.generation.thread import RingThread
+from catenary_agent.generation.wire import frames_of
+from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
+from catenary_services.errors import CatenaryError, Unavailable
+from catenary_services.log import get_logger
+
+if TYPE_CHECKING:
+    from catenary_agent.generation.events import CacheOut, Outflow
+    from catenary_agent.generation.lane import Lane
+    from catenary_agent.generation.wire import Frame
+    from catenary_services.domain.ids import PartitionKey
+    from catenary_services.transport.interface import ReceivedFrame
+
+_log = get_logger("catenary_agent.generation")
+
+T = TypeVar("T")
+
+
+class GenerationEngine:
+    """Runs decoder partitions on sessions, one iteration after another."""
+
+    def __init__(
+        self, agent_id: str, surroundings: Surroundings, limits: GenerationLimits | None = None
+    ) -> None:
+        limits = limits or GenerationLimits()
+        self.agent_id = agent_id
+        self.chunk_tokens = limits.chunk_tokens
+        """Most prompt tokens in one step."""
+        self.decoders = LoadedDecoders()
+        self.epoch = 0
+        """Highest epoch seen; sessions of an older one may not begin here."""
+        self._around = surroundings
+        self._receiver = Receiver(agent_id, surroundings.held)
+        steps = surroundings.steps
+        self._ring = Ring(agent_id, limits, time.monotonic_ns, self._lane_closed, steps)
+        self._thread = RingThread(self._ring, time.monotonic_ns, self._flush)
+        self._sent = SentCaches(surroundings.tell)
+        self._peers = Peers(
+            surroundings.hub,
+            (limits.push_timeout_s, limits.max_waiting_bytes),
+            self._header_of,
+            self._undeliverable,
+            surroundings.uplink,
+            self._sent,
+        )
+        self._openings: dict[int, frame_pb2.SessionOpening] = {}
+        self._members = Members()
+        self.refused_frames = 0
+        """Frames of sessions whose sender is no member of their rings."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the thread; frames may come from now on."""
+        self._thread.start()
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Stops after the current step; what is held is dropped without a report. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if not await self._thread.stop(timeout_s):
+            _log.error("generation_thread_stuck", timeout_s=timeout_s)
+        await self._peers.close()
+        self._sent.close()
+
+    async def failed(self) -> None:
+        """Raises if generation cannot go on (our bug). Otherwise waits until cancelled."""
+        assert self._thread.crashed is not None
+        await asyncio.shield(self._thread.crashed)
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Returns True as soon as no session is held, False if that takes longer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # -- what others see -------------------------------------------------------------------------
+
+    @property
+    def sessions(self) -> int:
+        """Sessions in this agent."""
+        return len(self._openings)
+
+    @property
+    def ignored(self) -> int:
+        """Openings, rows and tokens that came late, twice or for nobody."""
+        return self._ring.ignored
+
+    @property
+    def block_slots(self) -> tuple[int, int]:
+        """Block slots in use, and all of them."""
+        lanes = [each.lane for each in self.decoders]
+        used = sum(lane.used_block_slots for lane in lanes)
+        return used, sum(lane.executor.layout.block_slots for lane in lanes)
+
+    def snapshot(self) -> list[scheduler_pb2.SessionInAgent]:
+        """Returns the sessions that hold slots here, for a hello."""
+        return [
+            scheduler_pb2.SessionInAgent(
+                session_id=session_id,
+                route=self._ring_of(opening),
+                gateway_id=opening.gateway_id,
+                request_id=opening.request_id,
+            )
+            for session_id, opening in self._openings.items()
+        ]
+
+    def report_holdings(self, number: int) -> None:
+        """Has a `HoldingsAnswer` told, behind everything that is told before."""
+        if not self._closed:
+            self.add_call(lambda: self._ring.say_holdings(number))
+
+    # -- frames and orders -----------------------------------------------------------------------
+
+    def on_frame(self, header: frame_pb2.FrameHeader, frame: ReceivedFrame) -> None:
+        """Takes a frame of sessions, whose header was read."""
+        if self._closed:
+            frame.release()
+        elif not self._members.admits(header, frame.sender):
+            self.refused_frames += 1
+            self._around.meter.frame_refused()
+            _log.warning("frame_refused", sender=frame.sender.name, why="is no member of the ring")
+            frame.release()
+        else:
+            self._post(self._receiver.events(header, frame, self.epoch))
+
+    def _post(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Opened | MoveSaid) and isinstance(event.facts, Facts):
+                self._note_opening(event.facts)
+            self._thread.post(event)
+
+    def _note_opening(self, facts: Facts) -> None:
+        self._openings.setdefault(facts.session_id, facts.opening)
+        self._members.note(facts.session_id, facts.opening)
+        self._idle.clear()
+
+    def close_sessions(self, session_ids: Sequence[int]) -> None:
+        """Frees sessions before the next step; answered by `SessionsClosed`."""
+        self._thread.post(CloseOrdered(tuple(session_ids)))
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Refuses sessions that schedulers before `epoch` begin here from now on."""
+        if epoch > self.epoch:
+            self.epoch = epoch
+            self._thread.post(EpochRaised(epoch))
+
+    def forget_epoch(self) -> None:
+        """Takes sessions of any scheduler until the next epoch is raised."""
+        self.epoch = 0
+        self._thread.post(EpochRaised(0))
+
+    # -- partitions ------------------------------------------------------------------------------
+
+    async def on_thread(self, work: Callable[[], T]) -> T:
+        """Returns what `work` returns, run on the thread between two steps."""
+        return await self.add_call(work)
+
+    def add_call(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Queues `work` for the thread; calls are done in the order they were added."""
+        if self._closed:
+            raise Unavailable("this agent is stopping")
+        return self._thread.call(work)
+
+    def add_decoder(self, loaded: LoadedDecoder) -> None:
+        """Lets sessions begin on a partition that was loaded, in place of an older one."""
+        self.retire_decoder(loaded.key)
+        self.decoders.add(loaded)
+        self.add_call(lambda: self._ring.add_lane(loaded.lane))
+
+    def retire_decoder(self, key: PartitionKey) -> bool:
+        """Lets none begin there any more; the partition goes with its last session."""
+        loaded = self.decoders.leave(key)
+        if loaded is not None and not self._closed:
+            lane = loaded.lane
+            self.add_call(lambda: self._ring.retire_lane(lane))
+        return loaded is not None
+
+    def _lane_closed(self, lane: Lane) -> None:
+        """Called on the thread."""
+        self._thread.on_loop(self.decoders.gone, lane)
+
+    # -- what comes out --------------------------------------------------------------------------
+
+    def _flush(self, out: Outflow) -> None:
+        """Takes what a step brought, on the loop: first what others wait for."""
+        if self._closed:
+            self._account(out)
+            return
+        for peer, frame in frames_of(out.rows, out.tokens):
+            self._peers.send(peer, frame)
+        for move in out.moves:
+            self._peers.send(move.peer, MoveFrame(move))
+        for cache in out.caches:
+            self._peers.send(cache.outlet.peer, CacheFrame(cache, self._pushed))
+        for message in out.messages:
+            self._around.tell(message)
+        # The frames leave when the loop comes to their tasks: before this.
+        asyncio.get_running_loop().call_soon(self._account, out)
+
+    def _account(self, out: Outflow) -> None:
+        """Notes what is free again, and counts."""
+        for frame in out.consumed:
+            frame.release()
+        self._around.held.give_back(out.consumed_bytes)
+        for facts in out.opened:
+            self._note_opening(facts)
+        for session_id in out.gone:
+            self._openings.pop(session_id, None)
+            self._members.forget(session_id)
+        if not self._openings:
+            self._idle.set()
+        meter, tracer = self._around.meter, self._around.tracer
+        meter.flowed_out(out)
+        if tracer is not None and tracer.enabled:
+            now = time.monotonic_ns()
+            for session in out.ended:
+                record_session(tracer, session, self.agent_id, now)
+            for done in out.moved:
+                record_move(tracer, done, self.agent_id)
+
+    def _pushed(self, cache: CacheOut) -> None:
+        self._thread.post(CachePushed(cache))
+
+    def _ring_of(self, opening: frame_pb2.SessionOpening) -> Sequence[common_pb2.Hop]:
+        """Returns the ring of a session that we are on."""
+        after = any(hop.agent_id == self.agent_id for hop in opening.decode_route)
+        return opening.decode_route if after else opening.route
+
+    def _header_of(self, frame: Frame) -> bytes:
+        return frame.header(self.epoch, self.agent_id)
+
+    def _undeliverable(self, session_ids: tuple[int, ...], error: CatenaryError, peer: str) -> None:
+        self._thread.post(Broken(session_ids, error, peer))

@@ -1,0 +1,24 @@
+"""Our own mistakes: logged in full here, named by a number to others."""
+
+from __future__ import annotations
+
+import traceback
+import uuid
+
+from catenary_services.errors import InternalError
+from catenary_services.log import get_logger
+
+_log = get_logger("catenary_agent.generation")
+
+
+def incident(what: str, partition: str = "") -> InternalError:
+    """Logs the exception that is handled, and returns what others are told of it."""
+    number = uuid.uuid4().hex[:12]
+    # Plain text: a renderer that shows local variables would print tensors and prompts.
+    _log.error(
+        "generation_failed",
+        traceback=traceback.format_exc(),
+        incident=number,
+        partition=partition,
+    )
+    return InternalError(f"{what} (incident {number})")

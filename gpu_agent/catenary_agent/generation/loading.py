@@ -1,0 +1,135 @@
+"""Brings decoder partitions in, and changes their cache layouts, as the scheduler orders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from catenary_agent.content import check_content, is_content_as_ordered
+from catenary_agent.decoders.base import CacheLayout, DecoderCost, DecoderExecutor
+from catenary_agent.generation.lane import Lane
+from catenary_agent.generation.measuring import measure_between_steps
+from catenary_agent.generation.table import LoadedDecoder, cache_bytes, step_bytes
+from catenary_services.domain.decoder import LargestStep
+from catenary_services.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from catenary_agent.generation.engine import GenerationEngine
+    from catenary_protos.catenary.v1 import scheduler_pb2
+    from catenary_services.domain.ids import PartitionKey
+
+_MAX_ENTRIES = 4_096
+
+Open = Callable[
+    ["PartitionKey", CacheLayout, "scheduler_pb2.LoadPartition"], tuple[DecoderExecutor, str]
+]
+"""Loads an executor, if the model is the one that was ordered, and says what its content is; called
+off the event loop."""
+CheckMemory = Callable[["PartitionKey", int], None]
+"""Raises PlanInfeasible unless a partition with so many bytes more fits."""
+
+CheckAnswer = Callable[[DecoderExecutor, str], Awaitable[None]]
+"""Raises CanaryFailed unless an executor of some content computes as others do."""
+
+
+class DecoderLoader:
+    """Carries out LoadPartition orders that have a cache layout."""
+
+    def __init__(
+        self, generation: GenerationEngine, load: Open, check: CheckMemory, answers: CheckAnswer
+    ) -> None:
+        """Serves on `generation` what `load` opens, if `check` allows and it `answers` right."""
+        self._check_answer = answers
+        self._generation = generation
+        self._load = load
+        self._check = check
+
+    @staticmethod
+    def is_as_ordered(loaded: LoadedDecoder, order: scheduler_pb2.LoadPartition) -> bool:
+        """Returns True if there is nothing to do."""
+        is_same = is_content_as_ordered(loaded.content, order)
+        return is_same and loaded.layout == _layout_of(loaded.key, order.cache)
+
+    async def bring_in(
+        self, key: PartitionKey, order: scheduler_pb2.LoadPartition
+    ) -> LoadedDecoder:
+        """Loads a partition, or changes the layout of the one that is here.
+
+        Raises:
+            InvalidInput: the layout is not possible.
+            PlanInfeasible: it does not fit into memory.
+            CatenaryError: what the executor says against it.
+        """
+        layout = _layout_of(key, order.cache)
+        layout.check(key)
+        present = self._generation.decoders.get(key)
+        if present is not None:
+            check_content(f"what is loaded of {key.model}", present.content, order)
+            return await self._relay(present, layout, self._step(layout, order))
+        # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
+        opening = asyncio.ensure_future(asyncio.to_thread(self._load, key, layout, order))
+        try:
+            executor, content = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_late)
+            raise
+        lane, step = Lane(executor), self._step(layout, order)
+        try:
+            size = executor.memory_bytes + cache_bytes(lane, layout) + step_bytes(lane, step)
+            self._check(key, size)
+            lane.cost = await self._measure(executor)
+            await self._check_answer(executor, content)
+        except BaseException:
+            # A measurement may still run: close behind it, on the same thread.
+            self._generation.add_call(executor.close)
+            raise
+        loaded = LoadedDecoder(lane, layout, lane.cost, content, step)
+        self._generation.add_decoder(loaded)
+        return loaded
+
+    async def _measure(self, executor: DecoderExecutor) -> DecoderCost:
+        chunk_tokens = self._generation.chunk_tokens
+        cost = await measure_between_steps(executor, self._generation.on_thread, chunk_tokens)
+        learn = getattr(executor, "learn_cost", None)
+        if learn is not None:
+            await self._generation.on_thread(lambda: learn(cost))
+        return cost
+
+    def _step(self, layout: CacheLayout, order: scheduler_pb2.LoadPartition) -> LargestStep:
+        """Returns the largest step: of the sessions that were ordered, beside a chunk."""
+        return LargestStep(
+            order.max_batch,
+            self._generation.chunk_tokens,
+            layout.session_tokens,
+            len(layout.entry_blocks),
+        )
+
+    async def _relay(
+        self, present: LoadedDecoder, layout: CacheLayout, step: LargestStep
+    ) -> LoadedDecoder:
+        """Changes the layout; running sessions go on between two steps as if nothing was."""
+        if layout == present.layout:
+            return present
+        lane, executor = present.lane, present.lane.executor
+        more = cache_bytes(lane, layout) - cache_bytes(lane, present.layout)
+        more += step_bytes(lane, step) - step_bytes(lane, present.step)
+        entries = len(layout.entry_blocks) - len(present.layout.entry_blocks)
+        more += entries * executor.sizes.entry_bytes
+        self._check(present.key, max(0, more))
+        prepared = await asyncio.to_thread(executor.prepare_layout, layout)
+        await self._generation.on_thread(lambda: executor.apply_layout(prepared))
+        present.layout, present.step = layout, step
+        return present
+
+
+def _layout_of(key: PartitionKey, cache: scheduler_pb2.CacheLayout) -> CacheLayout:
+    if len(cache.entry_blocks) > _MAX_ENTRIES:
+        raise InvalidInput("cache.entry_blocks", f"{len(cache.entry_blocks)} of them")
+    entries = tuple(sorted({key.first_block, *cache.entry_blocks}))
+    return CacheLayout(cache.block_slots, cache.session_tokens, entries, cache.cache_tokens)
+
+
+def _close_late(opening: asyncio.Future[tuple[DecoderExecutor, str]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[0].close()

@@ -1,0 +1,105 @@
+"""Who may send frames of which session: the members of its rings and the gateway it answers to.
+
+The first frame of a session says who they are, by its opening; from then on nobody else is heard,
+whatever openings they send. A session that moves is spoken of by both rings.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from catenary_protos.catenary.v1 import frame_pb2
+
+if TYPE_CHECKING:
+    from catenary_services.transport.interface import Sender
+
+_MOST_MOVES = 4_096
+_Names = frozenset[str]
+_Entry = frame_pb2.SessionRows | frame_pb2.SessionToken | frame_pb2.SessionCache
+
+
+class Members:
+    """Looks at every frame before the ring does; on the event loop.
+
+    Invariant: `_of` has the sessions that are here; `_moves` at most `_MOST_MOVES` others.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, _Names] = {}
+        self._moves: OrderedDict[int, _Names | None] = OrderedDict()
+        """Who else may speak of a session that moves to its new ring; None: every peer."""
+
+    def note(self, session_id: int, opening: frame_pb2.SessionOpening) -> None:
+        """A session is here from now on."""
+        if session_id not in self._of:
+            self._of[session_id] = names_of(opening)
+
+    def forget(self, session_id: int) -> None:
+        """Nothing of a session is here any more."""
+        self._of.pop(session_id, None)
+        self._moves.pop(session_id, None)
+
+    def admits(self, header: frame_pb2.FrameHeader, sender: Sender) -> bool:
+        """Returns whether a frame of sessions comes from whom it may come from."""
+        name = sender.name
+        if not name:
+            return True
+        if header.kind == frame_pb2.FRAME_KIND_SESSION_TOKENS:
+            return self._admits_all(header.session_tokens, name)
+        if header.kind == frame_pb2.FRAME_KIND_SESSION_CACHE:
+            return self._admits_all((header.cache,), name)
+        if header.kind == frame_pb2.FRAME_KIND_SESSION_MOVE:
+            return self._admits_move(header.move, name)
+        return self._admits_all(header.session_rows, name)
+
+    def _admits_all(self, entries: Iterable[_Entry], name: str) -> bool:
+        for entry in entries:
+            names = self._of.get(entry.session_id)
+            if names is not None and name in names:
+                continue
+            if entry.session_id in self._moves:
+                movers = self._moves[entry.session_id]
+                if movers is None or name in movers:
+                    continue
+                return False
+            if names is not None:
+                return False
+            # Nobody knows the session yet; without an opening the ring ignores it.
+            if entry.HasField("opening") and name not in names_of(entry.opening):
+                return False
+        return True
+
+    def _admits_move(self, move: frame_pb2.SessionMove, name: str) -> bool:
+        if move.agent_id and move.agent_id != name:
+            return False
+        new, old = move.session_id, move.moved_session_id
+        known = [self._of[each] for each in (new, old) if each in self._of]
+        if new in self._moves:
+            movers = self._moves[new]
+            known.append(frozenset((name,)) if movers is None else movers)
+        if known and not any(name in names for names in known):
+            return False
+        if move.HasField("opening"):
+            if move.step == frame_pb2.SessionMove.STEP_BEGIN and old in self._of:
+                self._widen(new, self._of[old] | names_of(move.opening))
+            elif move.step == frame_pb2.SessionMove.STEP_ROUND:
+                # Without the names of the old ring it was led by an older release of the agent.
+                old_ring = frozenset((name, *move.from_agent_ids))
+                is_told = bool(move.from_agent_ids)
+                self._widen(new, old_ring | names_of(move.opening) if is_told else None)
+        return True
+
+    def _widen(self, session_id: int, names: _Names | None) -> None:
+        before = self._moves.get(session_id, frozenset())
+        both = None if names is None or before is None else before | names
+        self._moves[session_id] = both
+        if len(self._moves) > _MOST_MOVES:
+            self._moves.popitem(last=False)
+
+
+def names_of(opening: frame_pb2.SessionOpening) -> _Names:
+    """Returns the agents of a session's rings, and its gateway."""
+    hops = (*opening.route, *opening.decode_route)
+    return frozenset((opening.gateway_id, *(hop.agent_id for hop in hops)))

@@ -1,0 +1,70 @@
+"""Steps of live migrations as frames."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from catenary_agent.engine.reporting import is_retryable
+from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+
+if TYPE_CHECKING:
+    from catenary_agent.generation.events import MoveOut
+    from catenary_services.errors import CatenaryError
+
+
+@dataclass(slots=True)
+class MoveFrame:
+    """A step for one agent."""
+
+    out: MoveOut
+    nbytes: int = 0
+
+    @property
+    def session_ids(self) -> tuple[int, ...]:
+        """The session that fails if this cannot be delivered."""
+        move = self.out.move
+        is_over = move.step == frame_pb2.SessionMove.STEP_GIVE_UP
+        return () if is_over else (move.session_id,)
+
+    def fill(self, view: memoryview) -> None:
+        """There is no payload."""
+
+    def header(self, epoch: int, agent_id: str) -> bytes:
+        """Returns the header, with times as of now."""
+        now, move = time.monotonic_ns(), self.out.move
+        if move.HasField("opening"):
+            move.opening.budget_ns = self.out.deadline_ns - now
+        return frame_pb2.FrameHeader(
+            kind=frame_pb2.FRAME_KIND_SESSION_MOVE,
+            epoch=epoch,
+            sent_monotonic_ns=now,
+            move=move,
+        ).SerializeToString()
+
+
+def give_up_of(
+    move: frame_pb2.SessionMove, agent_id: str, error: CatenaryError, blamed: str
+) -> frame_pb2.SessionMove:
+    """Returns what is said when a move fails.
+
+    Args:
+        move: Any step of it.
+        agent_id: Who says it.
+        error: Why.
+        blamed: Agent or gateway.
+    """
+    return frame_pb2.SessionMove(
+        session_id=move.session_id,
+        moved_session_id=move.moved_session_id,
+        step=frame_pb2.SessionMove.STEP_GIVE_UP,
+        by_tokens=move.by_tokens,
+        agent_id=agent_id,
+        failure=common_pb2.Failure(
+            reason=error.reason,
+            message=error.message,
+            agent_id=blamed,
+            retryable=is_retryable(error),
+        ),
+    )

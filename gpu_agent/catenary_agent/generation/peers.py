@@ -1,0 +1,215 @@
+"""Frames of sessions on their way out: two bounded lines per peer, each in order.
+
+Parts of caches are large and can wait: all other frames, which keep rings going, overtake them. So
+does the last part of a cache that moves, which is small and for which a session stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from catenary_agent.generation.cache_wire import CacheFrame
+from catenary_services.errors import (
+    CatenaryError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    Overloaded,
+    PartitionLost,
+    Unavailable,
+)
+from catenary_services.log import get_logger
+
+if TYPE_CHECKING:
+    from catenary_agent.engine.emulated_link import EmulatedLink
+    from catenary_agent.engine.outbound import Hub
+    from catenary_agent.generation.sent_caches import SentCaches
+    from catenary_agent.generation.wire import Frame
+    from catenary_services.transport.interface import Link
+
+_log = get_logger("catenary_agent.generation")
+_MAX_FRAMES = 4_096
+"""Frames in one line; a peer so far behind is lost to us."""
+
+Failed = Callable[[tuple[int, ...], CatenaryError, str], None]
+
+
+class Peers:
+    """Delivers frames to agents and gateways.
+
+    Invariants: frames of one line leave in the order of `send`; at most `max_bytes` and
+    `_MAX_FRAMES` wait in it; every session of a frame that does not leave is failed, and so is
+    every one of a frame that left over a link that broke before it had certainly arrived.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        limits: tuple[float, int],
+        header_of: Callable[[Frame], bytes],
+        failed: Failed,
+        uplink: EmulatedLink | None = None,
+        sent: SentCaches | None = None,
+    ) -> None:
+        """Sends over the links of `hub`.
+
+        Args:
+            hub: Makes links.
+            limits: Seconds a peer may take to accept a frame, and most bytes that wait for it.
+            header_of: Encodes a frame's header when it leaves.
+            failed: Told the sessions, why, and which peer, when a frame cannot be delivered.
+            uplink: Frames to agents leave one after the other at its speed, if there is one.
+            sent: Told how long frames of caches took to leave.
+        """
+        self._hub = hub
+        self._timeout_s, self._max_bytes = limits
+        self._header_of = header_of
+        self._failed = failed
+        self._uplink = uplink
+        self._sent = sent
+        self._lines: dict[str, _Line] = {}
+        self._links: dict[str, Link] = {}
+        self._lost: dict[str, dict[int, None]] = {}
+        """Sessions whose frames left and may not have arrived, by peer, until that was told."""
+
+    def send(self, peer: str, frame: Frame) -> None:
+        """Queues a frame; what goes wrong is told to `failed`."""
+        line = self._lines.get(peer)
+        if line is None:
+            line = _Line()
+            self._lines[peer] = line
+            line.task = asyncio.get_running_loop().create_task(self._drain(peer, line))
+        part = line.bulk if _can_wait(frame) else line.urgent
+        if part.frames and (
+            part.nbytes + frame.nbytes > self._max_bytes or len(part.frames) >= _MAX_FRAMES
+        ):
+            error = Overloaded(f"{len(part.frames)} frames wait for {peer} already")
+            self._failed(frame.session_ids, error, peer)
+            _settle(frame)
+            return
+        part.frames.append(frame)
+        part.nbytes += frame.nbytes
+
+    async def close(self) -> None:
+        """Drops what waits."""
+        tasks = [line.task for line in self._lines.values() if line.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._lines.clear()
+
+    async def _drain(self, peer: str, line: _Line) -> None:
+        """Sends what waits for a peer until nothing does."""
+        try:
+            while (part := line.next).frames:
+                frame = part.frames[0]
+                await self._send(peer, frame)
+                part.frames.popleft()
+                part.nbytes -= frame.nbytes
+                _settle(frame)
+        except CatenaryError as error:
+            self._give_up(peer, line, self._told(peer, error))
+        except Exception:
+            _log.exception("delivery_failed", peer=peer)
+            self._give_up(peer, line, InternalError("the frame could not be delivered"))
+        finally:
+            # Also after a cancellation; nothing was awaited since the line was found empty.
+            if self._lines.get(peer) is line:
+                del self._lines[peer]
+
+    def _give_up(self, peer: str, line: _Line, error: CatenaryError) -> None:
+        """Fails every session in the line: those behind would arrive with a gap in front."""
+        frames = [*line.urgent.frames, *line.bulk.frames]
+        ids = dict.fromkeys(each for frame in frames for each in frame.session_ids)
+        line.urgent.frames.clear()
+        line.bulk.frames.clear()
+        if ids:
+            self._failed(tuple(ids), error, peer)
+        for frame in frames:
+            _settle(frame)
+
+    def _told(self, peer: str, error: CatenaryError) -> CatenaryError:
+        if isinstance(error, DeadlineExceeded):
+            return PartitionLost(f"{peer} took no frame for {self._timeout_s:g} s")
+        if isinstance(error, Unavailable):
+            return PartitionLost(error.message)
+        if isinstance(error, InvalidInput):  # what we made ourselves does not fit a frame
+            return InternalError(error.message)
+        return error
+
+    async def _send(self, peer: str, frame: Frame) -> None:
+        link = self._links.get(peer)
+        if link is None or link.closed:
+            link = await self._hub.link_to(peer, self._timeout_s)
+            self._links = {name: each for name, each in self._links.items() if not each.closed}
+            self._links[peer] = link
+        began_ns = time.monotonic_ns()
+        slot = await link.export(frame.nbytes, self._timeout_s)
+        try:
+            if frame.nbytes:
+                frame.fill(slot.view)
+            if self._uplink is not None and frame.nbytes:
+                await self._uplink.turn(frame.nbytes)
+            lost = partial(self._lost_on_its_way, peer, frame.session_ids)
+            await link.push(slot, self._header_of(frame), self._timeout_s, lost)
+        finally:
+            slot.release()
+        if self._sent is not None and isinstance(frame, CacheFrame):
+            self._sent.add(peer, frame.nbytes, time.monotonic_ns() - began_ns)
+
+    def _lost_on_its_way(
+        self, peer: str, session_ids: tuple[int, ...], error: CatenaryError
+    ) -> None:
+        """The link broke behind a frame; those of one link are told of together."""
+        known = self._lost.get(peer)
+        if known is None:
+            known = self._lost[peer] = {}
+            asyncio.get_running_loop().call_soon(self._tell_lost, peer, error)
+        known.update(dict.fromkeys(session_ids))
+
+    def _tell_lost(self, peer: str, error: CatenaryError) -> None:
+        ids = tuple(self._lost.pop(peer))
+        if ids:
+            _log.warning("link_broke", peer=peer, sessions=len(ids), error=error.message)
+            self._failed(ids, self._told(peer, error), peer)
+
+
+def _can_wait(frame: Frame) -> bool:
+    return isinstance(frame, CacheFrame) and not frame.out.is_urgent
+
+
+def _settle(frame: Frame) -> None:
+    """Tells whoever counts that a frame has left, or was given up."""
+    if isinstance(frame, CacheFrame):
+        frame.settled(frame.out)
+
+
+class _Part:
+    """Frames that leave in order."""
+
+    __slots__ = ("frames", "nbytes")
+
+    def __init__(self) -> None:
+        self.frames: deque[Frame] = deque()
+        self.nbytes = 0
+
+
+class _Line:
+    """Frames that wait for one peer."""
+
+    __slots__ = ("bulk", "task", "urgent")
+
+    def __init__(self) -> None:
+        self.urgent = _Part()
+        self.bulk = _Part()
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def next(self) -> _Part:
+        """The part whose turn it is."""
+        return self.urgent if self.urgent.frames else self.bulk

@@ -1,0 +1,55 @@
+"""How fast caches leave for each peer, as the scheduler is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from catenary_agent.engine.reporting import Notice
+from catenary_protos.catenary.v1 import scheduler_pb2
+
+_REPORT_S = 0.25
+"""What was sent in that time is told at once; a move of caches takes as long, or less."""
+
+
+class SentCaches:
+    """Adds up bytes and time by peer, and tells them a while after the first.
+
+    Frames of one peer leave one after the other, so the time in which at least one was on its way
+    is the sum of their times.
+    """
+
+    def __init__(self, tell: Callable[[Notice], None], report_s: float = _REPORT_S) -> None:
+        """Tells nothing yet.
+
+        Args:
+            tell: Takes a message for the scheduler.
+            report_s: Seconds from the first frame to the message.
+        """
+        self._tell = tell
+        self._report_s = report_s
+        self._links: dict[str, scheduler_pb2.CachesSent.Link] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, peer: str, nbytes: int, sending_ns: int) -> None:
+        """A frame of caches has left for a peer, and that took so long."""
+        link = self._links.get(peer)
+        if link is None:
+            link = self._links[peer] = scheduler_pb2.CachesSent.Link(peer_id=peer)
+        link.bytes += nbytes
+        link.sending_ns += sending_ns
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._report_s, self._report)
+
+    def close(self) -> None:
+        """Tells nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._links.clear()
+
+    def _report(self) -> None:
+        self._timer = None
+        sent = scheduler_pb2.CachesSent(links=self._links.values())
+        self._links.clear()
+        self._tell(Notice(scheduler_pb2.AgentMessage(caches_sent=sent), droppable=True))

@@ -1,0 +1,204 @@
+"""The sessions of one agent: who holds slots, until when, and what is told when they end."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from catenary_agent.generation.events import Outflow
+from catenary_agent.generation.lane import Lane, LaneWork
+from catenary_agent.generation.reporting import generation_report, session_failed, sessions_closed
+from catenary_agent.generation.session import Session
+from catenary_services.errors import DeadlineExceeded
+from catenary_services.log import get_logger
+
+if TYPE_CHECKING:
+    from catenary_services.domain.ids import Nanoseconds
+    from catenary_services.errors import CatenaryError
+
+_log = get_logger("catenary_agent.generation")
+_REMEMBERED = 65_536
+"""Closed sessions whose late frames are recognised."""
+_SPARE_DEADLINES = 256
+REPORT_NS = 1_000_000_000
+"""Between two reports of a lane."""
+
+
+class Sessions:
+    """What the agent holds, and the outflow that its changes make.
+
+    Invariants: a session is closed exactly once, and with it its block slots are free and the bytes
+    that waited for it given back; a retired lane is closed with its last session.
+    """
+
+    def __init__(self, agent_id: str, lane_closed: Callable[[Lane], None]) -> None:
+        """Holds nothing yet; calls `lane_closed` with each lane whose executor was closed."""
+        self.agent_id = agent_id
+        self.lanes: list[Lane] = []
+        """Every lane whose executor is not closed yet, the one whose turn it is first."""
+        self.out = Outflow()
+        """What came out since it was last taken."""
+        self.on_closed: Callable[[Session, CatenaryError | None, str], None] | None = None
+        """Told each session that was closed, why if it failed, and who is blamed."""
+        self._lane_closed = lane_closed
+        self._open: dict[int, Session] = {}
+        self._over: OrderedDict[int, None] = OrderedDict()
+        self._deadlines: list[tuple[Nanoseconds, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._open.values()))
+
+    def get(self, session_id: int) -> Session | None:
+        """Returns an open session."""
+        return self._open.get(session_id)
+
+    def is_over(self, session_id: int) -> bool:
+        """Returns True if a session was closed here, not too long ago."""
+        return session_id in self._over
+
+    def add(self, session: Session) -> None:
+        """Begins to hold a session that has its slots."""
+        self._open[session.facts.session_id] = session
+        self.bound(session, session.facts.deadline_ns)
+
+    def bound(self, session: Session, moment_ns: Nanoseconds) -> None:
+        """Ends a session at a moment: well if it was leaving, otherwise for want of time."""
+        heapq.heappush(self._deadlines, (moment_ns, session.facts.session_id))
+        if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:
+            self._deadlines = [each for each in self._deadlines if each[1] in self._open]
+            heapq.heapify(self._deadlines)
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def finish(self, session: Session) -> None:
+        """Ends a session that has all its tokens."""
+        self._close(session)
+        self.out.messages.append(sessions_closed((session.facts.session_id,)))
+
+    def order_closed(self, session_ids: tuple[int, ...]) -> None:
+        """Ends sessions because the scheduler says so; also those that may yet come."""
+        for session_id in session_ids:
+            session = self._open.get(session_id)
+            if session is not None:
+                self._close(session)
+            else:
+                self._remember(session_id)
+        if session_ids:
+            self.out.messages.append(sessions_closed(session_ids))
+
+    def fail(self, session_id: int, error: CatenaryError, blamed: str = "") -> None:
+        """Ends a session without its last token, and tells so; also one that never began here.
+
+        Args:
+            session_id: Which.
+            error: Why.
+            blamed: A peer that could not be reached; empty: this agent.
+        """
+        blamed = blamed or self.agent_id
+        _log.warning(
+            "session_failed",
+            session_id=session_id,
+            reason=error.reason,
+            error=error.message,
+            blamed=blamed,
+        )
+        session = self._open.get(session_id)
+        if session is not None:
+            self._close(session, error, blamed)
+        elif session_id not in self._over:
+            self.out.gone.append(session_id)
+            self._remember(session_id)
+        # First that it holds nothing here, so that nobody orders us to close it.
+        self.out.messages.append(sessions_closed((session_id,)))
+        self.out.messages.append(session_failed(session_id, error, blamed))
+
+    def _close(
+        self, session: Session, error: CatenaryError | None = None, blamed: str = ""
+    ) -> None:
+        """Frees everything a session holds."""
+        session_id = session.facts.session_id
+        del self._open[session_id]
+        session.closed = True
+        self.out.consumed_bytes += sum(chunk.rows.nbytes for chunk in session.chunks)
+        session.chunks.clear()
+        session.lane.executor.close_session(session_id)
+        self._remember(session_id)
+        self.out.gone.append(session_id)
+        self.out.ended.append(session)
+        outcome = "OK" if error is None else error.reason
+        self.out.outcomes.append((session.lane.key.model.name, outcome))
+        self._close_if_unused(session.lane)
+        if self.on_closed is not None:
+            self.on_closed(session, error, blamed)
+
+    def _remember(self, session_id: int) -> None:
+        self._over[session_id] = None
+        if len(self._over) > _REMEMBERED:
+            self._over.popitem(last=False)
+
+    def close(self) -> None:
+        """Frees every session and executor, without a word to anybody."""
+        self.on_closed = None
+        for session in self:
+            self._close(session)
+        for lane in list(self.lanes):
+            self.retire(lane)
+        self.out.messages.clear()
+
+    # -- lanes -----------------------------------------------------------------------------------
+
+    def retire(self, lane: Lane) -> None:
+        """Lets no session begin on a lane any more; it is closed with its last one."""
+        lane.retired = True
+        self._close_if_unused(lane)
+
+    def report(self, lane: Lane) -> None:
+        """Tells what a lane did since the last report, if anything."""
+        if lane.work_done.since_ns:
+            self.out.messages.append(generation_report(lane, lane.executor.sessions))
+            lane.work_done = LaneWork(lane.work_done.pace)
+
+    def _close_if_unused(self, lane: Lane) -> None:
+        if lane.retired and lane.executor.sessions == 0 and lane in self.lanes:
+            self.report(lane)
+            self.lanes.remove(lane)
+            try:
+                lane.executor.close()
+            except Exception:
+                _log.exception("decoder_close_failed", partition=str(lane.key))
+            self._lane_closed(lane)
+            _log.info("decoder_unloaded", partition=str(lane.key))
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def expire(self, now: Nanoseconds) -> None:
+        """Fails sessions whose deadline has passed, wakes waiting ones, reports quiet lanes."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            session_id = heapq.heappop(self._deadlines)[1]
+            session = self._open.get(session_id)
+            if session is not None and session.leaves:
+                self.finish(session)
+            elif session is not None:
+                error = DeadlineExceeded(
+                    "the deadline passed while text was generated", details={"stage": "generate"}
+                )
+                self.fail(session_id, error)
+        for lane in self.lanes:
+            lane.wake(now)
+            if lane.work_done.since_ns and now - lane.work_done.since_ns >= REPORT_NS:
+                self.report(lane)
+
+    def next_wakeup_ns(self) -> Nanoseconds | None:
+        """Returns when `expire` has something to do; None if never."""
+        moments = [
+            lane.work_done.since_ns + REPORT_NS for lane in self.lanes if lane.work_done.since_ns
+        ]
+        if self._deadlines:
+            moments.append(self._deadlines[0][0])
+        moments += [wake for lane in self.lanes if (wake := lane.next_wake_ns) is not None]
+        return min(moments, default=None)

@@ -1,0 +1,112 @@
+"""The decoder partitions of an agent as the event loop sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from catenary_agent.generation.reporting import key_message
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_services.domain.decoder import LargestStep
+
+if TYPE_CHECKING:
+    from catenary_agent.decoders.base import CacheLayout, DecoderCost
+    from catenary_agent.generation.lane import Lane
+    from catenary_services.domain.ids import PartitionKey
+
+
+@dataclass(slots=True, eq=False)
+class LoadedDecoder:
+    """A partition sessions may begin on."""
+
+    lane: Lane
+    layout: CacheLayout
+    """As ordered last."""
+    cost: DecoderCost
+    content: str = ""
+    """Digest of the model version's content; empty if nothing is known of it."""
+    step: LargestStep = field(default_factory=LargestStep)
+    """The largest it is to run."""
+
+    @property
+    def key(self) -> PartitionKey:
+        """Which partition this is."""
+        return self.lane.key
+
+    @property
+    def memory_bytes(self) -> int:
+        """Weights, and what caches and steps may take."""
+        beside = cache_bytes(self.lane, self.layout) + step_bytes(self.lane, self.step)
+        return self.lane.executor.memory_bytes + beside
+
+    def described(self) -> scheduler_pb2.PartitionLoaded:
+        """Returns what the scheduler is told of it."""
+        return scheduler_pb2.PartitionLoaded(
+            key=key_message(self.key),
+            memory_bytes=self.memory_bytes,
+            content_digest=self.content,
+            generation=scheduler_pb2.GenerationCost(
+                block_slots=self.layout.block_slots,
+                session_tokens=self.layout.session_tokens,
+                prefill_ns=self.cost.prefill_ns,
+                prefill_token_ns=self.cost.prefill_token_ns,
+                decode_ns=self.cost.decode_ns,
+                decode_session_ns=self.cost.decode_session_ns,
+                decode_context_token_ns=self.cost.decode_context_token_ns,
+                decode_lone_ns=self.cost.decode_lone_ns,
+                prefill_floor_ns=self.cost.prefill_floor_ns,
+                prefill_chunk_tokens=self.cost.prefill_chunk_tokens,
+                cache_tokens=self.layout.cache_tokens,
+            ),
+        )
+
+
+def cache_bytes(lane: Lane, layout: CacheLayout) -> int:
+    """Returns the bytes a layout's caches may take."""
+    executor = lane.executor
+    tokens = layout.memory_tokens(commits_on_use=executor.commits_on_use)
+    return executor.sizes.slot_bytes(tokens)
+
+
+def step_bytes(lane: Lane, step: LargestStep) -> int:
+    """Returns the bytes that a lane's steps take at most."""
+    executor = lane.executor
+    has_head = executor.key.last_block == executor.table.blocks
+    return executor.sizes.step_bytes(step, has_head=has_head)
+
+
+class LoadedDecoders:
+    """What is loaded, by key, and what goes with its last session."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[PartitionKey, LoadedDecoder] = {}
+        self._leaving: list[LoadedDecoder] = []
+
+    def __iter__(self) -> Iterator[LoadedDecoder]:
+        return iter(list(self._loaded.values()))
+
+    def get(self, key: PartitionKey) -> LoadedDecoder | None:
+        """Returns the partition, or None if it is not loaded."""
+        return self._loaded.get(key)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of everything that is not closed yet."""
+        return sum(each.memory_bytes for each in (*self._loaded.values(), *self._leaving))
+
+    def add(self, loaded: LoadedDecoder) -> None:
+        """Notes a partition sessions may begin on."""
+        assert loaded.key not in self._loaded
+        self._loaded[loaded.key] = loaded
+
+    def leave(self, key: PartitionKey) -> LoadedDecoder | None:
+        """Notes that no session may begin on a partition any more; returns it if it was loaded."""
+        loaded = self._loaded.pop(key, None)
+        if loaded is not None:
+            self._leaving.append(loaded)
+        return loaded
+
+    def gone(self, lane: Lane) -> None:
+        """Notes that a lane's executor was closed."""
+        self._leaving = [each for each in self._leaving if each.lane is not lane]

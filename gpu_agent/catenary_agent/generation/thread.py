@@ -1,0 +1,142 @@
+"""The thread generation runs on: takes events in, computes a step, hands on what came out.
+
+Everything of the ring is touched by this thread only, so it needs no locks, and the next step
+begins without waiting for the event loop; the loop sends frames meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from catenary_agent.generation.events import Call
+
+if TYPE_CHECKING:
+    from catenary_agent.generation.events import Event, Outflow
+    from catenary_agent.generation.ring import Ring
+
+_NS = 1e-9
+
+T = TypeVar("T")
+
+
+class RingThread:
+    """Drives a ring.
+
+    Invariants: events are taken in the order they were posted, all of them between two steps; the
+    outflow of one step is handed on before the next step begins.
+    """
+
+    def __init__(
+        self, ring: Ring, clock: Callable[[], int], flush: Callable[[Outflow], None]
+    ) -> None:
+        """Calls `flush` on the event loop with what came out of `ring`."""
+        self._ring = ring
+        self._clock = clock
+        self._flush = flush
+        # Bounded by who posts: rows by the bytes the engine holds, the rest by open sessions.
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="generation", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+        self._calls: set[asyncio.Future[Any]] = set()
+        self.crashed: asyncio.Future[None] | None = None
+        """Gets the exception of a bug of ours; made by `start`."""
+
+    def start(self) -> None:
+        """Starts the thread; what comes out goes to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self.crashed = self._loop.create_future()
+        self._thread.start()
+
+    def post(self, event: Event) -> None:
+        """Queues an event. Any thread may."""
+        self._events.put(event)
+
+    def call(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Runs `work` on the thread, between two steps; calls are done in the order of asking."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+
+        def settle(result: T, error: Exception | None) -> None:
+            if future.done():  # nobody waits any more
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        def done(result: T, error: Exception | None) -> None:
+            self.on_loop(settle, result, error)
+
+        self.post(Call(work, done))
+        return future
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Ends after the current step and frees everything; False if that took too long."""
+        if self._thread.ident is None:
+            return True
+        self._events.put(None)
+        await asyncio.to_thread(self._thread.join, timeout_s)
+        await asyncio.sleep(0)  # what the thread has handed on
+        for call in self._calls:
+            call.cancel()
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        try:
+            while not self._stopping:
+                self._take_in()
+                self._ring.expire()
+                if self._ring.is_ready:
+                    self._ring.step()
+                self._hand_on()
+            self._ring.close()
+        except BaseException as error:
+            self.on_loop(self._note_crash, error)
+        finally:
+            self._hand_on()
+
+    def _take_in(self) -> None:
+        """Handles every event there is; waits for one if there is nothing to compute."""
+        try:
+            if not self._ring.is_ready:
+                wakeup = self._ring.next_wakeup_ns()
+                if wakeup is None:
+                    self._handle(self._events.get())
+                else:
+                    left_s = max(0.0, (wakeup - self._clock()) * _NS)
+                    self._handle(self._events.get(timeout=left_s))
+            while True:
+                self._handle(self._events.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _handle(self, event: Event | None) -> None:
+        if event is None:
+            self._stopping = True
+        else:
+            self._ring.handle(event)
+
+    def _hand_on(self) -> None:
+        outflow = self._ring.take_outflow()
+        if outflow:
+            self.on_loop(self._flush, outflow)
+
+    def on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        """Calls back on the event loop, behind what was handed on before."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop closed while we computed
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _note_crash(self, error: BaseException) -> None:
+        assert self.crashed is not None
+        if not self.crashed.done():
+            self.crashed.set_exception(error)
+            self.crashed.exception()  # nobody may be waiting for it

@@ -1,0 +1,79 @@
+"""What this agent holds, for the scheduler's audit of its book.
+
+An answer is made on the thread of the ring, behind every order that came before the question, and
+leaves behind everything that was said before: what it lacks, the scheduler has been told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from catenary_agent.generation.reporting import key_message
+from catenary_protos.catenary.v1 import scheduler_pb2
+
+if TYPE_CHECKING:
+    from catenary_agent.engine.partitions import LoadedPartition
+    from catenary_agent.generation.lane import Lane
+    from catenary_agent.generation.session import Session
+
+
+class HoldingsAnswer:
+    """A message in the making: the ring's part, then that of the batches; an `Outgoing`."""
+
+    droppable = True
+
+    def __init__(
+        self, number: int, sessions: Iterable[Session], leads: Iterable[int], lanes: Sequence[Lane]
+    ) -> None:
+        """Describes what the ring holds; on its thread.
+
+        Args:
+            number: Of the question.
+            sessions: That have slots here.
+            leads: What sessions become whose moves are led here.
+            lanes: Every decoder partition whose memory is not free yet.
+        """
+        self._holdings = scheduler_pb2.Holdings(
+            number=number,
+            sessions=[_session(each) for each in sessions],
+            leads_moves_to=leads,
+            partitions=[_caches(lane) for lane in lanes],
+        )
+
+    def complete(
+        self, batches: Iterable[scheduler_pb2.BatchInAgent], hosted: Iterable[LoadedPartition]
+    ) -> None:
+        """Adds what the event loop knows, when the message takes its place among others."""
+        self._holdings.batches.extend(batches)
+        for each in hosted:
+            self._holdings.partitions.add(
+                key=key_message(each.key), memory_bytes=each.executor.memory_bytes
+            )
+
+    def message(self) -> scheduler_pb2.AgentMessage:
+        """Returns the message."""
+        return scheduler_pb2.AgentMessage(holdings=self._holdings)
+
+
+def _session(session: Session) -> scheduler_pb2.SessionInAgent:
+    facts = session.facts
+    return scheduler_pb2.SessionInAgent(
+        session_id=facts.session_id,
+        route=[facts.own_hop],
+        gateway_id=facts.opening.gateway_id,
+        request_id=facts.opening.request_id,
+        partition=key_message(session.lane.key),
+        passed_on=session.introduced,
+    )
+
+
+def _caches(lane: Lane) -> scheduler_pb2.PartitionInAgent:
+    executor = lane.executor
+    return scheduler_pb2.PartitionInAgent(
+        key=key_message(lane.key),
+        memory_bytes=executor.memory_bytes,
+        block_slots=executor.layout.block_slots,
+        used_block_slots=lane.used_block_slots,
+        cached_block_tokens=executor.cached_block_tokens,
+    )

@@ -1,0 +1,77 @@
+"""Cached keys and values as arrays: `[blocks, 2 (keys, values), tokens, heads, head size]`.
+
+Rows travel as their sender keeps them: float32 ("FP32") and float16 ("FP16") as they are, bfloat16
+("BF16"), which NumPy does not know, as uint16 with its bits. Who keeps others converts: to bfloat16
+and float16 by rounding to nearest, ties to even.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from catenary_agent.kv.span import CacheSpan
+from catenary_services.errors import InvalidInput
+
+CacheArray = NDArray[Any]
+"""float32, float16, or uint16 with the bits of bfloat16."""
+
+_TYPES: dict[str, np.dtype[Any]] = {
+    "FP32": np.dtype(np.float32),
+    "FP16": np.dtype(np.float16),
+    "BF16": np.dtype(np.uint16),
+}
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+_QUIET_NAN = np.uint16(0x7FC0)
+
+
+def datatype_of(array: CacheArray) -> str:
+    """Returns the name under which an array's type travels."""
+    return _NAMES[array.dtype]
+
+
+def array_of_payload(
+    payload: memoryview, datatype: str, span: CacheSpan, row: tuple[int, int]
+) -> CacheArray:
+    """Returns a view of a frame's payload.
+
+    Args:
+        payload: The bytes.
+        datatype: As the frame's header says.
+        span: As the frame's header says.
+        row: Key-value heads and head size of the model.
+
+    Raises:
+        InvalidInput: The type is not known, or the bytes are not so many rows.
+    """
+    dtype = _TYPES.get(datatype)
+    if dtype is None:
+        raise InvalidInput("cache.datatype", f"{datatype!r} is none of {', '.join(_TYPES)}")
+    if span.blocks < 1 or span.tokens < 1:
+        raise InvalidInput("cache", f"{span} is empty")
+    shape = (span.blocks, 2, span.tokens, *row)
+    wanted = dtype.itemsize * int(np.prod(shape))
+    if len(payload) != wanted:
+        raise InvalidInput("payload", f"{len(payload)} bytes; {span} as {datatype} are {wanted}")
+    return np.frombuffer(payload, dtype).reshape(shape)
+
+
+def to_float32(array: CacheArray) -> NDArray[np.float32]:
+    """Returns float32, the array itself if it is."""
+    if array.dtype == np.float32:
+        return array
+    if array.dtype == np.float16:
+        return array.astype(np.float32)
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_bfloat16(array: CacheArray) -> NDArray[np.uint16]:
+    """Returns the bits of bfloat16, the array itself if it has them."""
+    if array.dtype == np.uint16:
+        return array
+    array = to_float32(array)
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(array), _QUIET_NAN, rounded.astype(np.uint16))

@@ -1,0 +1,368 @@
+"""Brings partitions in and takes them out, as the scheduler orders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from catenary_agent.canary import Canary, Kind, decoder_answer, part_answer
+from catenary_agent.content import CONTENT, check_content, is_content_as_ordered
+from catenary_agent.decoders.loading import DecoderChoice
+from catenary_agent.device_errors import Trouble, trouble_of
+from catenary_agent.engine.partitions import LoadedPartition
+from catenary_agent.engine.reporting import Notice, Outgoing, is_retryable
+from catenary_agent.executors.loading import load_executor
+from catenary_agent.generation.loading import DecoderLoader
+from catenary_agent.measuring import measure_between_batches
+from catenary_agent.steps import StepKind
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.errors import CatenaryError, InternalError, InvalidInput, PlanInfeasible
+from catenary_services.log import get_logger
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from catenary_agent.decoders.base import CacheLayout, DecoderExecutor
+    from catenary_agent.engine.engine import Engine
+    from catenary_agent.executors.base import Executor
+    from catenary_agent.executors.device import Device
+    from catenary_agent.generation.engine import GenerationEngine
+    from catenary_services.model_repository import ModelRepository
+
+_log = get_logger("catenary_agent.loading")
+_MAX_BATCH = 4_096
+_LIMIT, _MEMORY = "limit", "memory"
+"""Detail of an error: which limit was exceeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What partitions are loaded from and onto."""
+
+    repository: ModelRepository
+    device: Device
+    threads: int
+    memory_bytes: int
+    decoders: DecoderChoice = field(default_factory=DecoderChoice)
+    canary_class: str | None = None
+    """Device class whose answers are compared; None: none are."""
+    engine_cache: Path | None = None
+    """Where TensorRT keeps its engines; None: it is not used."""
+
+
+class Loader:
+    """Carries out LoadPartition and UnloadPartition, one load at a time.
+
+    Invariant: every LoadPartition is answered by PartitionLoaded or PartitionFailed; an order for
+    what is being loaded already is answered together with the first.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        generation: GenerationEngine,
+        host: Host,
+        tell: Callable[[Outgoing], None],
+    ) -> None:
+        """Loads into `engine`, and decoders into `generation`; answers through `tell`."""
+        self._engine = engine
+        self._generation = generation
+        self._decoders = DecoderLoader(
+            generation, self._open_decoder, self._check_fits, self._check_decoder
+        )
+        self._host = host
+        self._tell = tell
+        self._turn = asyncio.Lock()
+        self._loading: dict[PartitionKey, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_loading(self) -> bool:
+        """True while something that was ordered is not there yet."""
+        return bool(self._loading)
+
+    def load(self, order: scheduler_pb2.LoadPartition) -> None:
+        """Begins to load, or answers at once if the partition is here as ordered."""
+        key = key_of(order.key)
+        if key in self._loading:
+            return
+        here = self._here(key, order)
+        if here is not None:
+            self._tell(Notice(scheduler_pb2.AgentMessage(partition_loaded=here)))
+            return
+        task = asyncio.get_running_loop().create_task(self._load(key, order))
+        self._loading[key] = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def unload(self, order: scheduler_pb2.UnloadPartition) -> None:
+        """Takes no more batches for a partition; it goes when none needs it any more."""
+        key = key_of(order.key)
+        task = self._loading.pop(key, None)
+        if task is not None:
+            task.cancel()
+        self._engine.partitions.retire(key)
+        self._generation.retire_decoder(key)
+
+    def describe_all(self) -> list[scheduler_pb2.PartitionLoaded]:
+        """Returns every loaded partition, for a hello."""
+        decoders = [loaded.described() for loaded in self._generation.decoders]
+        return [*(described(loaded) for loaded in self._engine.partitions), *decoders]
+
+    async def close(self) -> None:
+        """Gives up loads under way. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _here(
+        self, key: PartitionKey, order: scheduler_pb2.LoadPartition
+    ) -> scheduler_pb2.PartitionLoaded | None:
+        """Returns the description of the partition if it is here as ordered."""
+        if order.HasField("cache"):
+            decoder = self._generation.decoders.get(key)
+            is_here = decoder is not None and self._decoders.is_as_ordered(decoder, order)
+            return decoder.described() if decoder is not None and is_here else None
+        loaded = self._engine.partitions.get(key)
+        is_here = loaded is not None and _is_as_ordered(loaded, order)
+        return described(loaded) if loaded is not None and is_here else None
+
+    async def _load(self, key: PartitionKey, order: scheduler_pb2.LoadPartition) -> None:
+        async with self._turn:
+            try:
+                if order.HasField("cache"):
+                    told = (await self._decoders.bring_in(key, order)).described()
+                else:
+                    told = described(await self._bring_in(key, order))
+            except CatenaryError as error:
+                _log.warning("partition_failed", partition=str(key), reason=error.message)
+                self._tell(_failed(order, error))
+            except Exception as failure:
+                _log.exception("partition_failed", partition=str(key))
+                self._tell(_failed(order, _told(failure)))
+            else:
+                _log.info("partition_loaded", partition=str(key), **_times(told))
+                self._tell(Notice(scheduler_pb2.AgentMessage(partition_loaded=told)))
+            finally:
+                if self._loading.get(key) is asyncio.current_task():
+                    del self._loading[key]
+
+    async def _bring_in(
+        self, key: PartitionKey, order: scheduler_pb2.LoadPartition
+    ) -> LoadedPartition:
+        if not 0 < order.max_batch <= _MAX_BATCH:
+            raise InvalidInput("max_batch", f"{order.max_batch}; 1 to {_MAX_BATCH} are possible")
+        present = self._engine.partitions.get(key)
+        if present is not None:
+            check_content(f"what is loaded of {key.model}", present.content, order)
+        if present is not None and present.float16_boundaries == order.float16_boundaries:
+            return await self._enlarge(present, order.max_batch)
+        # Cancelling a thread is impossible: `shield` lets it end, and what it loaded is closed.
+        work = partial(self._open, key, order)
+        steps = self._engine.steps
+        opening = asyncio.ensure_future(asyncio.to_thread(steps.run, work, StepKind.LOADING, key))
+        try:
+            executor, content = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_late)
+            raise
+        try:
+            self._check_memory(executor)
+            compute_ns = await measure_between_batches(
+                executor, order.max_batch, self._engine.on_compute_thread
+            )
+            await self._check_answer(executor, content, order)
+        except BaseException:
+            # A measurement may still run: close behind it, on the same thread.
+            self._engine.add_step(lambda: _close(executor))
+            raise
+        loaded = LoadedPartition(
+            executor, order.float16_boundaries, order.max_batch, compute_ns, content
+        )
+        self._engine.partitions.add(loaded)
+        return loaded
+
+    async def _check_answer(
+        self, executor: Executor, content: str, order: scheduler_pb2.LoadPartition
+    ) -> None:
+        """Returns if a part answers as others of its kind, where that is asked for."""
+        device, device_class = self._host.device, self._host.canary_class
+        if device_class is None or device.kind == "emulated":
+            return
+        precision = "float16" if order.float16_boundaries else "fp32"
+        precision = "cuda" if device.kind == "cuda" else precision
+        kind = Kind(type(executor).__name__, device_class, precision, content)
+        await Canary(self._host.repository.folder(executor.key.model)).check(
+            executor.key, kind, lambda: part_answer(executor), self._engine.on_compute_thread
+        )
+
+    async def _check_decoder(self, executor: DecoderExecutor, content: str) -> None:
+        """The same of decoder blocks."""
+        device, device_class = self._host.device, self._host.canary_class
+        if device_class is None or device.kind == "emulated":
+            return
+        model = executor.key.model
+        name = type(executor).__name__
+        precision = self._host.repository.manifest(model).precision
+        if name == "TorchDecoder" and device.kind == "cuda":
+            precision = "cuda" if precision == "fp32" else f"cuda-{precision}"
+        await Canary(self._host.repository.folder(model)).check(
+            executor.key, Kind(name, device_class, precision, content),
+            lambda: decoder_answer(executor), self._generation.on_thread,
+        )  # fmt: skip
+
+    async def _enlarge(self, present: LoadedPartition, max_batch: int) -> LoadedPartition:
+        """Measures a partition that is here for larger batches."""
+        self._engine.partitions.hold(present)
+        try:
+            present.compute_ns = await measure_between_batches(
+                present.executor, max_batch, self._engine.on_compute_thread
+            )
+            present.max_batch = max_batch
+        finally:
+            self._engine.partitions.let_go(present)
+        return present
+
+    def _open(self, key: PartitionKey, order: scheduler_pb2.LoadPartition) -> tuple[Executor, str]:
+        host = self._host
+        content = self._content_of(key.model, order)
+        table = host.repository.block_table(key.model)
+        if order.block_table_hash and order.block_table_hash != table.model_hash:
+            raise PlanInfeasible(
+                f"{key.model} is cut differently here: "
+                f"{table.model_hash[:12]}, the plan is for {order.block_table_hash[:12]}"
+            )
+        executor = load_executor(
+            host.repository,
+            key,
+            device=host.device,
+            float16_boundaries=order.float16_boundaries,
+            threads=host.threads,
+            engine_cache=host.engine_cache,
+        )
+        return executor, content
+
+    def _open_decoder(
+        self, key: PartitionKey, layout: CacheLayout, order: scheduler_pb2.LoadPartition
+    ) -> tuple[DecoderExecutor, str]:
+        work = partial(self._read_decoder, key, layout, order)
+        return self._engine.steps.run(work, StepKind.LOADING, key)
+
+    def _read_decoder(
+        self, key: PartitionKey, layout: CacheLayout, order: scheduler_pb2.LoadPartition
+    ) -> tuple[DecoderExecutor, str]:
+        from catenary_agent.decoders.loading import commits_on_use, load_decoder, runtime_of
+
+        host, model_hash = self._host, order.block_table_hash
+        content = self._content_of(key.model, order)
+        table = host.repository.decoder_table(key.model)
+        if model_hash not in ("", table.model_hash):
+            raise PlanInfeasible(
+                f"{key.model} is another model here: "
+                f"{table.model_hash[:12]}, the plan is for {model_hash[:12]}"
+            )
+        choice = host.decoders
+        on_use = commits_on_use(host.device, choice.library)
+        runtime = runtime_of(host.device, choice) or ""
+        held = table.held_by(runtime, host.repository.manifest(key.model).precision)
+        tokens = layout.memory_tokens(commits_on_use=on_use)
+        # What is known before anything is read; `DecoderLoader` counts what is there then.
+        self._check_fits(key, held.slot_bytes(tokens))
+        executor = load_decoder(
+            host.repository, key, host.device, layout, host.threads, choice.library, choice.numbers
+        )
+        return executor, content
+
+    def _content_of(self, model: ModelKey, order: scheduler_pb2.LoadPartition) -> str:
+        """Returns the digest of this machine's copy of a model, if it is what was ordered."""
+        content = self._host.repository.content_digest(model)
+        check_content(f"the copy of {model}", content, order)
+        return content
+
+    def _check_memory(self, executor: Executor) -> None:
+        old = self._engine.partitions.get(executor.key)
+        replaced = old.executor.memory_bytes if old is not None else 0
+        self._check_fits(executor.key, executor.memory_bytes - replaced)
+
+    def _check_fits(self, key: PartitionKey, more_bytes: int) -> None:
+        """Raises unless so many bytes more than now fit."""
+        held = self._engine.partitions.memory_bytes + self._generation.decoders.memory_bytes
+        if more_bytes > 0 and held + more_bytes > self._host.memory_bytes:
+            raise PlanInfeasible(
+                f"{key} does not fit: {held + more_bytes} of {self._host.memory_bytes} bytes",
+                details={_LIMIT: _MEMORY},
+            )
+
+
+def key_of(key: scheduler_pb2.PartitionKey) -> PartitionKey:
+    """Returns the domain form of a key."""
+    return PartitionKey(ModelKey(key.model, key.model_version), key.first_block, key.last_block)
+
+
+def described(loaded: LoadedPartition) -> scheduler_pb2.PartitionLoaded:
+    """Returns what the scheduler is told of a loaded partition."""
+    key = loaded.key
+    return scheduler_pb2.PartitionLoaded(
+        key=scheduler_pb2.PartitionKey(
+            model=key.model.name,
+            model_version=key.model.version,
+            first_block=key.first_block,
+            last_block=key.last_block,
+        ),
+        memory_bytes=loaded.executor.memory_bytes,
+        compute_ns=loaded.compute_ns,
+        content_digest=loaded.content,
+    )
+
+
+def _times(told: scheduler_pb2.PartitionLoaded) -> dict[str, object]:
+    """Returns what was measured, for the log."""
+    if not told.HasField("generation"):
+        return {"compute_ns": list(told.compute_ns)}
+    cost = told.generation
+    return {"decode_ns": cost.decode_ns, "prefill_token_ns": cost.prefill_token_ns}
+
+
+def _is_as_ordered(loaded: LoadedPartition, order: scheduler_pb2.LoadPartition) -> bool:
+    return (
+        is_content_as_ordered(loaded.content, order)
+        and loaded.float16_boundaries == order.float16_boundaries
+        and loaded.max_batch >= order.max_batch
+    )
+
+
+def _told(failure: Exception) -> CatenaryError:
+    """Returns what the scheduler is told of an unexpected failure."""
+    if trouble_of(failure) is Trouble.MEMORY:
+        return PlanInfeasible("the device ran out of memory", details={_LIMIT: _MEMORY})
+    return InternalError("the partition could not be loaded")
+
+
+def _failed(order: scheduler_pb2.LoadPartition, error: CatenaryError) -> Notice:
+    failure = common_pb2.Failure(
+        reason=error.reason, message=error.message, retryable=is_retryable(error)
+    )
+    return Notice(
+        scheduler_pb2.AgentMessage(
+            partition_failed=scheduler_pb2.PartitionFailed(
+                key=order.key,
+                failure=failure,
+                out_of_memory=error.details.get(_LIMIT) == _MEMORY,
+                content_digest=error.details.get(CONTENT, ""),
+            )
+        )
+    )
+
+
+def _close(executor: Executor) -> int:
+    executor.close()
+    return 0
+
+
+def _close_late(opening: asyncio.Future[tuple[Executor, str]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[0].close()

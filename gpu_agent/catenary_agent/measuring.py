@@ -1,0 +1,87 @@
+"""How long a partition computes at each batch size, measured without keeping batches waiting.
+
+Every single run is a step of its own on the compute thread, between two batches, and all of them
+together are bounded; sizes that could not be measured continue the line of the last two.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from catenary_agent.executors.emulated import EmulatedPart
+from catenary_agent.executors.loading import measure
+
+if TYPE_CHECKING:
+    from catenary_agent.engine.batch import Array
+    from catenary_agent.executors.base import Executor
+
+_EXACT_UP_TO = 4
+"""Every size up to here is measured, above it every doubling."""
+_RUNS = 3
+
+OnComputeThread = Callable[[Callable[[], int]], Awaitable[int]]
+
+
+async def measure_between_batches(
+    executor: Executor, max_batch: int, on_compute_thread: OnComputeThread, budget_s: float = 10.0
+) -> tuple[int, ...]:
+    """Returns nanoseconds at batch 1, 2, .. `max_batch` (one entry if it is not batched).
+
+    Args:
+        executor: Loaded, and used by nobody but the compute thread.
+        max_batch: Largest batch it will be given.
+        on_compute_thread: Runs a function there and returns its result.
+        budget_s: After this long no further size is begun.
+    """
+    if isinstance(executor, EmulatedPart):
+        return measure(executor, max_batch)  # looked up, not run
+    largest = max_batch if executor.batched else 1
+    deadline = time.monotonic() + budget_s
+    sizes: list[int] = []
+    times: list[int] = []
+    for size in _sizes(largest):
+        if times and time.monotonic() >= deadline:
+            break
+        run = partial(_timed, executor, executor.ends.example_arrays(size))
+        # The first run warms caches and settles shapes; it counts only if there is no time left.
+        taken = await on_compute_thread(run)
+        for _ in range(_RUNS):
+            if time.monotonic() >= deadline:
+                break
+            taken = min(taken, await on_compute_thread(run))
+        sizes.append(size)
+        times.append(max(taken, times[-1] if times else 1))
+    return interpolate(sizes, times, largest)
+
+
+def interpolate(sizes: Sequence[int], times: Sequence[int], largest: int) -> tuple[int, ...]:
+    """Returns a time for every size up to `largest`, never less for a larger size.
+
+    Beyond the last measured size the step of the last two goes on; from a single one, time is
+    taken as proportional, which never promises too much.
+    """
+    known = np.interp(range(1, sizes[-1] + 1), sizes, times)
+    if len(sizes) > 1:
+        step = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+    else:
+        step = times[0] / sizes[0]
+    beyond = [times[-1] + step * (size - sizes[-1]) for size in range(sizes[-1] + 1, largest + 1)]
+    return tuple(round(value) for value in (*known, *beyond))
+
+
+def _sizes(largest: int) -> list[int]:
+    sizes = list(range(1, min(largest, _EXACT_UP_TO) + 1))
+    while sizes[-1] < largest:
+        sizes.append(min(2 * sizes[-1], largest))
+    return sizes
+
+
+def _timed(executor: Executor, inputs: Sequence[Array]) -> int:
+    started = time.perf_counter_ns()
+    executor.run(inputs)
+    return time.perf_counter_ns() - started

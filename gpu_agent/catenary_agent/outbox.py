@@ -1,0 +1,97 @@
+"""What waits to be told to the scheduler, also while there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from catenary_services.log import get_logger
+
+if TYPE_CHECKING:
+    from catenary_agent.engine.reporting import Outgoing
+
+_log = get_logger("catenary_agent.outbox")
+
+LINGER_S = 0.01
+"""Reports that nobody waits for gather this long: a write costs far more than a report in it."""
+_ENOUGH = 64
+"""So many are sent at once."""
+
+
+class Outbox:
+    """A bounded queue that outlives connections.
+
+    Not a `PackedWriter`, which refuses the newest message and loses what a broken stream had
+    taken: the agent prefers to drop the oldest report, and keeps what was not sent.
+
+    Invariant: never more than `capacity` messages; one that is not droppable goes only when all
+    of them are such.
+    """
+
+    def __init__(self, capacity: int = 16_384) -> None:
+        """Holds at most `capacity` messages."""
+        self._capacity = capacity
+        self._queue: deque[Outgoing] = deque()
+        self._due = asyncio.Event()
+        """Set when what is queued should go."""
+        self._linger: asyncio.TimerHandle | None = None
+        self.dropped = 0
+        """Messages dropped so far because nobody took them."""
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, message: Outgoing) -> None:
+        """Queues a message; when full, drops the oldest report instead of failing."""
+        self._queue.append(message)
+        self._shrink()
+        if not message.droppable or len(self._queue) >= _ENOUGH:
+            self._due.set()
+        elif self._linger is None and not self._due.is_set():
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._due.set)
+
+    async def take(self, limit: int, timeout_s: float) -> list[Outgoing]:
+        """Returns everything queued (up to `limit`), after `timeout_s` even if that is nothing.
+
+        Mere reports wait up to `LINGER_S` for more of them; anything else goes at once.
+        """
+        if not self._due.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._due.wait()
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        taken = [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
+        if self._queue:
+            self._due.set()
+        else:
+            self._due.clear()
+        return taken
+
+    def put_back(self, messages: Sequence[Outgoing]) -> None:
+        """Queues what `take` returned in front again: the stream broke while it was sent."""
+        self._queue.extendleft(reversed(messages))
+        self._shrink()
+        self._due.set()
+
+    def _shrink(self) -> None:
+        if len(self._queue) <= self._capacity:
+            return
+        # Rare (a scheduler away for long under load), so a whole tenth goes at once.
+        excess = len(self._queue) - self._capacity + self._capacity // 10
+        kept: deque[Outgoing] = deque()
+        for message in self._queue:
+            if excess > 0 and message.droppable:
+                excess -= 1
+                self.dropped += 1
+            else:
+                kept.append(message)
+        while len(kept) > self._capacity:
+            kept.popleft()
+            self.dropped += 1
+        self._queue = kept
+        _log.warning("reports_dropped", total=self.dropped)

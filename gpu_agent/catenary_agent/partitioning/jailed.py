@@ -1,0 +1,164 @@
+"""What is asked of the jail about a model, and how its answers are checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from catenary_agent.executors.base import Ends
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import BlockTable
+from catenary_services.domain.tensors import ANY, DTYPE_OF
+from catenary_services.errors import InvalidInput
+from catenary_services.jail.orders import JailLimits
+from catenary_services.jail.run import Work, run_jailed
+from catenary_services.model_repository import ExampleShapes, document_of_table, table_of_document
+
+_T = TypeVar("_T")
+_GIBI = 1 << 30
+_MOST_BLOCKS = 4096
+_MOST_TENSORS = 4096
+_LONGEST_NAME = 1024
+_MOST_DIMENSIONS = 32
+_LARGEST_SIZE = 1 << 40
+_LIBRARIES = {
+    "pytorch_exported": ("torch", "torch.export"),
+    "onnxruntime_onnx": ("numpy", "onnx_ir", "onnxruntime"),
+}
+
+
+class SentArray(msgspec.Struct, frozen=True):
+    """A tensor on its way into the jail."""
+
+    datatype: str
+    shape: tuple[int, ...]
+    content: bytes
+
+
+class CutOrder(msgspec.Struct, frozen=True):
+    """Which model to cut, and how."""
+
+    key: ModelKey
+    platform: str
+    file: str
+    blocks: int
+    smallest_ns: float
+    example: dict[str, SentArray]
+
+
+class PartOrder(msgspec.Struct, frozen=True):
+    """Which part of a model to write, between which tensors."""
+
+    platform: str
+    file: str
+    table: BlockTable
+    ends: Ends
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A model that was cut."""
+
+    table: BlockTable
+    examples: ExampleShapes
+
+
+def work_on_model(
+    file: Path, platform: str, target: str, job: bytes, wanted: tuple[str, ...] = ()
+) -> Work:
+    """Returns work that reads a model's file and what lies beside it.
+
+    Args:
+        file: The model; the child finds it by its name in its first input.
+        platform: What kind of model; says which libraries are needed.
+        target: "module:function".
+        job: Passed on.
+        wanted: Files it may leave.
+    """
+    size = sum(each.stat().st_size for each in file.parent.iterdir() if each.is_file())
+    return Work(
+        target=target,
+        job=job,
+        subject=file.name,
+        imports=_LIBRARIES.get(platform, ()),
+        inputs=(file.parent, file),
+        wanted=wanted,
+        # The model, a copy that shows every value, its parts, and what it computes.
+        limits=JailLimits(
+            memory_bytes=16 * _GIBI + 8 * size,
+            file_bytes=_GIBI + 2 * size,
+            folder_bytes=2 * _GIBI + 4 * size,
+        ),
+    )
+
+
+def write_part_jailed(file: Path, order: PartOrder, folder: Path) -> None:
+    """Writes the part of a model into a folder: `part.onnx` (and `part.data`), or `part.pt2`.
+
+    Raises:
+        CatenaryError: The model cannot be read or cut so.
+    """
+    module = "torch_part" if order.platform == "pytorch_exported" else "onnx_part"
+    wanted = ("part.pt2",) if order.platform == "pytorch_exported" else ("part.onnx", "part.data")
+    work = work_on_model(
+        file,
+        order.platform,
+        f"catenary_agent.executors.{module}:write_part_in_jail",
+        msgspec.json.encode(order),
+        wanted,
+    )
+    run_jailed(work, into=folder)
+
+
+def answer_of(answer: bytes, kind: type[_T], subject: str) -> _T:
+    """Returns what the jail answered.
+
+    Raises:
+        InvalidInput: It is not of that kind: the model talked in its reader's place.
+    """
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(subject, f"makes its reader answer nonsense: {error}") from None
+
+
+def checked_table(table: BlockTable, subject: str) -> BlockTable:
+    """Returns a table from the jail.
+
+    Raises:
+        InvalidInput: It is none that could have been made.
+    """
+    table = table_of_document(document_of_table(table), subject)
+    tensors = [tensor for boundary in table.boundaries for tensor in boundary.tensors]
+    plain = all(
+        0 < len(tensor.name) <= _LONGEST_NAME
+        and tensor.datatype in DTYPE_OF
+        and len(tensor.shape) <= _MOST_DIMENSIONS
+        and all(ANY <= size <= _LARGEST_SIZE for size in tensor.shape)
+        for tensor in tensors
+    )
+    if not plain or table.blocks > _MOST_BLOCKS or len(tensors) > _MOST_TENSORS:
+        raise InvalidInput(subject, "is cut into blocks that cannot be")
+    return table
+
+
+def checked_examples(examples: ExampleShapes, table: BlockTable, subject: str) -> ExampleShapes:
+    """Returns the shapes of a table's tensors from the jail.
+
+    Raises:
+        InvalidInput: They are not those of the table.
+    """
+    pairs = [
+        (tensor.shape, shape)
+        for boundary, row in zip(table.boundaries, examples, strict=False)
+        for tensor, shape in zip(boundary.tensors, row, strict=False)
+    ]
+    complete = len(pairs) == sum(len(boundary.tensors) for boundary in table.boundaries)
+    fitting = all(
+        len(shape) == len(spec) and all(0 <= size <= _LARGEST_SIZE for size in shape)
+        for spec, shape in pairs
+    )
+    if not complete or not fitting:
+        raise InvalidInput(subject, "has example shapes that are not its own")
+    return examples

@@ -1,0 +1,227 @@
+"""ONNX front end: a model file becomes a `CutGraph` and, for any range of blocks, a smaller model.
+
+Exporters hide weights in many places (Constant nodes, ConstantOfShape arithmetic, graph inputs of
+IR version 3); `load_onnx` brings all to one form. Cutting apart what ONNX Runtime would fuse costs
+time, so a convolution and what directly follows it are bonded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+
+from catenary_agent.partitioning.graph import CutGraph, Node
+from catenary_agent.partitioning.onnx_file import read_onnx
+from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
+
+_HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_NORMS = frozenset({"BatchNormalization", "InstanceNormalization"})
+_ACTIVATIONS = frozenset({
+    "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Selu",
+    "Sigmoid", "Softplus", "Swish", "Tanh",
+})  # fmt: skip
+_ARITHMETIC = frozenset({"Add", "Mul", "Sum"})
+_PLAIN = frozenset({"Identity", "Dropout"})
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxModel:
+    """A normalised ONNX model and the nodes in it that depend on its inputs."""
+
+    model: ir.Model
+    data_nodes: tuple[ir.Node, ...]
+    """In topological order; named "block_node_<index>" so that a profile can be read back."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the model's inputs."""
+        return tuple(_name(value) for value in self.model.graph.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs."""
+        return tuple(_name(value) for value in self.model.graph.outputs)
+
+    def cut_graph(
+        self,
+        value_bytes: Mapping[str, int],
+        cost_ns: Sequence[float],
+        immovable: frozenset[str] = frozenset(),
+    ) -> CutGraph:
+        """Returns the graph to cut, with measured sizes and times."""
+        computed = {_name(v) for node in self.data_nodes for v in node.outputs} | set(self.inputs)
+        nodes = tuple(
+            Node(
+                reads=tuple(n for n in map(_name, values_read(node)) if n in computed),
+                writes=tuple(_name(value) for value in node.outputs if value.name),
+                cost_ns=cost,
+            )
+            for node, cost in zip(self.data_nodes, cost_ns, strict=True)
+        )
+        return CutGraph(
+            inputs=self.inputs,
+            outputs=self.outputs,
+            nodes=nodes,
+            value_bytes=value_bytes,
+            bonds=frozenset(_bonds(self.data_nodes)),
+            immovable=immovable,
+        )
+
+
+def load_onnx(path: Path) -> OnnxModel:
+    """Returns the model at `path`, normalised.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        InvalidInput: If it is not an ONNX model, or wants weights from outside its folder.
+    """
+    model = read_onnx(path)
+    steps = (
+        passes.InlinePass(),
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.RemoveInitializersFromInputsPass(),
+        passes.RemoveUnusedNodesPass(),
+        passes.TopologicalSortPass(),
+    )
+    for step in steps:
+        model = step(model).model
+    model.ir_version = max(model.ir_version, 8)
+    data_nodes = tuple(_reachable(model.graph))
+    for index, node in enumerate(data_nodes):
+        node.name = f"block_node_{index}"
+    return OnnxModel(model, data_nodes)
+
+
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """Returns what a node reads: its inputs and what its nested bodies capture from outside."""
+    found = {value: None for value in node.inputs if value is not None}
+    for body in _bodies(node):
+        inside = set(body.inputs) | set(body.initializers.values())
+        for inner in body:
+            found.update((value, None) for value in values_read(inner) if value not in inside)
+            inside.update(inner.outputs)
+        found.update((v, None) for v in body.outputs if v not in inside)
+    return list(found)
+
+
+def extract_part(
+    source: OnnxModel, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> ir.Model:
+    """Returns the part of a model that computes `outputs` from `inputs`, with its weights only.
+
+    Args:
+        source: The whole model.
+        inputs: Tensors given. Those the part does not need are left out.
+        outputs: Tensors to compute; none of them may be among the inputs.
+    """
+    needed = _inputs_needed(source, {t.name for t in inputs}, [t.name for t in outputs])
+    used = [spec for spec in inputs if spec.name in needed]
+    graph = ir.convenience.extract(
+        source.model.graph, [spec.name for spec in used], [spec.name for spec in outputs]
+    )
+    # Shapes noted by the exporter may hold only for its own example; the runtime infers them anew.
+    for node in graph:
+        for value in node.outputs:
+            value.shape = None
+    for values, specs in ((graph.inputs, used), (graph.outputs, outputs)):
+        for value, spec in zip(values, specs, strict=True):
+            value.type = ir.TensorType(ir.DataType.from_numpy(DTYPE_OF[spec.datatype]))
+            value.shape = ir.Shape([None if size == ANY else size for size in spec.shape])
+    graph.opset_imports.update(source.model.graph.opset_imports)
+    return ir.Model(graph, ir_version=source.model.ir_version, producer_name="catenary")
+
+
+def with_float16_ends(
+    part: ir.Model, inputs: Collection[str], outputs: Collection[str], suffix: str
+) -> None:
+    """Adds casts so that the named float32 inputs and outputs enter and leave as float16.
+
+    The casts run inside the session: no pass over the data in Python, and outputs are written as
+    float16 straight into the buffer they are bound to. A cast tensor's name ends in `suffix`.
+    """
+    graph = part.graph
+    half = ir.TensorType(ir.DataType.FLOAT16)
+    for index, value in enumerate(list(graph.inputs)):
+        if _name(value) in inputs:
+            outer = ir.Value(name=f"{value.name}{suffix}", shape=value.shape, type=half)
+            cast = ir.node("Cast", [outer], {"to": ir.DataType.FLOAT})
+            inner = cast.outputs[0]
+            inner.name, inner.type = f"{value.name}.float32", value.type
+            ir.convenience.replace_all_uses_with(value, inner)
+            graph.inputs[index] = outer
+            graph.insert_before(graph[0], cast)
+    for index, value in enumerate(list(graph.outputs)):
+        if _name(value) in outputs:
+            cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT16})
+            outer = cast.outputs[0]
+            outer.name, outer.type, outer.shape = f"{value.name}{suffix}", half, value.shape
+            graph.append(cast)
+            graph.outputs[index] = outer
+
+
+def _inputs_needed(source: OnnxModel, given: set[str], wanted: Sequence[str]) -> set[str]:
+    """Walks back from `wanted` and returns the `given` values met on the way."""
+    producer = {_name(v): node for node in source.data_nodes for v in node.outputs if v.name}
+    seen: set[str] = set()
+    stack = list(wanted)
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name not in given and name in producer:
+            stack.extend(_name(value) for value in values_read(producer[name]))
+    return seen & given
+
+
+def _reachable(graph: ir.Graph) -> Iterator[ir.Node]:
+    reached = set(graph.inputs)
+    for node in graph:
+        if not reached.isdisjoint(values_read(node)):
+            reached.update(node.outputs)
+            yield node
+
+
+def _bonds(nodes: Sequence[ir.Node]) -> Iterator[tuple[int, int]]:
+    """Yields pairs the runtime fuses: Conv-BatchNorm-(Add)-activation, MatMul-bias, x*sigmoid(x).
+
+    An Add or Mul belongs to what precedes it only if nothing else reads that value: the output of
+    a residual block is read by the next convolution too and is the best place to cut.
+    """
+    position = {node: index for index, node in enumerate(nodes)}
+    chain: set[ir.Node] = set()
+    for index, node in enumerate(nodes):
+        kind = node.op_type
+        for value in node.inputs:
+            producer = value.producer() if value is not None else None
+            if value is None or producer not in position:
+                continue
+            sole = len(value.uses()) == 1 and not value.is_graph_output()
+            opened = producer in chain
+            if opened and (
+                kind in _ACTIVATIONS or (sole and kind in _ARITHMETIC | _NORMS | _PLAIN)
+            ):
+                chain.add(node)
+                yield position[producer], index
+            elif producer.op_type in _ACTIVATIONS and sole and kind == "Mul":
+                yield position[producer], index
+        if kind in _HEAVY or kind in _NORMS:
+            chain.add(node)
+        elif kind in _ACTIVATIONS:
+            chain.discard(node)
+
+
+def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def _name(value: ir.Value) -> str:
+    return value.name or ""

@@ -1,0 +1,204 @@
+"""Extracted parts on disk, so that an agent reads only the weights it serves.
+
+A part is kept in a folder named by the SHA-256 of everything that determines it: the model file,
+the cut, the library and this program's way of cutting. Beside its files lies `part.json`, which
+says all that and has their digests. A part is used only if its files are what `part.json` says; one
+that is torn, truncated or altered is thrown away and built anew.
+
+Whoever builds a part locks its name, so that two agents do not build one at the same time; it is
+built in a temporary folder, brought to the disk and renamed. Where the cache cannot be written the
+part lives in a temporary folder for as long as it takes to load it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from catenary_services.bounded_files import read_bounded
+from catenary_services.content.hashing import digests
+from catenary_services.content.keeping import locked, sync_folder
+from catenary_services.content.making import file_record
+from catenary_services.content.reading import Reading
+from catenary_services.content.record import FORMAT, ContentRecord, FileRecord, machine
+from catenary_services.domain.tensors import TensorSpec
+from catenary_services.errors import CatenaryError, ContentMismatch
+from catenary_services.log import get_logger
+
+CACHE_FOLDER = ".parts"
+PART_FILE = "part.json"
+_FORMAT = 2
+"""Raised when a newer program would extract the same part differently."""
+_LARGEST_BYTES = 1 << 20
+
+_log = get_logger("catenary_agent.parts")
+
+
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """What determines a part."""
+
+    source: str
+    """SHA-256 of the model file."""
+    cut: str
+    """Of the tensors it lies between."""
+    variant: str
+    """The library, and how it was built."""
+    cutter: int = _FORMAT
+
+    @staticmethod
+    def of(
+        source: str, ends: tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]], variant: str
+    ) -> PartName:
+        """Returns the name of what lies between two sets of tensors of a model file."""
+        described = [[[t.name, t.datatype, *t.shape] for t in end] for end in ends]
+        return PartName(source, hashlib.sha256(json.dumps(described).encode()).hexdigest(), variant)
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:32]
+
+
+class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `part.json` says."""
+
+    made_of: dict[str, str | int]
+    files: dict[str, FileRecord]
+
+
+@contextlib.contextmanager
+def part_folder(cache: Path, name: PartName, build: Callable[[Path], None]) -> Iterator[Path]:
+    """Yields the folder that `build` filled, now or earlier; valid inside the `with` block.
+
+    Raises:
+        ContentMismatch: its files were changed inside the block.
+    """
+    final = cache / name.folder
+    reading = _cached(cache, name, build)
+    if reading is not None:
+        yield final
+        reading.finish()
+        return
+    with tempfile.TemporaryDirectory(prefix="catenary-part-") as made:
+        build(Path(made))
+        yield Path(made)
+
+
+def _cached(cache: Path, name: PartName, build: Callable[[Path], None]) -> Reading | None:
+    """Returns a part of the cache, built now if it is not there whole; None without a cache."""
+    final = cache / name.folder
+    reading = _checked(final, name)
+    if reading is not None:
+        return reading
+    lock = cache / f".{name.folder}.lock"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock.mkdir(exist_ok=True)  # a folder: it can be locked where nothing can be written
+        scratch = Path(tempfile.mkdtemp(prefix=f".{name.folder}.", dir=cache))
+    except OSError as error:  # a read-only repository is a normal way to deploy one
+        _log.info("parts_not_cached", folder=str(cache), error=str(error))
+        return None
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        is_alone = stack.enter_context(locked(lock))
+        reading = _checked(final, name, quiet=True)  # somebody else may have built it meanwhile
+        if reading is not None:
+            return reading
+        if is_alone:
+            _remove_leftovers(cache, name, scratch)
+        _discard(final, scratch)
+        made = scratch / "part"
+        made.mkdir()
+        build(made)
+        _seal(made, name)
+        try:
+            made.rename(final)
+        except OSError:
+            if not final.is_dir():  # not the race we may lose, but a real failure
+                raise
+        sync_folder(cache)
+    reading = _checked(final, name)
+    if reading is None:  # a disk that returns other bytes than were written
+        raise ContentMismatch(f"{final} on {machine()} is not what was just written there")
+    return reading
+
+
+def _checked(final: Path, name: PartName, *, quiet: bool = False) -> Reading | None:
+    """Returns the part in a folder if it is whole; says why it is not, unless it is not there."""
+    if not os.path.lexists(final):
+        return None
+    try:
+        return _check(final, name)
+    except (CatenaryError, OSError, msgspec.DecodeError) as error:
+        if not quiet:
+            _log.warning(
+                "part_rebuilt", part=str(final), machine=machine(), reason=str(error),
+                note="the cached part is thrown away and made anew from the model's file",
+            )  # fmt: skip
+        return None
+
+
+def _check(final: Path, name: PartName) -> Reading:
+    """Returns the reading of a part whose files all are what `part.json` says."""
+    stored = msgspec.json.decode(read_bounded(final / PART_FILE, _LARGEST_BYTES), type=_Stored)
+    if stored.made_of != asdict(name):
+        raise ContentMismatch("it was made of something else")
+    there = {path.name for path in final.iterdir()} - {PART_FILE}
+    if there != stored.files.keys() or not there:
+        said = ", ".join(sorted(there)) or "nothing"
+        raise ContentMismatch(f"it has {said} instead of {', '.join(sorted(stored.files))}")
+    reading = Reading(final.name, final, ContentRecord(FORMAT, stored.files), digests())
+    for file in stored.files:
+        if not (final / file).is_file():
+            raise ContentMismatch(f"{file} is not a file")
+        reading.begin(final / file)
+    reading.finish()  # before anything parses it
+    return reading
+
+
+def _seal(made: Path, name: PartName) -> None:
+    """Notes what a part consists of, and brings all of it to the disk."""
+    files = {}
+    for path in sorted(made.iterdir()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        files[path.name] = file_record(path, digests())
+    made_of: dict[str, Any] = asdict(name)
+    with (made / PART_FILE).open("wb") as out:
+        out.write(msgspec.json.format(msgspec.json.encode(_Stored(made_of, files))))
+        out.flush()
+        os.fsync(out.fileno())
+    made.chmod(0o755)
+    sync_folder(made)
+
+
+def _discard(final: Path, scratch: Path) -> None:
+    """Takes what is no part out of the way; it goes with the scratch folder."""
+    with contextlib.suppress(FileNotFoundError):
+        final.rename(scratch / "discarded")
+
+
+def _remove_leftovers(cache: Path, name: PartName, mine: Path) -> None:
+    """Removes what builders of this part that died have left; nobody else builds it now."""
+    for path in cache.glob(f".{name.folder}.*"):
+        if path != mine and path.suffix != ".lock" and not _is_waiting(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_waiting(path: Path) -> bool:
+    """True for an empty scratch folder: its maker may be waiting for the lock that we hold."""
+    try:
+        return not any(path.iterdir())
+    except OSError:
+        return True

@@ -1,0 +1,204 @@
+"""Preparing a model: probe it, cut it, time every block, write `blocks.json` and `content.json`.
+
+Node times of the probing run come from an unoptimised session, where every value is visible and
+nothing is fused. They choose the first cuts; then each block is timed as its own session, the way
+it will be served, the node times are scaled to what was measured, and the cuts are chosen again.
+
+All of that happens in the jail (`catenary_services.jail`): the model is a stranger's. What comes
+back is a table, checked before it is written.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from catenary_agent.executors.base import Ends, wire_boundary
+from catenary_agent.partitioning import cutting
+from catenary_agent.partitioning.cutting import choose_cuts
+from catenary_agent.partitioning.graph import CutGraph
+from catenary_agent.partitioning.jailed import (
+    CutOrder,
+    Made,
+    SentArray,
+    answer_of,
+    checked_examples,
+    checked_table,
+    work_on_model,
+)
+from catenary_agent.partitioning.probe import Probe, Probed, Values
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.model import BlockTable, Boundary
+from catenary_services.domain.tensors import DATATYPE_OF, DTYPE_OF, TensorSpec
+from catenary_services.errors import InvalidInput, NotSupported
+from catenary_services.jail.child import Room
+from catenary_services.jail.run import run_jailed
+from catenary_services.model_repository import ExampleShapes, ModelRepository
+
+_RUNS = 5
+_BALANCED = 1.3
+"""Longest block over mean block up to which a second choice of cuts is not worth the time."""
+
+
+def prepare_model(
+    repository: ModelRepository,
+    key: ModelKey,
+    blocks: int = 10,
+    example: Values | None = None,
+) -> BlockTable:
+    """Cuts a model into blocks of about equal run time and writes the table beside it.
+
+    Records what the version's files are now, too.
+
+    Args:
+        repository: Where the model is, and where `blocks.json` goes.
+        key: The model.
+        blocks: Wanted number of blocks; small models get fewer.
+        example: Inputs of one row, for models that do not run on random ones of a usual size.
+
+    Returns:
+        The table: every offered cut is a boundary.
+
+    Raises:
+        InvalidInput: If the file is not a model, or runs at no size tried.
+        NotSupported: If its inputs or outputs are not fixed-size tensors.
+    """
+    if blocks < 1:
+        raise InvalidInput("blocks", f"is {blocks}, not at least 1")
+    # Preparing again is how a version that was changed on purpose is recorded anew.
+    if repository.is_recorded(key):
+        repository.record_content(key)
+    manifest = repository.manifest(key)
+    file = repository.model_file(key)
+    model_hash = repository.model_hash(key)
+    order = CutOrder(
+        key=key,
+        platform=manifest.platform,
+        file=file.name,
+        blocks=blocks,
+        smallest_ns=cutting.SMALLEST_BLOCK_NS,
+        example={name: _sent(array) for name, array in (example or {}).items()},
+    )
+    target = f"{cut_in_jail.__module__}:{cut_in_jail.__name__}"
+    work = work_on_model(file, manifest.platform, target, msgspec.json.encode(order))
+    made = answer_of(run_jailed(work), Made, file.name)
+    table = replace(checked_table(made.table, file.name), model_hash=model_hash)
+    repository.write_block_table(key, table, checked_examples(made.examples, table, file.name))
+    repository.record_content(key)
+    return table
+
+
+def cut_in_jail(job: bytes, room: Room) -> bytes:
+    """Probes and cuts the model of an encoded `CutOrder`; answers an encoded `Made`."""
+    order = msgspec.json.decode(job, type=CutOrder)
+    file = room.inputs[0] / order.file
+    example = {name: _received(sent) for name, sent in order.example.items()} or None
+    if order.platform == "pytorch_exported":
+        from catenary_agent.partitioning.torch_probe import probe_torch
+
+        probed = probe_torch(file, example)
+    else:
+        from catenary_agent.partitioning.onnx_probe import probe_onnx
+
+        probed = probe_onnx(file, example)
+    table = _cut(probed, order)
+    return msgspec.json.encode(Made(table, _example_shapes(probed, table)))
+
+
+def _sent(array: np.ndarray) -> SentArray:
+    return SentArray(DATATYPE_OF[array.dtype], array.shape, array.tobytes())
+
+
+def _received(sent: SentArray) -> np.ndarray:
+    return np.frombuffer(sent.content, DTYPE_OF[sent.datatype]).reshape(sent.shape).copy()
+
+
+def _cut(probed: Probed, order: CutOrder) -> BlockTable:
+    key, blocks, smallest_ns = order.key, order.blocks, order.smallest_ns
+    probe = probed.probe
+    ends = [spec for name, spec in probe.specs.items() if name in probe.example]
+    ends += [probe.specs[name] for name in probed.outputs if name in probe.specs]
+    if len({*probed.outputs} - probe.specs.keys()) > 0:
+        raise NotSupported(f"{key}: an output is not a tensor of a fixed-size datatype")
+    batched = probe.is_batched([spec.name for spec in ends])
+    immovable = frozenset(
+        name
+        for name in probe.row_bytes
+        if name not in probe.specs or (batched and name not in probe.batched)
+    )
+    costs = np.array(probed.node_costs)
+    graph = probed.graph(probe, costs.tolist(), immovable)
+    cuts = choose_cuts(graph, blocks, smallest_ns)
+    table = _timed(probed, key, _table(probe, graph, cuts, batched))
+    if max(table.compute_ns) <= _BALANCED * np.mean(table.compute_ns):
+        return table
+    edges = [0, *cuts, len(costs)]
+    for i, measured in enumerate(table.compute_ns):
+        part = slice(edges[i], edges[i + 1])
+        costs[part] *= measured / costs[part].sum()
+    graph = probed.graph(probe, costs.tolist(), immovable)
+    again = choose_cuts(graph, blocks, smallest_ns)
+    if again == cuts:
+        return table
+    other = _timed(probed, key, _table(probe, graph, again, batched))
+    return min(table, other, key=_imbalance)
+
+
+def _imbalance(table: BlockTable) -> float:
+    # More blocks are worth more than perfect balance of fewer: compare the longest block itself.
+    return float(max(table.compute_ns))
+
+
+def _table(probe: Probe, graph: CutGraph, cuts: Sequence[int], batched: bool) -> BlockTable:
+    sets = graph.crossing_sets()
+    boundaries = []
+    for position in (0, *cuts, len(graph.nodes)):
+        names = sets[position]
+        tensors = tuple(_spec(probe.specs[name], batched) for name in names)
+        boundaries.append(Boundary(tensors, sum(probe.row_bytes[name] for name in names)))
+    return BlockTable("", batched, tuple(boundaries), (0,) * (len(boundaries) - 1))
+
+
+def _spec(spec: TensorSpec, batched: bool) -> TensorSpec:
+    return TensorSpec(spec.name, spec.datatype, (-1, *spec.shape[1:])) if batched else spec
+
+
+def _timed(probed: Probed, key: ModelKey, table: BlockTable) -> BlockTable:
+    """Runs the chain of blocks on the probing input, each as it would be served."""
+    values = [probed.probe.example[t.name] for t in table.boundaries[0].tensors]
+    shapes = _example_shapes(probed, table)
+    compute_ns = []
+    for block in range(table.blocks):
+        ends = Ends(
+            key=PartitionKey(key, block, block + 1),
+            batched=table.batched,
+            inputs=wire_boundary(table, block, False),
+            outputs=wire_boundary(table, block + 1, False),
+            example_inputs=shapes[block],
+            example_outputs=shapes[block + 1],
+        )
+        with tempfile.TemporaryDirectory(prefix="catenary-block-") as folder:
+            executor = probed.build(table, ends, Path(folder))
+            taken = []
+            results = executor.run(values)
+            for _ in range(_RUNS):
+                started = time.perf_counter_ns()
+                executor.run(values, results if executor.output_shapes(shapes[block]) else None)
+                taken.append(time.perf_counter_ns() - started)
+            executor.close()
+        compute_ns.append(min(taken))
+        values = results
+    return BlockTable(table.model_hash, table.batched, table.boundaries, tuple(compute_ns))
+
+
+def _example_shapes(probed: Probed, table: BlockTable) -> ExampleShapes:
+    return tuple(
+        tuple(probed.shapes[tensor.name] for tensor in boundary.tensors)
+        for boundary in table.boundaries
+    )

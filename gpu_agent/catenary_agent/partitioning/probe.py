@@ -1,0 +1,172 @@
+"""What one learns by running a model: sizes, datatypes, and whether dimension 0 is the batch.
+
+Shape inference alone is not enough: exporters leave shapes out, and a dimension 0 that is declared
+free may be a sequence length. So the whole model is run with one row and with two, and a value
+counts as *batched* only if its rows follow the rows of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from catenary_agent.executors.base import Ends, Executor
+from catenary_agent.partitioning.graph import CutGraph
+from catenary_services.domain.model import BlockTable
+from catenary_services.domain.tensors import ANY, DATATYPE_OF, DTYPE_OF, TensorSpec
+from catenary_services.errors import InvalidInput
+
+Values = Mapping[str, np.ndarray]
+RunAll = Callable[[Values], Values]
+"""Runs the whole model and returns every value it computes, the inputs included."""
+
+FREE_SIZES = ((224, 192), (64, 96), (48, 64), (32, 48), (16, 32), (8, 12), (4, 6), (1, 2))
+"""Sizes tried for dimensions of any size: the first that the model accepts, and one beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Result of the probing runs."""
+
+    batched: frozenset[str]
+    """Values whose dimension 0 is the batch."""
+    specs: Mapping[str, TensorSpec]
+    """Name, datatype and shape of every value that can be sent."""
+    row_bytes: Mapping[str, int]
+    """Size of every value at one row (free dimensions at the probed size)."""
+    example: Values
+    """The inputs of the one-row run."""
+
+    def is_batched(self, names: Sequence[str]) -> bool:
+        """Returns whether dimension 0 is the batch in all of `names`."""
+        return self.batched.issuperset(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A model a front end has loaded and run."""
+
+    probe: Probe
+    shapes: dict[str, tuple[int, ...]]
+    """Of every value at one row."""
+    outputs: tuple[str, ...]
+    node_costs: tuple[float, ...]
+    graph: Callable[[Probe, Sequence[float], frozenset[str]], CutGraph]
+    build: Callable[[BlockTable, Ends, Path], Executor]
+    """Extracts a part into a folder and loads it."""
+
+
+def probe_model(inputs: Sequence[TensorSpec], run: RunAll, example: Values | None = None) -> Probe:
+    """Runs a model at one and two rows, and at a second size if sizes are free.
+
+    Args:
+        inputs: Declared inputs, `ANY` where a dimension is free.
+        run: Runs it.
+        example: Inputs to use instead of random ones (one row), for models that accept few.
+
+    Raises:
+        InvalidInput: If the model runs at no size tried.
+    """
+    sizes, small, one = _first_run(inputs, run, example)
+    seen = [one]
+    free = [i for i, spec in enumerate(inputs) if spec.shape[:1] == (ANY,)]
+    batched: frozenset[str] = frozenset()
+    if len(free) == len(inputs):
+        second = random_inputs(inputs, 2, sizes[0], seed=1)
+        pair = {
+            name: np.concatenate((array, second[name][:1])) if example is None else
+            np.concatenate((array, array)) for name, array in small.items()
+        }  # fmt: skip
+        two = _attempt(run, pair)
+        if two is not None:
+            batched = frozenset(name for name in one if _follows(one[name], two.get(name)))
+    if example is None and any(ANY in spec.shape[1:] for spec in inputs):
+        other = _attempt(run, random_inputs(inputs, 1, sizes[1], seed=2))
+        seen.append(other if other is not None else {})
+    elif len(free) > 0:
+        other = _attempt(run, random_inputs(inputs, 2, sizes[0], seed=3)) if not batched else None
+        if other is not None:
+            seen.append(other)
+    specs = {
+        name: _spec(name, [run_.get(name) for run_ in seen], name in batched)
+        for name, array in one.items()
+        if array.dtype in DATATYPE_OF
+    }
+    for spec in inputs:
+        specs[spec.name] = spec
+    return Probe(
+        batched=batched,
+        specs=specs,
+        row_bytes={name: int(array.nbytes) for name, array in one.items()},
+        example=small,
+    )
+
+
+def random_inputs(
+    inputs: Sequence[TensorSpec], rows: int, size: int, seed: int
+) -> dict[str, np.ndarray]:
+    """Returns normal-distributed floats, zeros and ones for integers, true for booleans."""
+    generator = np.random.default_rng(seed)
+    made = {}
+    for spec in inputs:
+        shape = [size if d == ANY else d for d in spec.shape]
+        if spec.shape[:1] == (ANY,):
+            shape[0] = rows
+        dtype = DTYPE_OF[spec.datatype]
+        if dtype.kind == "f":
+            made[spec.name] = generator.standard_normal(shape).astype(dtype)
+        elif dtype.kind == "b":
+            made[spec.name] = np.ones(shape, dtype)
+        else:
+            made[spec.name] = generator.integers(0, 2, shape).astype(dtype)
+    return made
+
+
+def _first_run(
+    inputs: Sequence[TensorSpec], run: RunAll, example: Values | None
+) -> tuple[tuple[int, int], Values, Values]:
+    if example is not None:
+        return FREE_SIZES[0], example, run(example)
+    free = any(ANY in spec.shape[1:] for spec in inputs)
+    last: Exception | None = None
+    for sizes in FREE_SIZES if free else FREE_SIZES[:1]:
+        small = random_inputs(inputs, 1, sizes[0], seed=0)
+        try:
+            return sizes, small, run(small)
+        except Exception as error:  # whatever the runtime says to a size it cannot do
+            last = error
+    raise InvalidInput("inputs", f"the model ran at no size tried; give an example: {last}")
+
+
+def _attempt(run: RunAll, values: Values) -> Values | None:
+    """Returns the values of a run, None if the model refuses those sizes."""
+    try:
+        return run(values)
+    except Exception:  # a refusal is an answer here: that dimension is not free
+        return None
+
+
+def _follows(one: np.ndarray, two: np.ndarray | None) -> bool:
+    """Returns whether row 0 of the two-row run is the one-row run."""
+    if two is None or not one.ndim or one.shape[0] != 1 or two.shape != (2, *one.shape[1:]):
+        return False
+    if one.dtype.kind != "f":
+        return bool(np.array_equal(one[0], two[0]))
+    scale = float(np.nanmax(np.abs(one), initial=0.0))
+    return bool(np.allclose(one[0], two[0], rtol=1e-2, atol=1e-3 * scale + 1e-6, equal_nan=True))
+
+
+def _spec(name: str, seen: list[np.ndarray | None], batched: bool) -> TensorSpec:
+    """A dimension is fixed if it was the same in every run; unknown runs fix nothing."""
+    first = seen[0]
+    assert first is not None
+    shape = [
+        size if all(o is not None and o.ndim > i and o.shape[i] == size for o in seen) else ANY
+        for i, size in enumerate(first.shape)
+    ]
+    if batched:
+        shape[0] = ANY
+    return TensorSpec(name, DATATYPE_OF[first.dtype], tuple(shape))

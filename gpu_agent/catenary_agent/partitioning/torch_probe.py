@@ -1,0 +1,71 @@
+"""Runs an exported program whole, node by node: every value visible, every node timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from catenary_agent.executors.base import Ends, Executor
+from catenary_agent.executors.device import Device
+from catenary_agent.executors.torch_part import TorchPart, write_part
+from catenary_agent.partitioning.graph import CutGraph
+from catenary_agent.partitioning.probe import Probe, Probed, Values, probe_model
+from catenary_agent.partitioning.torch_graph import load_torch
+from catenary_services.domain.model import BlockTable
+
+_REPEATS = 3
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph module, keeps every tensor and the least time of every node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.values: dict[str, np.ndarray] = {}
+        self.least_ns: dict[str, int] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Runs one node and notes what it gave and how long it took."""
+        started = time.perf_counter_ns()
+        result = super().run_node(n)
+        took = time.perf_counter_ns() - started
+        self.least_ns[n.name] = min(took, self.least_ns.get(n.name, took))
+        if isinstance(result, torch.Tensor) and n.op not in ("get_attr", "output"):
+            self.values[n.name] = result.detach().numpy()
+        return result
+
+
+def probe_torch(file: Path, example: Values | None) -> Probed:
+    """Returns what `prepare` needs to know of an exported program."""
+    source = load_torch(file)
+    recorder = _Recorder(source.module)
+
+    def run(values: Values) -> Values:
+        recorder.values = {}
+        with torch.inference_mode():
+            recorder.run(*(torch.from_numpy(values[name]) for name in source.inputs))
+        # In-place operations overwrite their operands later in the run; copies do not.
+        return {name: array.copy() for name, array in recorder.values.items()}
+
+    probe = probe_model(source.input_specs(), run, example)
+    recorder.least_ns.clear()
+    for _ in range(_REPEATS):
+        shapes = {name: array.shape for name, array in run(probe.example).items()}
+    costs = tuple(float(recorder.least_ns[node.name]) for node in source.data_nodes)
+
+    def graph(probe: Probe, costs: Sequence[float], immovable: frozenset[str]) -> CutGraph:
+        unsent = {node.name for node in source.data_nodes} - probe.specs.keys()
+        sizes = dict.fromkeys(unsent, 0) | dict(probe.row_bytes)
+        return source.cut_graph(sizes, costs, immovable | unsent)
+
+    def build(table: BlockTable, ends: Ends, folder: Path) -> Executor:
+        write_part(source, ends, folder)
+        return TorchPart(ends, folder / "part.pt2", Device("cpu"))
+
+    return Probed(probe, shapes, source.outputs, costs, graph, build)

@@ -1,0 +1,460 @@
+"""The agent process: puts transports, engine and control together, starts and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from catenary_agent.control import Control, ControlTimes
+from catenary_agent.decoders.loading import DecoderChoice, commits_on_use, runtime_of
+from catenary_agent.device_check import check_device
+from catenary_agent.ending import EXIT_DEVICE_LOST, EXIT_STUCK, Ending
+from catenary_agent.engine.engine import Engine, EngineLimits
+from catenary_agent.engine.meter import Meter
+from catenary_agent.engine.reporting import Notice, Outgoing
+from catenary_agent.executors.device import Device
+from catenary_agent.faults import Faults
+from catenary_agent.generation.engine import GenerationEngine
+from catenary_agent.generation.lane import chunk_tokens_for
+from catenary_agent.generation.meter import GenerationMeter
+from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
+from catenary_agent.holdings import HoldingsAnswer
+from catenary_agent.loading import Host, Loader
+from catenary_agent.outbox import Outbox
+from catenary_agent.share import Claim, take_share
+from catenary_agent.steps import StepInHand
+from catenary_agent.watchdog import Watchdog, WatchdogRules
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_services.domain.groups import chosen_group, metadata_of_group
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
+from catenary_services.errors import DeviceFailed, DeviceLost, NotSupported
+from catenary_services.log import get_logger
+from catenary_services.model_repository import ModelRepository
+from catenary_services.probes import Probes
+from catenary_services.security.identity import Role
+from catenary_services.security.own_certificate import OwnCertificate
+from catenary_services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.telemetry.metrics import Metrics, start_metrics_server
+from catenary_services.telemetry.tracing import Tracer
+from catenary_services.transport.hub import TransportHub
+from catenary_services.transport.settings import TransportSecurity, TransportSettings
+from catenary_services.version import software_version
+
+if TYPE_CHECKING:
+    from catenary_agent.settings import AgentSettings
+
+_log = get_logger("catenary_agent")
+_GAUGE_PERIOD_S = 1.0
+_CALM_LOOKS = 2
+_LAST_WORDS_S = 0.05
+"""So long a thread that has just failed takes to say what failed."""
+_QUIET_S = 0.5
+"""A drained agent to which no frame came for so long is needed by nobody."""
+
+
+class AgentProcess:
+    """One agent. Implements `catenary_services.lifecycle.Process`."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        """Reads nothing but `settings`; opens nothing before `start`.
+
+        Raises:
+            InvalidInput: the settings contradict each other, or name a device that is not there or
+                that nothing installed can compute on.
+        """
+        self.settings = settings
+        # Before anything else: an MPS share counts only if CUDA has not been touched yet.
+        self.share = take_share(_claim_of(settings))
+        check_device(self.share.device, self.share.memory_bytes)
+        self.incarnation = secrets.randbits(63)
+        self.metrics = Metrics()
+        self.outbox = Outbox()
+        self._client_security = ClientSecurity.from_settings(settings)
+        self._server_security = ServerSecurity.from_settings(settings)
+        self._certificate = OwnCertificate(settings, Role.AGENT, settings.agent_id)
+        self._tracer = Tracer(
+            "catenary-agent",
+            settings.agent_id,
+            otlp_endpoint=settings.otlp_endpoint,
+            sample_ratio=settings.trace_sample_ratio,
+        )
+        self.hub = TransportHub(
+            settings.agent_id,
+            self._transport_settings(),
+            lambda why: self.metrics.frames_refused.labels(why).inc(),
+        )
+        self.engine = Engine(
+            settings.agent_id,
+            self.hub,
+            self._tell,
+            EngineLimits(
+                settings.max_held_bytes,
+                settings.max_assemblies,
+                settings.max_unpushed_batches,
+                settings.push_timeout_s,
+                settings.link_bytes_per_second if settings.emulated_link else None,
+                Faults(settings.faults_file),
+            ),
+            self._tracer,
+            Meter(self.metrics),
+        )
+        self.ending = Ending(self._farewell)
+        self.engine.steps.lost = self._device_lost
+        self._watchdog = Watchdog(self.engine.steps, _rules_of(settings), self._stuck)
+        self.generation = GenerationEngine(
+            settings.agent_id,
+            Surroundings(
+                self.hub,
+                self._tell,
+                self.engine.held,
+                GenerationMeter(self.metrics),
+                self._tracer,
+                self.engine.link,
+                self.engine.steps,
+            ),
+            GenerationLimits(
+                settings.prefill_chunk_tokens or chunk_tokens_for(self.share.device),
+                settings.push_timeout_s,
+            ),
+        )
+        self.engine.hand_sessions_to(self.generation.on_frame)
+        self._decoders = DecoderChoice(settings.decoder, settings.decoder_numbers)
+        self._runtime = _runtime_of(self.share.device, self._decoders)
+        host = Host(
+            ModelRepository(settings.model_repository),
+            self.share.device,
+            self.share.threads,
+            self.share.memory_bytes,
+            self._decoders,
+            self.share.device_class if settings.canary == "on" else None,
+            settings.engine_cache_dir,
+        )
+        self._loader = Loader(self.engine, self.generation, host, self._tell)
+        self.control = Control(
+            settings.scheduler_addresses,
+            self._client_security,
+            self,
+            self.outbox,
+            ControlTimes(settings.heartbeat_s, settings.silence_s),
+            metadata_of_group(
+                chosen_group(
+                    settings.scheduler_group, settings.agent_id, settings.scheduler_groups
+                ),
+                settings.scheduler_groups,
+            ),
+        )
+        self.control.invalid = self.metrics.invalid_messages.labels("scheduler").inc
+        self._tasks: list[asyncio.Task[None]] = []
+        self._draining: asyncio.Task[None] | None = None
+        self._probes = Probes()
+        self._is_leaving = False
+        self._calm_looks = 0
+        self._stop_metrics: Callable[[], None] | None = None
+        self.health_port: int | None = None
+        self.metrics_port: int | None = None
+
+    @property
+    def name(self) -> str:
+        """For log lines."""
+        return self.settings.agent_id
+
+    # -- Process ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns when frames and orders can come; the scheduler may come later."""
+        settings = self.settings
+        self.ending.start()
+        self._watchdog.start()
+        self.engine.start()
+        self.generation.start()
+        await self.hub.start(self.engine.on_frame)
+        self._certificate.start(self.metrics)
+        if settings.metrics_port is not None:
+            self.metrics_port, self._stop_metrics = start_metrics_server(
+                settings.metrics_host, settings.metrics_port, self.metrics.registry
+            )
+        if settings.health_port is not None:
+            self.health_port = await self._probes.start(settings.health_host, settings.health_port)
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self.control.run(), name="control"),
+            loop.create_task(self._refresh_gauges(), name="gauges"),
+        ]
+
+    async def failed(self) -> None:
+        """Raises when the engine or the control task ended by a bug of ours."""
+        watching = [
+            asyncio.ensure_future(self.engine.failed()),
+            asyncio.ensure_future(self.generation.failed()),
+        ]
+        watched = [*watching, *self._tasks]
+        try:
+            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for each in watching:
+                each.cancel()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Tells the scheduler, and works on until nothing comes any more.
+
+        The scheduler plans without us from then on; until it has (other agents may have to load
+        our partitions first) batches still come, and none of them is lost.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._is_leaving = True
+        self._probes.set_ready(False)
+        self._tell(_DRAINED)
+        await self.control.flush(min(1.0, timeout_s / 4))
+        while (left_s := deadline - time.monotonic()) > 0:
+            seen = self.engine.received_frames
+            if not await self._wait_idle(left_s):
+                return
+            await asyncio.sleep(min(_QUIET_S, max(0.0, deadline - time.monotonic())))
+            if self._is_idle and self.engine.received_frames == seen:
+                break
+        await self.control.flush(max(0.0, min(1.0, deadline - time.monotonic())))
+
+    async def stop(self) -> None:
+        """Ends everything. Idempotent."""
+        self._watchdog.stop()
+        tasks = [*self._tasks, *([self._draining] if self._draining else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loader.close()
+        await self.generation.close()
+        await self.engine.close()
+        await self.hub.close()
+        await self._certificate.close()
+        await self._probes.stop()
+        if self._stop_metrics is not None:
+            await asyncio.to_thread(self._stop_metrics)
+            self._stop_metrics = None
+        await asyncio.to_thread(self._tracer.shutdown)
+
+    # -- Orders ----------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Highest epoch seen."""
+        return self.engine.epoch
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Obeys nobody below `epoch` from now on."""
+        self.engine.raise_epoch(epoch)
+        self.generation.raise_epoch(epoch)
+
+    def forget_epoch(self) -> None:
+        """Obeys the next leader, whatever its epoch."""
+        self.engine.forget_epoch()
+        self.generation.forget_epoch()
+
+    def refused(self) -> None:
+        """Counts a refused order."""
+        self.metrics.orders_refused.inc()
+
+    def hello(self) -> scheduler_pb2.AgentHello:
+        """Returns who we are and what we hold, as of now."""
+        settings = self.settings
+        return scheduler_pb2.AgentHello(
+            agent_id=settings.agent_id,
+            incarnation=self.incarnation,
+            peer=self._peer(),
+            device=settings.device,
+            device_class=self.share.device_class,
+            memory_bytes=self.share.memory_bytes,
+            server_id=settings.server_id,
+            link_bytes_per_second=settings.link_bytes_per_second,
+            epoch=self.engine.epoch,
+            leader=self.control.leader,
+            draining=self._is_leaving,
+            partitions=self._loader.describe_all(),
+            batches=self.engine.snapshot(),
+            virtual_level=settings.virtual_level,
+            device_id=settings.device_id,
+            sessions=self.generation.snapshot(),
+            commits_caches_on_use=commits_on_use(self.share.device, settings.decoder),
+            decoder_runtime=self._runtime,
+            prefill_chunk_tokens=self.generation.chunk_tokens,
+            software_version=software_version(),
+        )
+
+    def heartbeat(self) -> scheduler_pb2.Heartbeat:
+        """Returns what we compute, as of now."""
+        return self.engine.steps.heartbeat()
+
+    def obey(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
+        """Carries out one order of the leader."""
+        match message.WhichOneof("kind"):
+            case "load_partition":
+                self._loader.load(message.load_partition)
+            case "unload_partition":
+                self._loader.unload(message.unload_partition)
+            case "directory":
+                self.hub.update_directory(message.directory.peers)
+            case "cancel_batch":
+                for batch_id in message.cancel_batch.batch_ids:
+                    self.engine.cancel(batch_id)
+            case "close_sessions":
+                self.generation.close_sessions(message.close_sessions.session_ids)
+            case "report_holdings":
+                self.generation.report_holdings(message.report_holdings.number)
+            case "end_process":
+                why = f"the scheduler says: {message.end_process.why}"
+                self.ending.begin(EXIT_STUCK, DeviceFailed.reason, why)
+            case "drain":
+                if self._draining is None or self._draining.done():
+                    self._draining = asyncio.get_running_loop().create_task(self._drain_order())
+            case _:
+                pass
+
+    async def _drain_order(self) -> None:
+        """Answers Drained when nothing is left; the process goes on and may be used again."""
+        await self._wait_idle(self.settings.drain_timeout_s)
+        self._tell(_DRAINED)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.engine.held_batches == 0 and self.generation.sessions == 0
+
+    async def _wait_idle(self, timeout_s: float) -> bool:
+        """Returns True as soon as neither batches nor sessions are held, False if time runs out."""
+        deadline = time.monotonic() + timeout_s
+        while not self._is_idle:
+            left_s = deadline - time.monotonic()
+            if not (
+                await self.engine.wait_idle(left_s)
+                and await self.generation.wait_idle(deadline - time.monotonic())
+            ):
+                _log.warning(
+                    "drain_unfinished",
+                    batches=self.engine.held_batches,
+                    sessions=self.generation.sessions,
+                )
+                return False
+        return True
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _device_lost(self, error: BaseException) -> None:
+        """Called on a thread that computes."""
+        text = (str(error).splitlines() or [""])[0][:300]
+        self.ending.begin(EXIT_DEVICE_LOST, DeviceLost.reason, f"{type(error).__name__}: {text}")
+
+    def _stuck(self, step: StepInHand, age_ns: Nanoseconds) -> None:
+        """Called on the watchdog's thread."""
+        what = f"a step ({step.kind.value}) of {step.partition or 'no partition'}"
+        why = f"{what} goes on for {age_ns / 1e9:.1f} s; booked were {step.booked_ns / 1e9:.3f} s"
+        self.ending.begin(EXIT_STUCK, DeviceFailed.reason, why)
+
+    async def _farewell(self, reason: str, why: str) -> None:
+        """Tells the scheduler, behind the failures of what was computed."""
+        await asyncio.sleep(_LAST_WORDS_S)
+        ending = scheduler_pb2.Ending(reason=reason, why=why)
+        self._tell(Notice(scheduler_pb2.AgentMessage(ending=ending)))
+        await self.control.flush(1.0)
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def _tell(self, message: Outgoing) -> None:
+        if isinstance(message, HoldingsAnswer):
+            message.complete(self.engine.snapshot(computed=True), self.engine.partitions)
+        self.outbox.put(message)
+
+    def _peer(self) -> common_pb2.Peer:
+        addresses = [
+            common_pb2.TransportAddress(
+                transport=each.transport, address=each.address, host_id=each.host_id
+            )
+            for each in self.hub.addresses
+        ]
+        return common_pb2.Peer(
+            peer_id=self.settings.agent_id, incarnation=self.incarnation, addresses=addresses
+        )
+
+    def _transport_settings(self) -> TransportSettings:
+        settings = self.settings
+        chosen = TransportSettings(
+            enabled=tuple(settings.transports),
+            host=settings.transport_host,
+            security=TransportSecurity(self._server_security, self._client_security),
+        )
+        if settings.runtime_dir is not None:
+            chosen = replace(chosen, runtime_dir=settings.runtime_dir)
+        return chosen
+
+    def _tell_probes(self) -> None:
+        """Ready while a scheduler leads it, from when it first had loaded what was ordered.
+
+        Looks twice, a period apart: orders come a moment behind the welcome.
+        """
+        if not self.control.connected.is_set() or self._is_leaving:
+            self._calm_looks = 0
+        elif self._calm_looks >= _CALM_LOOKS or not self._loader.is_loading:
+            self._calm_looks += 1
+        else:
+            self._calm_looks = 0
+        self._probes.set_ready(self._calm_looks >= _CALM_LOOKS)
+
+    async def _refresh_gauges(self) -> None:
+        while True:
+            self.metrics.queued_batches.set(self.engine.queued_batches)
+            decoders = self.generation.decoders
+            hosted = (*self.engine.partitions, *decoders)
+            self.metrics.partitions.set(len(hosted))
+            self.metrics.partition_bytes.set(
+                self.engine.partitions.memory_bytes + decoders.memory_bytes
+            )
+            used, slots = self.generation.block_slots
+            self.metrics.block_slots_used.set(used)
+            self.metrics.block_slots.set(slots)
+            self.metrics.generation_sessions.set(self.generation.sessions)
+            self.metrics.epoch.set(self.engine.epoch)
+            self._tell_probes()
+            await asyncio.sleep(_GAUGE_PERIOD_S)
+
+
+def _rules_of(settings: AgentSettings) -> WatchdogRules:
+    return WatchdogRules(
+        int(settings.stuck_s * NANOSECONDS_PER_SECOND),
+        settings.stuck_factor,
+        int(settings.stuck_load_s * NANOSECONDS_PER_SECOND),
+    )
+
+
+def _runtime_of(device: Device, choice: DecoderChoice) -> str:
+    """Returns what decoders run with here; empty where nothing real does, or nothing can.
+
+    Whoever orders one to be loaded is told why not.
+    """
+    try:
+        return runtime_of(device, choice) or ""
+    except (NotSupported, ImportError) as error:
+        _log.warning("no_decoders_here", device=str(device), error=str(error))
+        return ""
+
+
+def _claim_of(settings: AgentSettings) -> Claim:
+    device = Device.parse(
+        settings.device,
+        slowdown=settings.emulated_slowdown,
+        profile=settings.emulated_profile,
+        virtual_level=settings.virtual_level,
+    )
+    return Claim(
+        device,
+        settings.device_class,
+        settings.memory_bytes,
+        settings.threads,
+        settings.host_devices,
+        settings.cpu_cores,
+    )
+
+
+_DRAINED = Notice(scheduler_pb2.AgentMessage(drained=scheduler_pb2.Drained()))

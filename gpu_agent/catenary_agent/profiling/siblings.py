@@ -1,0 +1,130 @@
+"""The worker processes of one level: started, commanded and ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from catenary_agent.executors.device import Device
+from catenary_agent.profiling.samples import Runs
+from catenary_agent.profiling.worker import Failed, Load, Meeting, Run, serve
+from catenary_services.errors import InternalError, Unavailable, error_of_reason
+
+ANSWER_S = 900.0
+"""An order that takes longer than this has hung."""
+_END_S = 5.0
+
+
+class Siblings:
+    """As many processes as a device has virtual GPUs. All of them do the same at the same time."""
+
+    def __init__(self, processes: list[SpawnProcess], connections: list[Connection]) -> None:
+        """`virtual_gpus` is the way to get one."""
+        self._processes = processes
+        self._connections = connections
+
+    @property
+    def pids(self) -> list[int]:
+        """Their process ids."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def load(self, order: Load) -> None:
+        """Returns when all of them have loaded a block.
+
+        Raises:
+            CatenaryError: What the first that failed says.
+            Unavailable: If one died or takes too long.
+        """
+        self._ask(order)
+
+    def run(self, order: Run) -> list[Runs]:
+        """Returns when each run began and ended, per virtual GPU.
+
+        Raises:
+            CatenaryError: What the first that failed says.
+            Unavailable: If one died or takes too long.
+        """
+        return [answer for answer in self._ask(order) if isinstance(answer, list)]
+
+    def _ask(self, order: Load | Run) -> list[object]:
+        for number, connection in enumerate(self._connections):
+            try:
+                connection.send(order)
+            except OSError:
+                raise self._died(number) from None
+        answers = self._answers(time.monotonic() + ANSWER_S)
+        failures = [answer for answer in answers if isinstance(answer, Failed)]
+        # A worker whose sibling failed first only says that; the cause is what people want.
+        failures.sort(key=lambda failure: failure.reason == InternalError.reason)
+        if failures:
+            raise error_of_reason(failures[0].reason, failures[0].message)
+        return answers
+
+    def _answers(self, deadline: float) -> list[object]:
+        """Waits for all at once: one that died leaves its siblings waiting at the gate."""
+        number_of = {connection: number for number, connection in enumerate(self._connections)}
+        answers: dict[int, object] = {}
+        while len(answers) < len(number_of):
+            left_s = deadline - time.monotonic()
+            waiting = [each for each, number in number_of.items() if number not in answers]
+            ready = wait(waiting, max(0.0, left_s))
+            if not ready:
+                raise Unavailable(f"a measurement took longer than {ANSWER_S:.0f} s")
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                number = number_of[connection]
+                try:
+                    answers[number] = connection.recv()
+                except (EOFError, OSError):
+                    raise self._died(number) from None
+        return [answers[number] for number in range(len(answers))]
+
+    def _died(self, number: int) -> Unavailable:
+        process = self._processes[number]
+        process.join(_END_S)
+        return Unavailable(
+            f"measuring process {number} ended with exit code {process.exitcode};"
+            " what was measured before is kept"
+        )
+
+
+@contextlib.contextmanager
+def virtual_gpus(repository: Path, device: Device) -> Iterator[Siblings]:
+    """Runs `device.virtual_level` processes, one per virtual GPU; ends them whatever happens."""
+    # Not fork: threads, locks and a CUDA context of this process would be copied.
+    context = multiprocessing.get_context("spawn")
+    level = device.virtual_level
+    meeting = Meeting(context.Barrier(level), context.Value("i", 0), level)
+    processes: list[SpawnProcess] = []
+    connections: list[Connection] = []
+    try:
+        for number in range(level):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=serve,
+                args=(theirs, meeting, repository, device),
+                name=f"virtual-gpu-{number}",
+                daemon=True,
+            )
+            connections.append(ours)
+            process.start()
+            theirs.close()  # so that its end is seen when the process dies
+            processes.append(process)
+        yield Siblings(processes, connections)
+    finally:
+        for connection in connections:
+            connection.close()
+        for process in processes:
+            # An idle one ends by itself when the connection closes; one that runs does not.
+            process.join(0.5)
+            if process.is_alive():
+                process.terminate()
+                process.join(_END_S)
+            if process.is_alive():
+                process.kill()
+                process.join()

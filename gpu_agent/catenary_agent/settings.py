@@ -1,0 +1,160 @@
+"""Settings of an agent process: what it runs on, whom it obeys and how much it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from catenary_agent.executors.device import MOST_VIRTUAL_GPUS
+from catenary_services.domain.groups import AUTO, MOST_GROUPS
+from catenary_services.settings import ProcessSettings
+
+
+class AgentSettings(ProcessSettings):
+    """One agent hosts partitions on one device (or on its share of one)."""
+
+    agent_id: str = Field(min_length=1, description="Name of this agent, unique in the cluster.")
+    device: str = Field("cpu", description='Device to compute on: "cpu", "cuda:0", "emulated:p4".')
+    device_class: str = Field(
+        "", description="Name the planner knows the device by; empty: derived from the device."
+    )
+    virtual_level: int = Field(
+        1, ge=1, le=MOST_VIRTUAL_GPUS,
+        description="This agent is one of so many virtual GPUs of its device.",
+    )  # fmt: skip
+    device_id: str = Field(
+        "",
+        description="Virtual GPUs of one device name the same; empty: the server and the device.",
+    )
+    server_id: str = Field(
+        "", description="Agents of one server share its network card; empty: the agent alone."
+    )
+    scheduler_addresses: list[str] = Field(
+        default_factory=lambda: ["127.0.0.1:8004"],
+        description="host:port of every scheduler, leader and standbys; one that leads is obeyed.",
+    )
+    scheduler_groups: int = Field(
+        1,
+        ge=1,
+        le=MOST_GROUPS,
+        description="Scheduler groups the cluster's agents are divided into.",
+    )
+    scheduler_group: str = Field(
+        AUTO, description='Group this agent belongs to; "auto": by the number at the end of '
+        "agent_id, else by a checksum of it.",
+    )  # fmt: skip
+    model_repository: Path = Field(
+        Path("models"), description="Folder that holds models/<name>/<version>/."
+    )
+    threads: int = Field(
+        0, ge=0, description="Compute threads of the executors; 0: the agent's share of the cores."
+    )
+    host_devices: int = Field(
+        1, ge=1, description="So many CPU devices share this host's cores and memory."
+    )
+    cpu_cores: list[int] = Field(
+        default_factory=list, description="Cores to keep to; empty: none in particular."
+    )
+    memory_bytes: int = Field(
+        0, ge=0, description="Memory for partitions; 0: the agent's share of what the device has."
+    )
+    link_bytes_per_second: int = Field(
+        2_000_000_000, gt=0, description="Speed of the server's network card, for the planner."
+    )
+    transports: list[str] = Field(
+        default_factory=lambda: ["shm", "tcp", "grpc"],
+        description="Transports offered to peers, best first.",
+    )
+    transport_host: str = Field("127.0.0.1", description="Address peers reach this process at.")
+    runtime_dir: Path | None = Field(
+        None, description="Folder for sockets of the shm transport; empty: the system's choice."
+    )
+    emulated_slowdown: float = Field(
+        1.0, ge=0, description="An emulated device is this many times slower than this host."
+    )
+    emulated_profile: Path | None = Field(
+        None, description="File with the block times of the emulated device; empty: slowdown only."
+    )
+    emulated_link: bool = Field(
+        False, description="Frames between agents take as long as `link_bytes_per_second` says."
+    )
+    max_held_bytes: int = Field(
+        1 << 30, gt=0, description="Bytes of received tensors held at a time; more is refused."
+    )
+    max_assemblies: int = Field(
+        256, gt=0, description="Batches waiting for rows of other gateways at a time."
+    )
+    max_unpushed_batches: int = Field(
+        4, ge=1, description="Computed batches on their way out; more pause the device."
+    )
+    decoder: Literal["auto", "onnx", "torch"] = Field(
+        "auto",
+        description="Library language models run on; auto: ONNX Runtime on a CPU, PyTorch on CUDA.",
+    )
+    decoder_numbers: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="What PyTorch keeps weights of language models in; auto: float32 on a CPU, "
+        "float16 on CUDA. Caches are float16 beside bfloat16, too, which has a wider range and "
+        "multiplies prompts twice. A CPU takes the memory of the small ones, but is slow in them.",
+    )
+    engine_cache_dir: Path | None = Field(
+        None,
+        description="Folder where TensorRT keeps the engines it builds for ONNX models on a GPU; "
+        "empty: TensorRT is not used.",
+    )
+    canary: Literal["off", "on"] = Field(
+        "off",
+        description="on: a partition takes traffic only if it answers a fixed input as the first "
+        "agent of its kind did.",
+    )
+    prefill_chunk_tokens: int = Field(
+        0, ge=0,
+        description="Most prompt tokens computed beside one step of running sessions; "
+        "0: 64 on a CPU, 512 on a GPU.",
+    )  # fmt: skip
+    push_timeout_s: float = Field(
+        2.0, gt=0, description="A peer that takes no byte of a frame for this long counts as lost."
+    )
+    heartbeat_s: float = Field(1.0, gt=0, description="Time between heartbeats to the scheduler.")
+    silence_s: float = Field(
+        3.0, gt=0, description="A scheduler silent for this long counts as gone."
+    )
+
+    stuck_s: float = Field(
+        30.0, gt=0, description="A batch or a step of generation that takes longer than this, and "
+        "than `stuck_factor` times what is booked for it, is taken to hang: the process ends.",
+    )  # fmt: skip
+    stuck_factor: float = Field(
+        60.0, ge=1, description="See `stuck_s`; the scheduler has limits of its own, and is first."
+    )
+    stuck_load_s: float = Field(
+        3600.0, gt=0, description="The same for loading a partition, and for measuring one."
+    )
+    faults_file: Path | None = Field(
+        None, description="For tests only: what is computed hangs, fails or is slow as this file "
+        "says (see `catenary_agent.faults`); refused without `allow_faults`.",
+    )  # fmt: skip
+    allow_faults: bool = Field(
+        False, description="For tests only: `faults_file` may be given; never true in service."
+    )
+
+    @model_validator(mode="after")
+    def _derive(self) -> AgentSettings:
+        """Fills what follows from the other fields."""
+        if not self.server_id:
+            self.server_id = self.agent_id
+        if not self.device_id:
+            self.device_id = f"{self.server_id}/{self.device}"
+        if not self.scheduler_addresses:
+            raise ValueError("scheduler_addresses: at least one is needed")
+        if self.decoder_numbers != "auto" and not self._runs_torch():
+            raise ValueError("decoder_numbers: is for PyTorch; set decoder to torch")
+        if self.faults_file is not None and not self.allow_faults:
+            raise ValueError("faults_file: is for tests only; allow_faults says that this is one")
+        return self
+
+    def _runs_torch(self) -> bool:
+        on_cuda = self.device.startswith("cuda") and self.decoder == "auto"
+        return self.decoder == "torch" or on_cuda

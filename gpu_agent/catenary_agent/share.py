@@ -1,0 +1,146 @@
+"""An agent's share of its device: the whole of it, or one of its virtual GPUs.
+
+A virtual GPU is an agent process that keeps to 1/level of a physical device:
+
+    cpu        a thread pool of (cores / devices on this host / level) threads; `cpu_cores` pins it
+    cuda       with an MPS control daemon: 100/level percent of the multiprocessors, by the MPS
+               variable, which counts only if it is set before the process first touches CUDA;
+               without: streams of their own that the driver shares out in time. Both ways the
+               frameworks' memory is capped at 1/level of the device's
+    emulated   the times of the profile at that level
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from catenary_agent.container_limits import core_limit
+from catenary_agent.device import default_device_class, default_memory_bytes, limit_threads
+from catenary_agent.executors.device import Device
+from catenary_services.errors import InvalidInput
+from catenary_services.log import get_logger
+
+_log = get_logger("catenary_agent.share")
+_MPS_CONTROL = "nvidia-cuda-mps-control"
+MPS = "MPS"
+MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_MPS_ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What an agent asks for; zeros and empty texts are filled in from the device."""
+
+    device: Device
+    device_class: str = ""
+    memory_bytes: int = 0
+    threads: int = 0
+    host_devices: int = 1
+    """CPU only: so many devices share this host's cores and memory."""
+    cpu_cores: Sequence[int] = ()
+    """Cores the process is pinned to; empty: none in particular."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """What an agent got."""
+
+    device: Device
+    device_class: str
+    memory_bytes: int
+    """For partitions."""
+    threads: int
+    """Compute threads of the executors."""
+    isolation: str
+    """In words: what keeps the virtual GPUs of the device apart."""
+
+
+def take_share(claim: Claim) -> DeviceShare:
+    """Sets this process up for its share and returns what that is.
+
+    Has to come before anything in the process touches CUDA, and before compute libraries start
+    their thread pools.
+
+    Raises:
+        InvalidInput: If the operating system refuses the cores.
+    """
+    device = claim.device
+    if claim.cpu_cores:
+        _pin(claim.cpu_cores)
+    isolation = isolation_of(device)
+    if isolation == MPS:
+        # The operator's own choice counts more.
+        os.environ.setdefault(MPS_PERCENTAGE, str(100 // device.virtual_level))
+    threads = claim.threads or default_threads(device, claim.host_devices, claim.cpu_cores)
+    limit_threads(threads)
+    sharers = device.virtual_level * (claim.host_devices if device.kind != "cuda" else 1)
+    share = DeviceShare(
+        device,
+        claim.device_class or default_device_class(str(device)),
+        claim.memory_bytes or default_memory_bytes(str(device), sharers),
+        threads,
+        isolation,
+    )
+    _log.info("device_share", device=str(device), level=device.virtual_level, threads=threads,
+              memory_bytes=share.memory_bytes, isolation=isolation)  # fmt: skip
+    return share
+
+
+def default_threads(device: Device, host_devices: int = 1, cpu_cores: Sequence[int] = ()) -> int:
+    """Returns the threads of one virtual GPU: its part of the cores on a CPU, else one."""
+    if device.kind != "cpu":
+        return 1
+    cores = len(cpu_cores) or host_cores() // host_devices
+    return max(1, cores // device.virtual_level)
+
+
+def host_cores() -> int:
+    """Returns how many cores this process may use, in a container its share of their time."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    limit = core_limit()
+    # Part of a core is no core: one thread more than there is time for holds up all others.
+    return cores if limit is None else max(1, min(cores, int(limit)))
+
+
+def isolation_of(device: Device) -> str:
+    """Returns in words what keeps the virtual GPUs of a device apart on this host."""
+    if device.virtual_level == 1:
+        return "whole device"
+    if device.kind == "cuda":
+        return MPS if mps_answers() else "time slices"
+    return "profile" if device.kind == "emulated" else "thread pools"
+
+
+def mps_answers() -> bool:
+    """Returns whether an MPS control daemon answers on this host.
+
+    The control program finds the daemon by CUDA_MPS_PIPE_DIRECTORY, as CUDA itself does. A daemon
+    that is asked for its servers starts none.
+    """
+    program = shutil.which(_MPS_CONTROL)
+    if program is None:
+        return False
+    try:
+        done = subprocess.run(
+            [program], input="get_server_list\n", capture_output=True, text=True,
+            timeout=_MPS_ANSWER_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and "cannot find" not in (done.stdout + done.stderr).lower()
+
+
+def _pin(cores: Sequence[int]) -> None:
+    if not hasattr(os, "sched_setaffinity"):  # macOS, Windows: the thread count has to do
+        return
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        raise InvalidInput("cpu_cores", f"{list(cores)} cannot be used: {error}") from None

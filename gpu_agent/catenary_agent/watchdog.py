@@ -1,0 +1,83 @@
+"""Watches that steps end, on a thread of its own, also while no scheduler is there to do so.
+
+The scheduler sees a step's age in every heartbeat and is quicker; this is for when it is away, or
+when the event loop that beats hangs as well.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from catenary_agent.steps import StepInHand, StepKind, StepsInHand
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
+
+_LOOK_S = 0.25
+_LONGEST_TURN_NS = NANOSECONDS_PER_SECOND
+"""A process that was stopped for a while has not computed meanwhile: that does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogRules:
+    """When a step counts as stuck."""
+
+    floor_ns: Nanoseconds
+    factor: float
+    """Times what is booked, if that is more."""
+    load_ns: Nanoseconds
+    """Loading and measuring, for which nothing is booked."""
+
+    def bound_ns(self, step: StepInHand) -> Nanoseconds:
+        """Returns how old a step may be."""
+        if step.kind in {StepKind.LOADING, StepKind.MEASURING}:
+            return self.load_ns
+        return max(self.floor_ns, round(self.factor * step.booked_ns))
+
+
+class Watchdog:
+    """Calls `stuck` with a step that is too old, and how old it is."""
+
+    def __init__(
+        self,
+        steps: StepsInHand,
+        rules: WatchdogRules,
+        stuck: Callable[[StepInHand, Nanoseconds], None],
+        clock: Callable[[], Nanoseconds] = time.monotonic_ns,
+    ) -> None:
+        self._steps = steps
+        self._rules = rules
+        self._stuck = stuck
+        self._clock = clock
+        self._looked: Nanoseconds | None = None
+        self._ages: dict[StepInHand, Nanoseconds] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread. Idempotent."""
+        self._stopping.set()
+
+    def look(self) -> None:
+        """Takes one look; `stuck` is called on this thread."""
+        now = self._clock()
+        turn = 0 if self._looked is None else min(now - self._looked, _LONGEST_TURN_NS)
+        self._looked = now
+        in_hand = self._steps.in_hand()
+        self._ages = {
+            step: self._ages[step] + turn if step in self._ages else min(now - step.began_ns, turn)
+            for step in in_hand
+        }
+        for step, age in self._ages.items():
+            if age > self._rules.bound_ns(step):
+                self._stuck(step, age)
+                return
+
+    def _work(self) -> None:
+        while not self._stopping.wait(_LOOK_S):
+            self.look()

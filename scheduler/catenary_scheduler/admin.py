@@ -1,0 +1,249 @@
+"""The Admin service of the scheduler. Thin: convert, call, convert."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NoReturn, Protocol, TypeVar
+
+import grpc.aio
+
+from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
+from catenary_scheduler import operations
+from catenary_scheduler.deployments import Wish
+from catenary_scheduler.explain import explain
+from catenary_scheduler.planning import placement_document
+from catenary_scheduler.promises import promises_of
+from catenary_scheduler.roster import servers_of
+from catenary_scheduler.session_admin import move_session, session_list, sessions_of
+from catenary_scheduler.status import status_of
+from catenary_scheduler.switch_report import SwitchReport
+from catenary_scheduler.takeover_trouble import TakeoverTrouble
+from catenary_scheduler.term import Term
+from catenary_scheduler.timeline_report import timelines_of
+from catenary_services.domain.groups import GROUP_METADATA
+from catenary_services.domain.ids import AgentId
+from catenary_services.domain.packing import packing_goal
+from catenary_services.error_tables import abort, error_of_exception
+from catenary_services.errors import (
+    CatenaryError,
+    InternalError,
+    InvalidInput,
+    NoActivePlan,
+    NotSupported,
+    Unavailable,
+)
+
+_LONGEST_S = 60.0
+_MARGIN_S = 0.2
+_LOOK_S = 1.0
+"""Whoever watches hears this soon that the term is over."""
+_SAY_AGAIN_S = 10.0
+"""Advice is repeated this often: silence means that the stream is broken."""
+
+Context = grpc.aio.ServicerContext[object, object]
+T = TypeVar("T")
+
+
+class Office(Protocol):
+    """Who knows whether this process leads."""
+
+    def term(self, group: int | None = None) -> Term:
+        """Returns the present term of a group; without one, of the lowest that is led here.
+
+        Raises:
+            InvalidInput: there is no such group.
+            Unavailable: this process does not lead it.
+        """
+        ...
+
+    def trouble(self, group: int | None = None) -> TakeoverTrouble:
+        """Returns what keeps this process from leading a group; without one, the lowest."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """True while this process leads a group and serves it."""
+        ...
+
+
+def group_of(context: Context) -> int | None:
+    """Returns the scheduler group a call is for, None if it does not say.
+
+    Raises:
+        InvalidInput: what it says is no number.
+    """
+    for key, value in context.invocation_metadata() or ():
+        if key == GROUP_METADATA:
+            if not str(value).isdecimal():
+                raise InvalidInput(GROUP_METADATA, "must be a number")
+            return int(value)
+    return None
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """Operating the cluster, at the leader."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+
+    async def GetStatus(  # noqa: N802, D102
+        self, request: admin_pb2.GetStatusRequest, context: Context
+    ) -> admin_pb2.GetStatusResponse:
+        async def answer(term: Term) -> admin_pb2.GetStatusResponse:
+            return status_of(term)
+
+        try:
+            trouble = self._office.trouble(group_of(context))
+        except (CatenaryError, IndexError):  # said by what follows
+            trouble = None
+        said = trouble.in_words() if trouble is not None else ""
+        if said and not self._office.leads:
+            return admin_pb2.GetStatusResponse(takeover_problems=[said])
+        return await self._answer(context, answer)
+
+    async def GetPlan(  # noqa: N802, D102
+        self, request: admin_pb2.GetPlanRequest, context: Context
+    ) -> admin_pb2.GetPlanResponse:
+        async def answer(term: Term) -> admin_pb2.GetPlanResponse:
+            active = term.cluster.active
+            if active is None:
+                raise NoActivePlan("no plan is active yet")
+            report = term.cluster.switch_report()
+            wishes = term.cluster.wishes
+            notes = wishes.notes
+            return admin_pb2.GetPlanResponse(
+                plan_json=json.dumps(placement_document(active.placement), indent=2),
+                explanation=explain(
+                    active.plan, notes, wishes.problem(), report, servers_of(term.cluster.roster)
+                ),
+                plan_id=active.plan.plan_id,
+                planner=notes.planner if notes is not None else "",
+                last_switch=report.as_message() if report is not None else None,
+                promises=promises_of(term),
+            )
+
+        return await self._answer(context, answer)
+
+    async def ApplyPlan(  # noqa: N802, D102
+        self, request: admin_pb2.ApplyPlanRequest, context: Context
+    ) -> admin_pb2.ApplyPlanResponse:
+        async def answer(term: Term) -> admin_pb2.ApplyPlanResponse:
+            before = term.cluster.last_switch
+            plan_id = await operations.apply_plan(term, request.plan_json, _time_left(context))
+            return admin_pb2.ApplyPlanResponse(
+                plan_id=plan_id, plan_switch=_switch_since(term, before)
+            )
+
+        return await self._answer(context, answer)
+
+    async def Replan(  # noqa: N802, D102
+        self, request: admin_pb2.ReplanRequest, context: Context
+    ) -> admin_pb2.ReplanResponse:
+        async def answer(term: Term) -> admin_pb2.ReplanResponse:
+            plan_id, before = term.cluster.plan_id, term.cluster.last_switch
+            new_id = await operations.replan(term, _time_left(context))
+            return admin_pb2.ReplanResponse(
+                plan_id=new_id, changed=new_id != plan_id, plan_switch=_switch_since(term, before)
+            )
+
+        return await self._answer(context, answer)
+
+    async def DeployModel(  # noqa: N802, D102
+        self, request: admin_pb2.DeployModelRequest, context: Context
+    ) -> admin_pb2.DeployModelResponse:
+        async def answer(term: Term) -> admin_pb2.DeployModelResponse:
+            reference = f"{request.model}:{request.version}" if request.version else request.model
+            packing = packing_goal(request.packing, "packing") if request.packing else None
+            wish = Wish(request.slo_ns, request.max_batch, request.partitions or None, packing)
+            plan_id = await operations.deploy_model(term, reference, wish, _time_left(context))
+            return admin_pb2.DeployModelResponse(plan_id=plan_id)
+
+        return await self._answer(context, answer)
+
+    async def DrainAgent(  # noqa: N802, D102
+        self, request: admin_pb2.DrainAgentRequest, context: Context
+    ) -> admin_pb2.DrainAgentResponse:
+        async def answer(term: Term) -> admin_pb2.DrainAgentResponse:
+            agent = AgentId(request.agent_id)
+            drained = await operations.drain_agent(term, agent, _time_left(context))
+            return admin_pb2.DrainAgentResponse(drained=drained)
+
+        return await self._answer(context, answer)
+
+    async def ListSessions(  # noqa: N802, D102
+        self, request: admin_pb2.ListSessionsRequest, context: Context
+    ) -> admin_pb2.ListSessionsResponse:
+        async def answer(term: Term) -> admin_pb2.ListSessionsResponse:
+            return session_list(term, sessions_of(term, request))
+
+        return await self._answer(context, answer)
+
+    async def MoveSession(  # noqa: N802, D102
+        self, request: admin_pb2.MoveSessionRequest, context: Context
+    ) -> admin_pb2.MoveSessionResponse:
+        async def answer(term: Term) -> admin_pb2.MoveSessionResponse:
+            return await move_session(term, request, _time_left(context))
+
+        return await self._answer(context, answer)
+
+    async def GetTrace(  # noqa: N802, D102
+        self, request: admin_pb2.GetTraceRequest, context: Context
+    ) -> NoReturn:
+        await abort(context, NotSupported("traces are kept by the gateways; ask one of them"))
+
+    async def GetTimelines(  # noqa: N802, D102
+        self, request: admin_pb2.GetTimelinesRequest, context: Context
+    ) -> admin_pb2.GetTimelinesResponse:
+        async def answer(term: Term) -> admin_pb2.GetTimelinesResponse:
+            return await timelines_of(term, request)
+
+        return await self._answer(context, answer)
+
+    async def ListRequests(  # noqa: N802, D102
+        self, request: admin_pb2.ListRequestsRequest, context: Context
+    ) -> NoReturn:
+        await abort(context, NotSupported("requests are known to their gateways; ask one of them"))
+
+    async def WatchScaling(  # noqa: N802, D102
+        self, request: admin_pb2.WatchScalingRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.ScalingAdvice]:
+        try:
+            group = group_of(context)
+            term = self._office.term(group)
+            told: admin_pb2.ScalingAdvice | None = None
+            told_s = 0.0
+            while self._office.term(group) is term:
+                advice = term.autoscaler.advice()
+                now_s = time.monotonic()
+                if advice != told or now_s - told_s >= _SAY_AGAIN_S:
+                    told, told_s = advice, now_s
+                    yield advice
+                await term.autoscaler.changed(_LOOK_S)
+            raise Unavailable("another term began; ask again")
+        except CatenaryError as error:
+            await abort(context, error)
+
+    async def _answer(self, context: Context, work: Callable[[Term], Awaitable[T]]) -> T:
+        error: CatenaryError
+        try:
+            return await work(self._office.term(group_of(context)))
+        except CatenaryError as known:
+            error = known
+        except Exception as unknown:
+            error = error_of_exception(unknown)
+        await abort(context, error)
+        raise InternalError("abort returned")
+
+
+def _switch_since(term: Term, before: SwitchReport | None) -> admin_pb2.PlanSwitch | None:
+    """Returns the last switch if it is not the one that was the last before."""
+    last = term.cluster.last_switch
+    return None if last is None or last is before else last.as_message()
+
+
+def _time_left(context: Context) -> float:
+    """Returns how long an operation may take, so that its answer is still heard."""
+    left = context.time_remaining()
+    return _LONGEST_S if left is None else max(0.0, min(_LONGEST_S, left - _MARGIN_S))

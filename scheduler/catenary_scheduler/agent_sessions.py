@@ -1,0 +1,384 @@
+"""The streams of the agents: reports in, orders out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler import converters, session_converters
+from catenary_scheduler.clock import now_ns
+from catenary_scheduler.cluster import Cluster
+from catenary_scheduler.dispatch.events import Event, SessionsClosed
+from catenary_scheduler.epoch_claims import Claim
+from catenary_scheduler.roster import AgentRecord, AgentSession, Loaded
+from catenary_scheduler.sessions import (
+    Session,
+    Speaks,
+    Stream,
+    first_pack,
+    read_packs,
+)
+from catenary_scheduler.stuck_agents import StuckAgents
+from catenary_scheduler.targets import CacheNeed
+from catenary_services.domain.ids import AgentId, Epoch, Nanoseconds, SessionId
+from catenary_services.domain.plan import Agent
+from catenary_services.errors import (
+    CanaryFailed,
+    CatenaryError,
+    ContentMismatch,
+    InvalidInput,
+    Unavailable,
+)
+from catenary_services.log import get_logger
+
+_log = get_logger(__name__)
+_OF_CONTENT = (ContentMismatch.reason, CanaryFailed.reason)
+"""Refusals to load that are about what an agent has, or how it computes; not about room."""
+_ORDER_S = 1.0
+"""So long the stream of an agent that was told to end stays open."""
+_CAME_AGAIN = "this process was told to end, and came again"
+Message = scheduler_pb2.SchedulerToAgentMessage
+
+
+class Leader(Protocol):
+    """What the sessions need to know of the term they belong to."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """The present fencing epoch."""
+        ...
+
+    def feed(self, event: Event, now: Nanoseconds) -> None:
+        """Gives an event to the dispatcher."""
+        ...
+
+    def greet_agent(self, record: AgentRecord, hello: scheduler_pb2.AgentHello) -> None:
+        """Sends welcome and directory, and enters what it holds into the book."""
+        ...
+
+    @property
+    def audits(self) -> Audited:
+        """What is done about what agents say they hold."""
+        ...
+
+    @property
+    def sessions(self) -> Generating:
+        """What is done about sessions that generate text."""
+        ...
+
+    @property
+    def plausibility(self) -> Doubting:
+        """Who knows what cannot be true."""
+        ...
+
+    @property
+    def boundaries(self) -> Moving:
+        """What is learned from sessions that move."""
+        ...
+
+    @property
+    def moves(self) -> Moves:
+        """What is done about sessions that move."""
+        ...
+
+    @property
+    def stuck(self) -> StuckAgents:
+        """Who computes steps that do not end."""
+        ...
+
+    def welcomes(self) -> Message:
+        """Returns what greets an agent."""
+        ...
+
+    def agent_stuck(self, agent: AgentId, why: str) -> None:
+        """An agent computes a step that does not end, and was told to end itself."""
+        ...
+
+    def agent_replaced(self, agent: AgentId) -> None:
+        """A new process has come in place of one that was told to end."""
+        ...
+
+    def agent_ends(self, agent: AgentId, reason: str, why: str) -> None:
+        """An agent cannot compute any more, and ends by itself."""
+        ...
+
+    def agent_joined(self, agent: Agent) -> None:
+        """An agent is there, and said what it holds."""
+        ...
+
+    def agent_draining(self, agent: AgentId) -> None:
+        """An agent is to go: nothing begins there any more."""
+        ...
+
+    def refusal_of(self, claim: Claim) -> CatenaryError | None:
+        """Returns why an agent cannot be led that obeys this epoch; None if it can."""
+        ...
+
+    def was_busy(self, agent: AgentId, duration_ns: Nanoseconds) -> None:
+        """An agent computed for so long."""
+        ...
+
+
+class Doubting(Protocol):
+    """Who knows what cannot be true."""
+
+    def check_hello(self, hello: scheduler_pb2.AgentHello) -> None:
+        """Returns if what an agent says that it holds may be true."""
+        ...
+
+    def believes_agent(
+        self, record: AgentRecord, message: scheduler_pb2.AgentMessage, now: Nanoseconds
+    ) -> bool:
+        """Returns whether what an agent says may be true."""
+        ...
+
+
+class Generating(Protocol):
+    """What is done about sessions that generate text."""
+
+    def held(self, record: AgentRecord, hello: scheduler_pb2.AgentHello) -> None:
+        """An agent that said hello holds these sessions, and no others."""
+        ...
+
+    def reported(self, record: AgentRecord, report: scheduler_pb2.GenerationReport) -> None:
+        """An agent says what generating cost it lately."""
+        ...
+
+
+class Audited(Protocol):
+    """What is done about what agents say they hold."""
+
+    def agent_says(self, record: AgentRecord, message: scheduler_pb2.Holdings) -> None:
+        """An agent answers an audit."""
+        ...
+
+    def gone(self, who: AgentId) -> None:
+        """An agent came anew: what it said is over."""
+        ...
+
+
+class Moves(Protocol):
+    """What is done about sessions that move."""
+
+    def moved(self, message: scheduler_pb2.SessionMoved) -> None:
+        """An agent says that it has handed a session over."""
+        ...
+
+    def caches_sent(self, message: scheduler_pb2.CachesSent) -> None:
+        """An agent says what caches it sent lately."""
+        ...
+
+
+class Moving(Protocol):
+    """What is learned from sessions that move."""
+
+    def caches_sent(self, agent: AgentId, message: scheduler_pb2.CachesSent) -> None:
+        """An agent says what caches it sent lately, and how long that took."""
+        ...
+
+
+class AgentSessions:
+    """All agents of one term."""
+
+    def __init__(self, leader: Leader, cluster: Cluster) -> None:
+        self._leader = leader
+        self._cluster = cluster
+
+    async def serve(self, stream: Stream[object, object], speaks: Speaks) -> None:
+        """Serves one stream until it ends, of an agent that `speaks` knows.
+
+        Raises:
+            CatenaryError: why this side ended it.
+        """
+        pack = await first_pack(stream)
+        assert isinstance(pack, scheduler_pb2.AgentMessages)
+        if not pack.messages or not pack.messages[0].HasField("hello"):
+            raise InvalidInput("hello", "must be the first message of an agent")
+        hello = pack.messages[0].hello
+        speaks(hello.agent_id)
+        if self._leader.stuck.must_end(AgentId(hello.agent_id), hello.incarnation):
+            ordered = [self._leader.welcomes(), self._end_order(_CAME_AGAIN)]
+            await stream.write(scheduler_pb2.SchedulerToAgentMessages(messages=ordered))
+            raise Unavailable(_CAME_AGAIN)
+        self._leader.plausibility.check_hello(hello)
+
+        async def send(messages: list[Message]) -> None:
+            await stream.write(scheduler_pb2.SchedulerToAgentMessages(messages=messages))
+
+        session: AgentSession = Session(send)
+        record = self._joined(hello, session)
+
+        def handle(packed: scheduler_pb2.AgentMessages) -> None:
+            self._handle(record, packed.messages)
+
+        try:
+            self._handle(record, pack.messages[1:])
+            await session.run(read_packs(stream, session, handle))
+        finally:
+            self._left(record, session)
+
+    def broadcast(self, message: Message) -> None:
+        """Sends to every agent that is there."""
+        for record in self._cluster.roster.values():
+            if record.session is not None:
+                record.session.send(message)
+
+    def send(self, agent: AgentId, message: Message) -> None:
+        """Sends to an agent, if it is there."""
+        record = self._cluster.roster.get(agent)
+        if record is not None and record.session is not None:
+            record.session.send(message)
+
+    def sweep(self, now_s: float, silence_s: float) -> None:
+        """Ends the sessions of silent agents."""
+        for record in list(self._cluster.roster.values()):
+            session = record.session
+            if session is not None and now_s - session.heard_s > silence_s:
+                # Lost at once: a stream of a hanging process may take its time to end.
+                self._left(record, session)
+                session.close(Unavailable(f"nothing was heard for {silence_s} s"))
+
+    def _joined(self, hello: scheduler_pb2.AgentHello, session: AgentSession) -> AgentRecord:
+        agent = converters.agent_of(hello)
+        refusal = self._leader.refusal_of(Claim(agent.agent_id, hello.epoch, hello.leader))
+        if refusal is not None:
+            raise refusal
+        known = self._cluster.roster.get(agent.agent_id)
+        if known is not None and known.session is not None:
+            older = known.session
+            self._left(known, older)
+            older.close(Unavailable("a newer session of this agent took over"))
+        loaded = {
+            converters.partition_of(each.key): _loaded(each, None) for each in hello.partitions
+        }
+        record = AgentRecord(
+            agent, hello.incarnation, hello.peer, hello.device, time.monotonic(), session,
+            loaded=loaded, software_version=hello.software_version,
+        )  # fmt: skip
+        _log.info("agent_joined", agent=agent.agent_id, device=hello.device, hosts=len(loaded))
+        self._leader.audits.gone(agent.agent_id)
+        if self._leader.stuck.came(agent.agent_id):
+            self._leader.agent_replaced(agent.agent_id)
+        try:
+            self._leader.greet_agent(record, hello)
+            self._cluster.agent_arrives(record)
+            self._leader.sessions.held(record, hello)
+            self._leader.agent_joined(agent)
+            self._cluster.reconcile(time.monotonic())
+        except Exception:
+            self._left(record, session)  # whatever it said: nobody is left half known
+            raise
+        return record
+
+    def _left(self, record: AgentRecord, session: AgentSession) -> None:
+        agent_id = record.agent.agent_id
+        if record.session is session and self._cluster.roster.get(agent_id) is record:
+            _log.warning("agent_lost", agent=agent_id)
+            self._cluster.agent_disconnected(agent_id, time.monotonic())
+
+    def _handle(self, record: AgentRecord, messages: Iterable[scheduler_pb2.AgentMessage]) -> None:
+        now = now_ns()
+        for message in messages:
+            kind = message.WhichOneof("kind")
+            if record.session is None:
+                return  # found silent a moment ago; what it says now belongs to no session
+            if not self._leader.plausibility.believes_agent(record, message, now):
+                continue
+            if kind == "stage_report":
+                report = message.stage_report
+                self._leader.was_busy(record.agent.agent_id, report.compute_ns)
+                self._leader.feed(converters.stage_reported(report, now), now)
+            elif kind == "batch_failed":
+                failed = message.batch_failed
+                self._leader.feed(converters.batch_failed(failed.batch_id, failed.failure), now)
+            elif kind == "sessions_closed":
+                closed = tuple(SessionId(each) for each in message.sessions_closed.session_ids)
+                self._leader.feed(SessionsClosed(record.agent.agent_id, closed), now)
+            elif kind == "session_failed":
+                lost, agent_id = message.session_failed, record.agent.agent_id
+                self._leader.feed(
+                    session_converters.session_failed(lost.session_id, lost.failure, agent_id), now
+                )
+            elif kind == "generation_report":
+                self._leader.sessions.reported(record, message.generation_report)
+            elif kind == "session_moved":
+                self._leader.moves.moved(message.session_moved)
+            elif kind == "caches_sent":
+                self._leader.moves.caches_sent(message.caches_sent)
+                self._leader.boundaries.caches_sent(record.agent.agent_id, message.caches_sent)
+            elif kind == "heartbeat":
+                self._beats(record, record.session, message.heartbeat)
+            else:
+                self._handle_rare(record, message)
+
+    def _beats(
+        self, record: AgentRecord, session: AgentSession, beat: scheduler_pb2.Heartbeat
+    ) -> None:
+        """Gives an agent up whose step does not end: what it has goes elsewhere at once."""
+        agent_id = record.agent.agent_id
+        why = self._leader.stuck.heard(agent_id, beat)
+        if not why:
+            return
+        _log.error("agent_stuck", agent=agent_id, why=why)
+        self._leader.stuck.told_to_end(agent_id, record.incarnation)
+        self._leader.agent_stuck(agent_id, why)
+        session.send(self._end_order(why))
+        self._left(record, session)
+        # Not at once: the order has to get there first.
+        ended = Unavailable(f"told to end: {why}")
+        asyncio.get_running_loop().call_later(_ORDER_S, session.close, ended)
+
+    def _end_order(self, why: str) -> Message:
+        return Message(epoch=self._leader.epoch, end_process=scheduler_pb2.EndProcess(why=why))
+
+    def _handle_rare(self, record: AgentRecord, message: scheduler_pb2.AgentMessage) -> None:
+        agent_id, now_s = record.agent.agent_id, time.monotonic()
+        kind = message.WhichOneof("kind")
+        if kind == "partition_loaded":
+            done = message.partition_loaded
+            key = converters.partition_of(done.key)
+            loaded = _loaded(done, record.layouts.get(key))
+            self._cluster.partition_loaded(agent_id, key, loaded, now_s)
+        elif kind == "partition_failed":
+            failed = message.partition_failed
+            if failed.failure.reason in _OF_CONTENT:
+                self._cluster.content.refused(
+                    agent_id, converters.partition_of(failed.key),
+                    failed.failure.message, failed.content_digest,
+                )  # fmt: skip
+            self._cluster.partition_failed(
+                agent_id, converters.partition_of(failed.key), failed.failure.message,
+                out_of_memory=failed.out_of_memory, now_s=now_s,
+            )  # fmt: skip
+        elif kind == "holdings":
+            self._leader.audits.agent_says(record, message.holdings)
+        elif kind == "order_refused":
+            refusal = self._leader.refusal_of(Claim(agent_id, message.order_refused.agent_epoch))
+            if isinstance(refusal, InvalidInput) and record.session is not None:
+                record.session.close(refusal)
+        elif kind == "ending":
+            ending = message.ending
+            _log.error("agent_ends", agent=agent_id, reason=ending.reason, why=ending.why)
+            self._leader.agent_ends(agent_id, ending.reason, ending.why)
+            if record.session is not None:
+                self._left(record, record.session)
+        elif kind == "drained":
+            _log.info("agent_drained", agent=agent_id)
+            self._leader.agent_draining(agent_id)
+            self._cluster.reconcile(now_s)
+
+
+def _loaded(message: scheduler_pb2.PartitionLoaded, ordered: CacheNeed | None) -> Loaded:
+    """Returns what an agent hosts; it says how much cache it has, and obeys where to enter."""
+    if not message.HasField("generation"):
+        content = message.content_digest
+        return Loaded(message.memory_bytes, tuple(message.compute_ns), content=content)
+    cost = message.generation
+    entries = ordered.entry_blocks if ordered is not None else (message.key.first_block,)
+    cache = CacheNeed(cost.block_slots, cost.session_tokens, entries, cost.cache_tokens)
+    return Loaded(
+        message.memory_bytes, (), session_converters.cost_of(cost), cache, message.content_digest
+    )

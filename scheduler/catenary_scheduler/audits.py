@@ -1,0 +1,201 @@
+"""Audits of the book of one term: asks agents and gateways, and mends what leaked.
+
+The judgement is `catenary_scheduler.dispatch.auditing`'s; here questions are sent, answers read,
+remedies carried out, and everything found is logged once and counted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.book.book import agents_of
+from catenary_scheduler.clock import now_ns
+from catenary_scheduler.converters import cancel_batches_message, partition_of
+from catenary_scheduler.dispatch.auditing import (
+    AgentHoldings,
+    Auditor,
+    Believed,
+    BookFacts,
+    GatewayWants,
+    Leak,
+    remedy_of,
+)
+from catenary_scheduler.dispatch.events import CancelBatch
+from catenary_scheduler.roster import AgentRecord
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    BatchId,
+    GatewayId,
+    Nanoseconds,
+    RequestId,
+    SessionId,
+)
+from catenary_services.domain.plan import ChainHop
+from catenary_services.log import get_logger
+from catenary_services.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from catenary_scheduler.term import Term
+
+_log = get_logger(__name__)
+_PATIENCE_NS = NANOSECONDS_PER_SECOND
+"""Who has not answered by then is not judged in this audit."""
+_CLAIMS_NS = 10 * NANOSECONDS_PER_SECOND
+"""After a change of leader gateways and agents have so long to say what is theirs."""
+
+
+class Audits:
+    """The audits of one term.
+
+    Attributes:
+        leaks_mended: How many leaks were found and are gone.
+    """
+
+    def __init__(self, term: Term, metrics: Metrics) -> None:
+        """The first audit is due one interval from now."""
+        settings = term.settings
+        self.leaks_mended = 0
+        self._term = term
+        self._metrics = metrics
+        self._interval_ns = round(settings.audit_interval_s * NANOSECONDS_PER_SECOND)
+        self._auditor = Auditor(round(settings.audit_grace_s * NANOSECONDS_PER_SECOND))
+        self._number = term.epoch << 20
+        self._began_ns = self._asked_ns = now_ns()
+
+    @property
+    def audits(self) -> int:
+        """How many are done."""
+        return self._auditor.audits
+
+    def tick(self, now: Nanoseconds) -> None:
+        """Asks, or judges what was answered, if it is time."""
+        auditor = self._auditor
+        waited_ns = now - self._asked_ns
+        if auditor.is_open:
+            if auditor.is_complete or waited_ns >= _PATIENCE_NS:
+                self._judge(now)
+        elif self._interval_ns and waited_ns >= self._interval_ns:
+            self._asked_ns = now
+            self._ask(now)
+
+    def agent_says(self, record: AgentRecord, message: scheduler_pb2.Holdings) -> None:
+        """An agent answers."""
+        agent = record.agent.agent_id
+        for each in message.partitions:
+            partition = partition_of(each.key)
+            if partition in record.loaded:
+                self._term.sessions.let_cached(agent, partition, each.cached_block_tokens)
+        if message.number == self._number:
+            self._auditor.agent_says(agent, holdings_of(agent, message))
+
+    def gateway_says(self, gateway: GatewayId, message: scheduler_pb2.Unanswered) -> None:
+        """A gateway answers."""
+        if message.number == self._number:
+            self._auditor.gateway_says(gateway, _wants(message))
+
+    def gone(self, who: AgentId | GatewayId) -> None:
+        """An agent or a gateway went away: what it said is over."""
+        self._auditor.gone(who)
+
+    # ---- inside ----
+
+    def _ask(self, now: Nanoseconds) -> None:
+        term = self._term
+        self._number += 1
+        self._auditor.begin(book_facts(term, settled=now - self._began_ns >= _CLAIMS_NS))
+        held = scheduler_pb2.ReportHoldings(number=self._number)
+        term.agents.broadcast(
+            scheduler_pb2.SchedulerToAgentMessage(epoch=term.epoch, report_holdings=held)
+        )
+        wanted = scheduler_pb2.ReportUnanswered(number=self._number)
+        term.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(report_unanswered=wanted))
+
+    def _judge(self, now: Nanoseconds) -> None:
+        settled = now - self._began_ns >= _CLAIMS_NS
+        leaks = self._auditor.end(book_facts(self._term, settled=settled), now)
+        self._metrics.book_audits.inc()
+        for leak in self._auditor.mended:
+            self.leaks_mended += 1
+            self._metrics.book_leaks_mended.labels(leak.kind).inc()
+        for leak in leaks:
+            _log.warning("book_leak", kind=leak.kind, **leak.facts)
+            self._metrics.book_leaks.labels(leak.kind).inc()
+            self._mend(leak, now)
+
+    def _mend(self, leak: Leak, now: Nanoseconds) -> None:
+        term, remedy = self._term, remedy_of(leak)
+        if leak.request is not None and leak.session is None:
+            term.gateways.forget(leak.request)
+            if term.waiting.discard(leak.request):
+                return  # the dispatcher never heard of it
+        if isinstance(remedy, CancelBatch):
+            message = cancel_batches_message([remedy.batch], term.epoch)
+            for agent in remedy.agents:
+                term.agents.send(agent, message)
+        elif remedy is not None:
+            term.feed(remedy, now)
+        elif leak.batch is not None:
+            term.in_flight.over(leak.batch)
+        elif leak.partition is not None and leak.agent is not None:
+            term.cluster.partition_lost(leak.agent, leak.partition)
+
+
+def book_facts(term: Term, *, settled: bool) -> BookFacts:
+    """Returns what a term believes at this moment."""
+    dispatcher, book = term.dispatcher, term.book
+    followed = frozenset(dispatcher.pooled.followed())
+    gateways = term.gateways.gateways.values()
+    roster = term.cluster.roster
+    open_requests = (*dispatcher.pooled.open_requests(), *dispatcher.chained.open_requests())
+    return BookFacts(
+        sessions={claim.session: claim for claim in dispatcher.chained.claims()},
+        split=frozenset(term.live.split()),
+        followed=followed,
+        booked={
+            batch: agents_of(book.ahead(batch)) for batch in book.batches()
+            if batch not in followed
+        },
+        in_flight=frozenset(term.in_flight.batches()),
+        requests=frozenset((*open_requests, *term.waiting.requests())),
+        open=frozenset(RequestId(g.gateway_id, number) for g in gateways for number in g.open),
+        agents=frozenset(a for a, record in roster.items() if record.session is not None),
+        gateways=frozenset(term.gateways.gateways),
+        hosted={agent: frozenset(record.loaded) for agent, record in roster.items()},
+        first_id=term.first_id,
+        settled=settled,
+    )  # fmt: skip
+
+
+def holdings_of(agent: AgentId, message: scheduler_pb2.Holdings) -> AgentHoldings:
+    """Returns what an agent says it holds."""
+    sessions: dict[SessionId, tuple[ChainHop, ...]] = {}
+    known: dict[tuple[object, ...], tuple[ChainHop, ...]] = {}  # most are in the same blocks
+    for each in message.sessions:
+        key, route = each.partition, [(hop.first_block, hop.last_block) for hop in each.route]
+        where = (key.model, key.model_version, key.first_block, key.last_block, *route)
+        hops = known.get(where)
+        if hops is None:
+            partition = partition_of(key)
+            hops = known[where] = tuple(ChainHop(agent, partition, *blocks) for blocks in route)
+        sessions[SessionId(each.session_id)] = hops
+    return AgentHoldings(
+        frozenset(BatchId(each.batch_id) for each in message.batches),
+        sessions,
+        frozenset(SessionId(each.session_id) for each in message.sessions if each.passed_on),
+        frozenset(map(SessionId, message.leads_moves_to)),
+        frozenset(partition_of(each.key) for each in message.partitions),
+    )
+
+
+def _wants(message: scheduler_pb2.Unanswered) -> GatewayWants:
+    return GatewayWants(
+        {
+            request.request_id: tuple(
+                Believed(SessionId(each.session_id), each.sent_ago_ns or None)
+                for each in request.sessions
+            )
+            for request in message.requests
+        }
+    )

@@ -1,0 +1,249 @@
+"""How many agents the cluster should have, and the draining of those it can do without.
+
+`scheduler/catenary_scheduler/scaling` decides how many workers (chains) every model should have;
+here that becomes a number of agents. Whoever starts and stops agents (`catenaryd up --max-agents`,
+KEDA, a person) reads it from `Admin.WatchScaling` or from the metrics. Agents that are to go are
+drained one after the other, the emptiest first: plans are made without them, their sessions go on
+to their end, and when they hold nothing they are reported as drained. An agent on its way out is
+taken back first when more are wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.dispatch.events import Event, LatencyRefitted, Scale
+from catenary_scheduler.draining import begin_draining, is_idle, take_back, tell_drained
+from catenary_scheduler.roster import is_draining, staying
+from catenary_scheduler.scaling import (
+    ModelScaling,
+    ScalingPolicy,
+    agents_wanted,
+    last_of_each,
+    next_to_go,
+)
+from catenary_scheduler.scaling_facts import ScalingFacts, crew_of, workers_of
+from catenary_scheduler.scaling_watch import ScalingWatch
+from catenary_scheduler.state.codec import encode_document
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
+from catenary_services.domain.latency import TokenObjectives
+from catenary_services.domain.plan import ModelPlan
+from catenary_services.log import get_logger
+from catenary_services.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from catenary_scheduler.term import Term
+
+_log = get_logger(__name__)
+_TICK_NS = NANOSECONDS_PER_SECOND
+_STOPPED_NS = 10 * NANOSECONDS_PER_SECOND
+"""A drained agent that is still there after this is stopped by nobody and may be used again."""
+_DIGITS = 2
+"""Of rates and ratios in an advice: it is sent whenever it differs from the one before."""
+
+
+class Autoscaler:
+    """Scaling of one term.
+
+    Attributes:
+        models: What decides about each model that generates text.
+    """
+
+    def __init__(self, term: Term, policy: ScalingPolicy) -> None:
+        self._term = term
+        self._policy = policy
+        self.models: dict[ModelKey, ModelScaling] = {}
+        self._records: dict[str, dict[str, object]] = {}
+        self._facts = ScalingFacts(term)
+        self._watch = ScalingWatch(self._scaling_of, self._usual)
+        self._tick_ns: Nanoseconds = 0
+        self._wanted = 0
+        self._drains: dict[AgentId, Nanoseconds] = {}
+        """Agents that were asked to go, and when they were told that they are drained; 0: not."""
+        self._changed = asyncio.Event()
+        self._advice: admin_pb2.ScalingAdvice | None = None
+
+    # ---- what happened ----
+
+    def heard(self, event: Event, now: Nanoseconds) -> None:
+        """Follows what is asked for and what becomes of it."""
+        if isinstance(event, LatencyRefitted):
+            self._facts.refitted(event)
+        else:
+            self._watch.heard(event, now)
+
+    def tick(self, now: Nanoseconds) -> None:
+        """Decides, about once a second."""
+        if now - self._tick_ns < _TICK_NS:
+            return
+        self._tick_ns = now
+        plans = self._facts.plans()
+        for plan in plans:
+            scaling = self._scaling_of(plan.model)
+            order = scaling.decide(self._facts.of(plan), now)
+            if order is not None:
+                self._ordered(order)
+        self._count_agents(plans)
+        if self._limit:
+            self._move(plans)
+        self._tell_drained()
+        self._advice = None
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # ---- what is known ----
+
+    def advice(self) -> admin_pb2.ScalingAdvice:
+        """Returns what should be brought about, as of the last decision."""
+        if self._advice is None:
+            self._advice = self._make_advice()
+        return self._advice
+
+    def attainment(self, model: ModelKey, now: Nanoseconds) -> float:
+        """Returns the share of a model's last sessions that met their objectives; -1 of none."""
+        scaling = self.models.get(model)
+        return scaling.attainment_of_any(now) if scaling is not None else -1.0
+
+    def _make_advice(self) -> admin_pb2.ScalingAdvice:
+        now = self._tick_ns
+        advice = admin_pb2.ScalingAdvice(
+            agents_wanted=self._wanted or self._agents_now,
+            agents_now=self._agents_now,
+            drains_agents=bool(self._limit),
+        )
+        for plan in self._facts.plans():
+            scaling = self._scaling_of(plan.model)
+            advice.models.add(
+                model=plan.model.name,
+                version=plan.model.version,
+                workers_wanted=scaling.wanted or len(workers_of(plan)),
+                workers_now=len(workers_of(plan)),
+                arrivals_per_s=round(scaling.rates.rate(now), _DIGITS),
+                attainment_ratio=round(scaling.attainment(now), _DIGITS),
+                reason=scaling.reason,
+            )
+        for agent, record in sorted(self._term.cluster.roster.items()):
+            if record.session is not None and is_draining(agent, self._term.availability):
+                advice.retiring.add(agent_id=agent, drained=is_idle(self._term, agent))
+        return advice
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns after the next decision, or after `timeout_s`."""
+        waiter = self._changed
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await waiter.wait()
+        except TimeoutError:
+            return
+
+    def show(self, metrics: Metrics) -> None:
+        """Writes the figures that others scale by."""
+        now = self._tick_ns
+        metrics.agents_wanted.set(self._wanted or self._agents_now)
+        metrics.agents_now.set(self._agents_now)
+        for plan in self._facts.plans():
+            scaling, name = self._scaling_of(plan.model), plan.model.name
+            metrics.workers_wanted.labels(name).set(scaling.wanted or len(workers_of(plan)))
+            metrics.workers.labels(name).set(len(workers_of(plan)))
+            metrics.session_rate.labels(name).set(scaling.rates.rate(now))
+            metrics.session_attainment.labels(name).set(scaling.attainment(now))
+        metrics.keep_scaled({plan.model.name for plan in self._facts.plans()})
+
+    # ---- Redis ----
+
+    def record(self) -> str:
+        """Returns what was learned, for the next leader."""
+        return encode_document(
+            {**self._records, **{str(key): m.to_record() for key, m in self.models.items()}}
+        )
+
+    def restore(self, stored: Mapping[str, Mapping[str, object]]) -> None:
+        """Takes over what a predecessor learned, by model."""
+        self._records = {model: dict(record) for model, record in stored.items()}
+
+    # ---- inside ----
+
+    @property
+    def _limit(self) -> int:
+        """Most agents; 0: nobody is drained here, others decide who goes."""
+        return self._term.settings.max_agents
+
+    @property
+    def _agents_now(self) -> int:
+        return len(staying(self._term.cluster.roster, self._term.availability))
+
+    def _usual(self, model: ModelKey) -> TokenObjectives | None:
+        return self._term.sessions.objectives(model)
+
+    def _scaling_of(self, model: ModelKey) -> ModelScaling:
+        found = self.models.get(model)
+        if found is None:
+            found = self.models[model] = ModelScaling(model, self._policy)
+            record = self._records.pop(str(model), None)
+            if record is not None:
+                try:
+                    found.restore(record)
+                except (ValueError, TypeError, KeyError) as error:
+                    _log.warning("stored_scaling_unreadable", error=str(error))
+        return found
+
+    def _ordered(self, order: Scale) -> None:
+        facts = {"model": str(order.model), "workers": str(order.workers), "why": order.reason}
+        _log.info("scale", **facts)
+        self._term.note("scale", facts)
+
+    def _count_agents(self, plans: Iterable[ModelPlan]) -> None:
+        term, settings = self._term, self._term.settings
+        crews = [crew_of(plan, self._scaling_of(plan.model).wanted) for plan in plans]
+        wanted = agents_wanted(crews, len(self._facts.others(crews))) if crews else self._agents_now
+        wanted = max(wanted, settings.min_agents, 1)
+        if self._limit:
+            wanted = min(wanted, max(self._limit, settings.min_agents))
+        if wanted != self._wanted:
+            self._wanted = wanted
+            term.note("agents_wanted", {"agents": str(wanted)})
+
+    def _move(self, plans: list[ModelPlan]) -> None:
+        """Drains an agent too many, or takes one back that was to go."""
+        term = self._term
+        roster = term.cluster.roster
+        for agent in [a for a in self._drains if a not in roster or roster[a].session is None]:
+            del self._drains[agent]
+        if self._agents_now < self._wanted:
+            self._take_back()
+            return
+        is_calm = not term.cluster.is_switching and not term.planner.is_thinking
+        if self._agents_now <= self._wanted or not plans or not is_calm:
+            return
+        crews = {plan.model: crew_of(plan, self._scaling_of(plan.model).wanted) for plan in plans}
+        pinned = self._facts.others(crews.values())
+        able = {record.agent.agent_id for record in staying(roster, term.availability)}
+        if term.settings.retire_by_ordinal:
+            able &= last_of_each(able)
+        able -= pinned
+        going = next_to_go(crews, term.dispatcher.chained.tokens_by_agent(), able)
+        if going is not None:
+            self._drains[going] = 0
+            term.note("agent_retires", {"agent": going, "sessions": str(term.live.count_at(going))})
+            begin_draining(term, going)
+
+    def _take_back(self) -> None:
+        for agent, told_ns in list(self._drains.items()):
+            if self._agents_now >= self._wanted:
+                return
+            if told_ns and self._tick_ns - told_ns < _STOPPED_NS:
+                continue  # whoever stops it may be doing so this moment
+            del self._drains[agent]
+            self._term.note("agent_stays", {"agent": agent})
+            for scaling in self.models.values():
+                scaling.reclaimed()
+            take_back(self._term, agent)
+
+    def _tell_drained(self) -> None:
+        for agent, told_ns in self._drains.items():
+            if not told_ns and is_idle(self._term, agent):
+                self._drains[agent] = self._tick_ns
+                tell_drained(self._term, agent)

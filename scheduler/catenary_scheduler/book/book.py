@@ -1,0 +1,401 @@
+"""The reservation book of one scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from catenary_scheduler.book.cascade import Cascade
+from catenary_scheduler.book.core import (
+    Member,
+    Path,
+    Pool,
+    PoolChain,
+    Step,
+    Timeline,
+    Use,
+    earliest_slot,
+    uses_of,
+)
+from catenary_scheduler.book.journal import Journal, grouped_by_use
+from catenary_scheduler.book.reservation import Reservation, ReservationChange
+from catenary_scheduler.book.slots import SlotLedger
+from catenary_services.domain.ids import AgentId, BatchId, Nanoseconds, ResourceId
+from catenary_services.domain.plan import Agent
+from catenary_services.errors import InternalError
+
+
+class Correction(NamedTuple):
+    """How far the book was off, and what that cost."""
+
+    drift_ns: Nanoseconds
+    """Real end minus booked end."""
+    displaced: tuple[BatchId, ...]
+    """Batches whose later uses moved, without repetition."""
+
+
+class _Booking:
+    """Uses of one batch, in order of time."""
+
+    __slots__ = ("expires", "uses")
+
+    def __init__(self, uses: list[Use], expires: Nanoseconds) -> None:
+        self.uses = uses
+        self.expires = expires
+
+
+class Book:
+    """Timelines of all resources and the chain of uses of every batch; and the cache slots.
+
+    `slots` books what is counted instead of timed, by session, with the same verbs. What goes
+    beyond this process (`snapshot`, `take_changes`, `restore`) is of both.
+
+    Invariants: no two uses overlap on a resource; within a batch no use that can still move starts
+    before the one ahead of it ends; replaying the journal gives `snapshot()`.
+    """
+
+    def __init__(self) -> None:
+        self.slots = SlotLedger()
+        self._timelines: dict[ResourceId, Timeline] = {}
+        self._bookings: dict[BatchId, _Booking] = {}
+        self._expiries: list[tuple[Nanoseconds, BatchId]] = []
+        self._history: list[tuple[Nanoseconds, int, Use]] = []
+        self._followed: list[Pool] = []
+        self._corrections = 0
+        self._journal = Journal()
+
+    # Resources
+
+    def timeline(self, resource: ResourceId) -> Timeline:
+        """Returns the timeline of a resource, made on first use."""
+        line = self._timelines.get(resource)
+        if line is None:
+            line = self._timelines[resource] = Timeline(resource)
+        return line
+
+    def member(self, agent: Agent) -> Member:
+        """Returns an agent as a pool wants it."""
+        return Member(
+            agent.agent_id,
+            self.timeline(gpu_of(agent.agent_id)),
+            self.timeline(ResourceId(f"uplink/{agent.server}")),
+            self.timeline(ResourceId(f"downlink/{agent.server}")),
+            max(1, agent.link_bytes_per_second),
+        )
+
+    def follow(self, pools: Iterable[Pool]) -> None:
+        """Makes these the pools that are kept in order; others must not be probed any more."""
+        for pool in self._followed:
+            pool.detach()
+        self._followed = list(pools)
+        for pool in self._followed:
+            pool.attach()
+
+    # The verbs
+
+    def probe(self, chain: PoolChain, rows: int, now: Nanoseconds) -> Path:
+        """Returns where a batch of `rows` would run if dispatched now. Books nothing."""
+        return chain.probe(rows, now)
+
+    def reserve(self, batch: BatchId, steps: Sequence[Step], expires_ns: Nanoseconds) -> None:
+        """Books every transfer and compute of a path; no steps book only the expiry.
+
+        Raises:
+            InternalError: If something is booked already, or the batch has a booking. The book is
+                unchanged then.
+        """
+        self._enter(batch, uses_of(batch, steps), expires_ns)
+
+    def confirm(self, batch: BatchId, expires_ns: Nanoseconds) -> None:
+        """The batch is alive: it does not expire before `expires_ns`."""
+        booking = self._bookings.get(batch)
+        if booking is not None and expires_ns > booking.expires:
+            self._postpone(batch, booking, expires_ns)
+
+    def correct(
+        self,
+        batch: BatchId,
+        position: int,
+        start_ns: Nanoseconds,
+        end_ns: Nanoseconds,
+        *,
+        transfer: bool = False,
+    ) -> Correction | None:
+        """Replaces a booked interval by the one that really was.
+
+        * The real interval takes the place of the booked one. Where a real use of the same
+          resource is known already, what is known stays and only the rest is entered.
+        * Uses that have not been reported and overlap it are pushed behind its end, and so, in
+          their order, is all they displace: later uses of the same resources, later uses of the
+          same batches (both links of a transfer together). The expiry of a batch whose last use
+          moves, moves with it.
+        * If it ended earlier than booked, the rest is free. Later uses stay where they are: agents
+          run early when they can, and then report so.
+        * Uses of this batch ahead of this one that were never reported are over: they end, at the
+          latest, where this one starts.
+
+        Returns:
+            The drift and the displaced batches, or None if there is no such booking (released,
+            pruned, or corrected before).
+        """
+        booking = self._bookings.get(batch)
+        if booking is None:
+            return None
+        end_ns = max(end_ns, start_ns + 1)
+        for use in booking.uses:
+            if use.position == position and use.transfers == transfer:
+                break
+        else:
+            return None
+        if use.done:
+            return None
+        drift = end_ns - use.end
+        for ahead in booking.uses[: booking.uses.index(use)]:
+            if not ahead.done:
+                self._settle(ahead, ahead.start, min(ahead.end, start_ns))
+        return Correction(drift, self._settle(use, start_ns, end_ns))
+
+    def release(self, batch: BatchId) -> bool:
+        """Frees all a batch has booked; False if it has no booking."""
+        booking = self._bookings.pop(batch, None)
+        if booking is None:
+            return False
+        for use in booking.uses:
+            self._take_out(use)
+        return True
+
+    def expire(self, now: Nanoseconds) -> list[BatchId]:
+        """Releases the batches whose expiry has come, and returns them."""
+        expired = []
+        while (moment := self.next_expiry()) is not None and moment <= now:
+            batch = heappop(self._expiries)[1]
+            self.release(batch)
+            expired.append(batch)
+        return expired
+
+    # Around the verbs
+
+    def next_expiry(self) -> Nanoseconds | None:
+        """When `expire` has something to do."""
+        heap = self._expiries
+        while heap:
+            moment, batch = heap[0]
+            booking = self._bookings.get(batch)
+            if booking is not None and booking.expires == moment:
+                return moment
+            heappop(heap)
+        return None
+
+    def prune(self, now: Nanoseconds) -> None:
+        """Forgets what really happened and is over. Costs nothing when there is none."""
+        while self._history and self._history[0][0] <= now:
+            use = heappop(self._history)[2]
+            if use.live:
+                self._bookings[use.batch].uses.remove(use)
+                self._take_out(use)
+
+    def finish(self, batch: BatchId) -> Nanoseconds | None:
+        """Returns when the last use of a batch ends as booked now; None without any."""
+        booking = self._bookings.get(batch)
+        return booking.uses[-1].end if booking and booking.uses else None
+
+    def __contains__(self, batch: BatchId) -> bool:
+        return batch in self._bookings
+
+    def __len__(self) -> int:
+        return len(self._bookings)
+
+    def batches(self) -> list[BatchId]:
+        """Returns the batches that have a booking."""
+        return list(self._bookings)
+
+    def ahead(self, batch: BatchId) -> list[ResourceId]:
+        """Returns the resources a batch has booked that it was not reported to have used."""
+        booking = self._bookings.get(batch)
+        uses = booking.uses if booking is not None else []
+        return [line.resource for use in uses if not use.done for line in use.timelines]
+
+    def pending_on(self, resource: ResourceId) -> list[BatchId]:
+        """Returns the batches with a use of `resource` that was not reported yet."""
+        line = self._timelines.get(resource)
+        uses = line.uses if line else []
+        return list(dict.fromkeys(use.batch for use in uses if not use.done))
+
+    def last_position(self, batch: BatchId) -> int | None:
+        """Returns the position of the last hop a batch has booked."""
+        booking = self._bookings.get(batch)
+        return booking.uses[-1].position if booking and booking.uses else None
+
+    def snapshot(self) -> list[Reservation]:
+        """Returns every reservation, by batch and time; then the slots, by session."""
+        timed = [
+            record
+            for batch in sorted(self._bookings)
+            for use in self._bookings[batch].uses
+            for record in self._records(use)
+        ]
+        return timed + self.slots.snapshot()
+
+    def take_changes(self) -> list[ReservationChange]:
+        """Returns what changed since the last call, one line per reservation, in order."""
+        return self._journal.take(self._records) + self.slots.take_changes()
+
+    def restore(self, reservations: Iterable[Reservation]) -> None:
+        """Enters what another scheduler had booked, on this one's clock.
+
+        What overlaps (a journal may end in the middle of a cascade) is put into the next free
+        slot; batches that are here already are skipped.
+        """
+        timed: list[Reservation] = []
+        counted: list[Reservation] = []
+        for record in reservations:
+            (counted if record.slots else timed).append(record)
+        self.slots.restore(counted)
+        known = set(self._bookings)
+        ready: dict[BatchId, Nanoseconds] = {}
+        for records in grouped_by_use(timed):
+            batch, position, start, end = records[0].use
+            if batch in known or start >= end:
+                continue
+            lines = tuple(self.timeline(record.resource) for record in records)
+            done = records[0].done
+            not_before = start if done else max(start, ready.get(batch, start))
+            slot = earliest_slot(lines, not_before, end - start)
+            use = Use(batch, position, lines, slot, slot + end - start)
+            if not done:
+                ready[batch] = use.end
+            booking = self._bookings.get(batch)
+            if booking is None:
+                self._enter(batch, [], records[0].expires_ns)
+                booking = self._bookings[batch]
+            self._put_in(use)
+            booking.uses.append(use)
+            use.persisted = True
+            if done:
+                self._close(use)
+
+    # Inside
+
+    def _enter(self, batch: BatchId, uses: list[Use], expires: Nanoseconds) -> None:
+        if batch in self._bookings:
+            raise InternalError(f"batch {batch} has a booking already")
+        entered = 0
+        try:
+            for use in uses:
+                if use.start >= use.end:
+                    raise InternalError(f"batch {batch} books an empty interval")
+                self._put_in(use)
+                entered += 1
+        except InternalError:
+            for use in uses[:entered]:
+                self._take_out(use)
+            raise
+        self._bookings[batch] = _Booking(uses, expires)
+        heappush(self._expiries, (expires, batch))
+
+    def _put_in(self, use: Use) -> None:
+        lines = use.timelines
+        lines[0].insert(use)
+        if len(lines) > 1:
+            self._put_in_others(use)
+        use.live = True
+        self._journal.note(use)
+
+    def _put_in_others(self, use: Use) -> None:
+        for at, line in enumerate(use.timelines[1:], start=1):
+            try:
+                line.insert(use)
+            except InternalError:
+                for entered in use.timelines[:at]:
+                    entered.remove(use)
+                raise
+
+    def _take_out(self, use: Use) -> None:
+        for line in use.timelines:
+            line.remove(use)
+        use.live = False
+        self._journal.gone(use)
+
+    def _settle(self, use: Use, start: Nanoseconds, end: Nanoseconds) -> tuple[BatchId, ...]:
+        """Turns a booked use into a real one and moves what is in its way."""
+        booking = self._bookings[use.batch]
+        following = self._successor(use)
+        start = max(start, *(line.done_until for line in use.timelines), 0)
+        undisturbed = start < end and (following is None or following.start >= end)
+        if undisturbed and all(line.alone(use, start, end) for line in use.timelines):
+            for line in use.timelines:
+                line.resize(use, start, end)
+            use.start, use.end = start, end
+            self._journal.note(use)
+            self._close(use)
+            return ()
+        self._take_out(use)
+        if start >= end:
+            booking.uses.remove(use)
+        cascade = Cascade(self._successor)
+        for line in use.timelines:
+            for other in line.overlapping(start, end) if start < end else ():
+                cascade.displace(other, end)
+            if start < end:
+                line.ran_until(end)
+        cascade.displace(following, end)
+        moves = cascade.moves()
+        for moved, _ in moves:
+            self._take_out(moved)
+        if start < end:
+            use.start, use.end = start, end
+            self._put_in(use)
+            self._close(use)
+        for moved, new_start in moves:
+            self._move(moved, new_start)
+        return tuple(dict.fromkeys(moved.batch for moved, _ in moves))
+
+    def _close(self, use: Use) -> None:
+        use.done = True
+        self._corrections += 1
+        heappush(self._history, (use.end, self._corrections, use))
+        for line in use.timelines:
+            line.ran_until(use.end)
+
+    def _move(self, use: Use, start: Nanoseconds) -> None:
+        later = start - use.start
+        use.start, use.end = start, use.end + later
+        self._put_in(use)
+        booking = self._bookings[use.batch]
+        if booking.uses[-1] is use:
+            self._postpone(use.batch, booking, booking.expires + later)
+
+    def _postpone(self, batch: BatchId, booking: _Booking, expires: Nanoseconds) -> None:
+        booking.expires = expires
+        heappush(self._expiries, (expires, batch))
+        for use in booking.uses:
+            self._journal.note(use)
+
+    def _successor(self, use: Use) -> Use | None:
+        uses = self._bookings[use.batch].uses
+        for other in uses[uses.index(use) + 1 :]:
+            if not other.done:
+                return other
+        return None
+
+    def _records(self, use: Use) -> list[Reservation]:
+        booking = self._bookings.get(use.batch)
+        expires = booking.expires if booking else use.end
+        return [
+            Reservation(
+                use.batch, use.position, line.resource, use.start, use.end, expires, use.done
+            )
+            for line in use.timelines
+        ]
+
+
+def gpu_of(agent: AgentId) -> ResourceId:
+    """Returns the resource an agent computes on."""
+    return ResourceId(f"gpu/{agent}")
+
+
+def agents_of(resources: Iterable[ResourceId]) -> tuple[AgentId, ...]:
+    """Returns the agents whose devices are among some resources."""
+    parts = [resource.partition("/") for resource in resources]
+    return tuple([AgentId(owner) for kind, _, owner in parts if kind == "gpu"])

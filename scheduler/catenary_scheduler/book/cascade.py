@@ -1,0 +1,47 @@
+"""What must move when something really took longer than booked.
+
+Every use that can still move keeps its place in the order of each of its resources and in the
+chain of its batch; it moves later, never earlier, and no further than it must. Both orders run
+forward in time, so taking the displaced uses by their old start visits every use once, after
+everything that can displace it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from catenary_scheduler.book.core import Use
+from catenary_services.domain.ids import Nanoseconds
+
+
+class Cascade:
+    """Collects displaced uses and computes where they go; moves nothing itself."""
+
+    def __init__(self, successor: Callable[[Use], Use | None]) -> None:
+        self._successor = successor
+        self._floor: dict[Use, Nanoseconds] = {}
+        self._pending: list[tuple[Nanoseconds, int, Use]] = []
+
+    def displace(self, use: Use | None, floor: Nanoseconds) -> None:
+        """Demands that `use`, if any, does not start before `floor`."""
+        if use is None or use.start >= floor:
+            return
+        known = self._floor.get(use)
+        if known is None:
+            heappush(self._pending, (use.start, len(self._floor), use))
+        self._floor[use] = floor if known is None else max(known, floor)
+
+    def moves(self) -> list[tuple[Use, Nanoseconds]]:
+        """Returns every displaced use and its new start."""
+        found: list[tuple[Use, Nanoseconds]] = []
+        while self._pending:
+            use = heappop(self._pending)[2]
+            # Nothing is moved into a time of which we know how it was really used.
+            start = max(self._floor[use], *(line.done_until for line in use.timelines))
+            found.append((use, start))
+            end = start + use.end - use.start
+            for line in use.timelines:
+                self.displace(line.after(use), end)
+            self.displace(self._successor(use), end)
+        return found

@@ -1,0 +1,42 @@
+"""Timelines, pools and the probe: compiled if the extension was built, else in plain Python.
+
+Both have the same classes and give the same results. `CATENARY_PURE=1` takes the plain ones.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or os.environ.get("CATENARY_PURE") == "1":
+    COMPILED = False
+else:
+    try:
+        from catenary_scheduler.book import _native
+
+        COMPILED = True
+    except ImportError:
+        COMPILED = False
+
+if TYPE_CHECKING or not COMPILED:
+    from catenary_scheduler.book.pool import Member, Pool
+    from catenary_scheduler.book.probe import Path, PoolChain, Step, uses_of
+    from catenary_scheduler.book.timeline import Timeline, Use, earliest_slot
+else:
+    Member, Pool = _native.Member, _native.Pool
+    Path, PoolChain, Step = _native.Path, _native.PoolChain, _native.Step
+    Timeline, Use = _native.Timeline, _native.Use
+    earliest_slot, uses_of = _native.earliest_slot, _native.uses_of
+
+__all__ = [
+    "COMPILED",
+    "Member",
+    "Path",
+    "Pool",
+    "PoolChain",
+    "Step",
+    "Timeline",
+    "Use",
+    "earliest_slot",
+    "uses_of",
+]

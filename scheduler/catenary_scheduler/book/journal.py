@@ -1,0 +1,60 @@
+"""What changed in the book, for whoever keeps it beyond this process; and reading it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from catenary_scheduler.book.core import Use
+from catenary_scheduler.book.reservation import Reservation, ReservationChange
+
+
+class Journal:
+    """Uses that changed since they were last taken.
+
+    Changes of one use between two calls of `take` are one change, and a use that came and went in
+    between is none: what is not taken costs no memory.
+    """
+
+    __slots__ = ("_touched",)
+
+    def __init__(self) -> None:
+        self._touched: dict[Use, None] = {}
+
+    def note(self, use: Use) -> None:
+        """A use is new or has changed."""
+        self._touched[use] = None
+
+    def gone(self, use: Use) -> None:
+        """A use is in the book no more."""
+        if use.persisted:
+            self._touched[use] = None
+        else:
+            self._touched.pop(use, None)
+
+    def take(self, records: Callable[[Use], list[Reservation]]) -> list[ReservationChange]:
+        """Returns the changes, as the uses are now."""
+        changes = []
+        for use in self._touched:
+            if use.live:
+                use.persisted = True
+                changes += [ReservationChange("put", record) for record in records(use)]
+            elif use.persisted:
+                use.persisted = False
+                changes += [ReservationChange("delete", record) for record in records(use)]
+        self._touched.clear()
+        return changes
+
+
+def grouped_by_use(reservations: Iterable[Reservation]) -> list[list[Reservation]]:
+    """Returns the records of each use together: what really happened by hop, the rest by time."""
+    groups: dict[tuple[int, int, int, int], list[Reservation]] = {}
+    for record in reservations:
+        groups.setdefault(record.use, []).append(record)
+    return sorted(groups.values(), key=_order)
+
+
+def _order(group: list[Reservation]) -> tuple[bool, int, int]:
+    first = group[0]
+    if first.done:  # a transfer (two links) comes before the compute of its hop
+        return (False, first.position, -len(group))
+    return (True, first.start_ns, 0)

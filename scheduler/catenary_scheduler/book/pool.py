@@ -1,0 +1,76 @@
+"""Interchangeable GPUs, kept in order of the moment they become free."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from catenary_scheduler.book.timeline import Timeline
+from catenary_services.domain.ids import AgentId, Nanoseconds
+
+
+class Member:
+    """A GPU and the links of its server."""
+
+    __slots__ = ("agent", "bytes_per_second", "downlink", "gpu", "uplink")
+
+    def __init__(
+        self,
+        agent: AgentId,
+        gpu: Timeline,
+        uplink: Timeline,
+        downlink: Timeline,
+        bytes_per_second: int,
+    ) -> None:
+        self.agent = agent
+        self.gpu = gpu
+        self.uplink = uplink
+        self.downlink = downlink
+        self.bytes_per_second = bytes_per_second
+
+
+class Pool:
+    """Members any of which can run a stage.
+
+    Invariant: `order` holds (busy_until, index) of every member's GPU, sorted; the timelines keep
+    it so while the pool is attached.
+    """
+
+    __slots__ = ("fastest", "index_of", "members", "order", "ports")
+
+    def __init__(self, members: list[Member]) -> None:
+        self.members = members
+        self.order: list[tuple[Nanoseconds, int]] = []
+        self.index_of: dict[AgentId, int] = {m.agent: i for i, m in enumerate(members)}
+        self.fastest = max(member.bytes_per_second for member in members)
+        ports: dict[tuple[int, int], tuple[Timeline, int, list[int]]] = {}
+        for index, member in enumerate(members):
+            key = (id(member.downlink), member.bytes_per_second)
+            if key not in ports:
+                ports[key] = (member.downlink, member.bytes_per_second, [])
+            ports[key][2].append(index)
+        self.ports = list(ports.values())
+        """Members by downlink and speed: data reaches all of one port at the same moment."""
+
+    def attach(self) -> None:
+        """Starts to follow the members' timelines."""
+        self.order = sorted((m.gpu.busy_until, i) for i, m in enumerate(self.members))
+        for index, member in enumerate(self.members):
+            member.gpu.watchers.append((self, index))
+
+    def detach(self) -> None:
+        """Stops following; the pool must not be probed any more."""
+        for member in self.members:
+            member.gpu.watchers = [w for w in member.gpu.watchers if w[0] is not self]
+
+    def free_moments(self) -> list[Nanoseconds]:
+        """Returns when each member's GPU becomes free for good, as the pool sees it."""
+        moments = [0] * len(self.members)
+        for moment, index in self.order:
+            moments[index] = moment
+        return moments
+
+    def moved(self, index: int, before: Nanoseconds, after: Nanoseconds) -> None:
+        """Puts a member in its new place."""
+        order = self.order
+        del order[bisect_left(order, (before, index))]
+        insort(order, (after, index))

@@ -1,0 +1,335 @@
+"""Cache slots: the resource of the book that is counted instead of timed.
+
+A *cache* is what one agent keeps for one partition; its capacity is in block slots, one slot being
+the key-value cache of one session in one block. A *reservation* gives a session slots in every
+cache along its chain, until they are released one agent after the other. The verbs are those of the
+book:
+
+    probe    the first cache of a chain that has too few slots left (books nothing)
+    reserve  take slots in every cache of a chain, or in none
+    confirm  the session is alive: keep its slots until a later moment
+    correct  an agent really holds so many slots for a session: mend the book
+    release  the session holds nothing more, everywhere or on one agent
+    expire   release every session that was not heard of in time
+
+Memory is limited by the agents, so nothing but an agent's word (or its loss) frees slots in good
+order; the expiry is the net below, for sessions everybody forgot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+
+from catenary_scheduler.book.caches import Cache, Claims, cache_of, place_of
+from catenary_scheduler.book.reservation import Reservation, ReservationChange
+from catenary_services.domain.ids import (
+    AgentId,
+    BatchId,
+    Nanoseconds,
+    PartitionKey,
+    ResourceId,
+    SessionId,
+)
+from catenary_services.errors import InternalError
+
+_FEWEST_STALE = 64
+"""Outdated entries of the expiry heap that are not worth a sweep."""
+
+
+class _Holding:
+    """What one session holds. Bit i of the masks stands for `caches[i]`."""
+
+    __slots__ = ("caches", "changed", "expires", "held", "session", "since", "slots", "written")
+
+    def __init__(self, session: SessionId, since: Nanoseconds, expires: Nanoseconds) -> None:
+        self.session = session
+        self.since = since
+        self.expires = expires
+        self.caches: tuple[Cache, ...] = ()
+        self.slots: tuple[int, ...] = ()
+        self.held = 0
+        """Where slots are still held."""
+        self.written = 0
+        """What readers of the journal know of."""
+        self.changed = 0
+        """What the journal has to tell."""
+
+
+class SlotLedger:
+    """Caches and what every session holds of them.
+
+    Invariants: the use of a cache is the sum of what sessions hold of it; `reserve` never makes it
+    exceed the capacity; replaying the journal gives `snapshot()`.
+    """
+
+    def __init__(self) -> None:
+        self._caches: dict[ResourceId, Cache] = {}
+        self._holdings: dict[SessionId, _Holding] = {}
+        self._expiries: list[tuple[Nanoseconds, SessionId]] = []
+        self._touched: dict[_Holding, None] = {}
+
+    # Resources
+
+    def cache(self, agent: AgentId, partition: PartitionKey) -> Cache:
+        """Returns the cache of a partition on an agent, made without capacity on first use."""
+        cache = self._caches.get(cache_of(agent, partition))
+        if cache is None:
+            cache = Cache(agent, partition)
+            self._caches[cache.resource] = cache
+        return cache
+
+    def caches(self) -> list[Cache]:
+        """Returns every cache with capacity or sessions."""
+        return list(self._caches.values())
+
+    def forget_unused(self) -> None:
+        """Drops caches that have neither capacity nor sessions."""
+        for cache in self.caches():
+            if not cache.capacity and not cache.used:
+                del self._caches[cache.resource]
+
+    # The verbs
+
+    def probe(self, claims: Claims) -> Cache | None:
+        """Returns the first cache with too few slots left; None if all would do. Books nothing."""
+        for at, cache in enumerate(claims.caches):
+            if cache.used + claims.slots[at] > cache.capacity:
+                return cache
+        return None
+
+    def reserve(
+        self, session: SessionId, claims: Claims, now: Nanoseconds, expires_ns: Nanoseconds
+    ) -> None:
+        """Takes slots in every cache.
+
+        Raises:
+            InternalError: If the session has a reservation, or a cache has too few slots left. The
+                book is unchanged then.
+        """
+        if session in self._holdings:
+            raise InternalError(f"session {session} has a reservation already")
+        lacking = self.probe(claims)
+        if lacking is not None:
+            raise InternalError(f"session {session} finds too few slots in {lacking.resource}")
+        for at, cache in enumerate(claims.caches):
+            cache.used += claims.slots[at]
+        holding = _Holding(session, now, expires_ns)
+        holding.caches = claims.caches
+        holding.slots = claims.slots
+        holding.held = holding.changed = (1 << len(claims.caches)) - 1
+        self._enter(holding)
+
+    def confirm(self, session: SessionId, expires_ns: Nanoseconds) -> None:
+        """The session is alive: it does not expire before `expires_ns`."""
+        holding = self._holdings.get(session)
+        if holding is not None and expires_ns > holding.expires:
+            self.expire_at(session, expires_ns)
+
+    def correct(
+        self,
+        session: SessionId,
+        cache: Cache,
+        slots: int,
+        now: Nanoseconds,
+        expires_ns: Nanoseconds,
+    ) -> None:
+        """Enters what an agent really holds for a session, whether there was room or not.
+
+        Args:
+            session: May be unknown so far.
+            cache: Where.
+            slots: How many; 0 is the same as a release.
+            now: Since when, for a session that is new.
+            expires_ns: For a session that is new.
+        """
+        holding = self._holdings.get(session)
+        if holding is None:
+            if slots <= 0:
+                return
+            holding = _Holding(session, now, expires_ns)
+            self._enter(holding)
+        if cache not in holding.caches:
+            holding.caches = (*holding.caches, cache)
+            holding.slots = (*holding.slots, 0)
+        at = holding.caches.index(cache)
+        if holding.held >> at & 1:
+            cache.used -= holding.slots[at]
+        bit = 1 << at
+        holding.changed |= bit
+        holding.slots = (*holding.slots[:at], slots, *holding.slots[at + 1 :])
+        if slots > 0:
+            cache.used += slots
+            holding.held |= bit
+        else:
+            holding.held &= ~bit
+        self._note(holding)
+
+    def release(self, session: SessionId, agent: AgentId | None = None) -> list[Cache]:
+        """Frees what a session holds, or what it holds on one agent; returns the caches freed."""
+        holding = self._holdings.get(session)
+        freed: list[Cache] = []
+        if holding is None:
+            return freed
+        for at, cache in enumerate(holding.caches):
+            bit = 1 << at
+            if holding.held & bit and (agent is None or cache.agent == agent):
+                cache.used -= holding.slots[at]
+                holding.held &= ~bit
+                holding.changed |= bit
+                freed.append(cache)
+        if freed:
+            self._note(holding)
+        return freed
+
+    def expire(self, now: Nanoseconds) -> list[SessionId]:
+        """Releases the sessions whose expiry has come, and returns them."""
+        expired = []
+        while (moment := self.next_expiry()) is not None and moment <= now:
+            session = heappop(self._expiries)[1]
+            self.release(session)
+            expired.append(session)
+        return expired
+
+    # Around the verbs
+
+    def expire_at(self, session: SessionId, moment: Nanoseconds) -> None:
+        """Has a session expire at a moment, be it earlier than before: its end was ordered."""
+        holding = self._holdings.get(session)
+        if holding is not None and moment != holding.expires:
+            holding.expires = moment
+            holding.changed |= holding.held
+            self._touched[holding] = None
+            self._expire_later(holding)
+
+    def overdue(self, now: Nanoseconds) -> list[SessionId]:
+        """Returns the sessions that `expire` would release, for those who want to confirm some."""
+        found = []
+        entries = []
+        while (moment := self.next_expiry()) is not None and moment <= now:
+            entries.append(heappop(self._expiries))
+            found.append(entries[-1][1])
+        for entry in entries:
+            heappush(self._expiries, entry)
+        return list(dict.fromkeys(found))
+
+    def next_expiry(self) -> Nanoseconds | None:
+        """When `expire` has something to do."""
+        heap = self._expiries
+        while heap:
+            moment, session = heap[0]
+            holding = self._holdings.get(session)
+            if holding is not None and holding.expires == moment:
+                return moment
+            heappop(heap)
+        return None
+
+    def agents(self, session: SessionId) -> list[AgentId]:
+        """Returns the agents that hold slots for a session, each once."""
+        holding = self._holdings.get(session)
+        if holding is None:
+            return []
+        found = [c.agent for at, c in enumerate(holding.caches) if holding.held >> at & 1]
+        return list(dict.fromkeys(found))
+
+    def holds(self, session: SessionId) -> list[tuple[AgentId, PartitionKey, int]]:
+        """Returns the slots of a session: agent, partition, how many."""
+        holding = self._holdings.get(session)
+        if holding is None:
+            return []
+        return [
+            (cache.agent, cache.partition, holding.slots[at])
+            for at, cache in enumerate(holding.caches)
+            if holding.held >> at & 1
+        ]
+
+    def sessions_at(self, agent: AgentId) -> list[SessionId]:
+        """Returns the sessions that hold slots on an agent, in order of their ids."""
+        return sorted(each for each in self._holdings if agent in self.agents(each))
+
+    def sessions(self) -> list[SessionId]:
+        """Returns every session that holds slots."""
+        return list(self._holdings)
+
+    def __contains__(self, session: SessionId) -> bool:
+        return session in self._holdings
+
+    def __len__(self) -> int:
+        return len(self._holdings)
+
+    def snapshot(self) -> list[Reservation]:
+        """Returns every reservation, by session."""
+        return [
+            _record(holding, at)
+            for session in sorted(self._holdings)
+            for holding in (self._holdings[session],)
+            for at in range(len(holding.caches))
+            if holding.held >> at & 1
+        ]
+
+    def take_changes(self) -> list[ReservationChange]:
+        """Returns what changed since the last call, one line per session and cache."""
+        changes = []
+        for holding in self._touched:
+            for at in range(len(holding.caches)):
+                bit = 1 << at
+                if not holding.changed & bit:
+                    continue
+                if holding.held & bit:
+                    changes.append(ReservationChange("put", _record(holding, at)))
+                elif holding.written & bit:
+                    changes.append(ReservationChange("delete", _record(holding, at)))
+            holding.written = holding.held
+            holding.changed = 0
+        self._touched.clear()
+        return changes
+
+    def restore(self, reservations: Iterable[Reservation]) -> None:
+        """Enters what another scheduler had booked, on this one's clock.
+
+        Sessions that are here already, and resources that are no caches, are skipped. Capacities
+        come with the plan.
+        """
+        known = set(self._holdings)
+        for record in reservations:
+            place = place_of(record.resource)
+            if record.session in known or place is None or record.slots <= 0:
+                continue
+            cache = self.cache(*place)
+            self.correct(record.session, cache, record.slots, record.start_ns, record.expires_ns)
+            holding = self._holdings[record.session]
+            holding.written = holding.held
+
+    # Inside
+
+    def _enter(self, holding: _Holding) -> None:
+        self._holdings[holding.session] = holding
+        self._touched[holding] = None
+        self._expire_later(holding)
+
+    def _note(self, holding: _Holding) -> None:
+        """Has the journal tell of it; forgets a session that holds nothing."""
+        if holding.held:
+            self._touched[holding] = None
+            return
+        self._holdings.pop(holding.session, None)
+        if holding.written:
+            self._touched[holding] = None
+        else:
+            self._touched.pop(holding, None)
+
+    def _expire_later(self, holding: _Holding) -> None:
+        heap = self._expiries
+        heappush(heap, (holding.expires, holding.session))
+        # Sessions end long before they expire: without a sweep their entries would pile up.
+        if len(heap) > 2 * len(self._holdings) + _FEWEST_STALE:
+            live = [(each.expires, each.session) for each in self._holdings.values()]
+            self._expiries = live
+            heapify(live)
+
+
+def _record(holding: _Holding, at: int) -> Reservation:
+    return Reservation(
+        BatchId(0), 0, holding.caches[at].resource, holding.since, holding.expires,
+        holding.expires, slots=holding.slots[at], session=holding.session,
+    )  # fmt: skip

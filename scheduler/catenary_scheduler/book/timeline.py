@@ -1,0 +1,167 @@
+"""One resource's busy intervals, and the search for a free one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from catenary_services.domain.ids import BatchId, Nanoseconds, ResourceId
+from catenary_services.errors import InternalError
+
+if TYPE_CHECKING:
+    from catenary_scheduler.book.pool import Pool
+
+
+class Use:
+    """One booked interval on one or several resources at once.
+
+    Invariants: `start < end`; while `live` it stands in every one of its timelines, afterwards
+    (pruned, released) in none. `done` uses never move.
+    """
+
+    __slots__ = ("batch", "done", "end", "live", "persisted", "position", "start", "timelines")
+
+    def __init__(
+        self,
+        batch: BatchId,
+        position: int,
+        timelines: tuple[Timeline, ...],
+        start: Nanoseconds,
+        end: Nanoseconds,
+    ) -> None:
+        self.batch = batch
+        self.position = position
+        self.timelines = timelines
+        self.start = start
+        self.end = end
+        self.done = False
+        self.live = False
+        self.persisted = False
+
+    @property
+    def transfers(self) -> bool:
+        """True for the pair of links of a transfer, False for a device."""
+        return len(self.timelines) > 1
+
+
+class Timeline:
+    """Busy intervals of one resource, in order of time and never overlapping.
+
+    `starts`, `ends` and `uses` are parallel; the first two are plain lists of integers so that
+    bisection runs in C.
+    """
+
+    __slots__ = ("busy_until", "done_until", "ends", "resource", "starts", "uses", "watchers")
+
+    def __init__(self, resource: ResourceId) -> None:
+        self.resource = resource
+        self.starts: list[Nanoseconds] = []
+        self.ends: list[Nanoseconds] = []
+        self.uses: list[Use] = []
+        self.busy_until: Nanoseconds = 0
+        """End of the last interval, and never before `done_until`."""
+        self.done_until: Nanoseconds = 0
+        """Latest moment up to which the real use of this resource is known."""
+        self.watchers: list[tuple[Pool, int]] = []
+
+    def insert(self, use: Use) -> None:
+        """Adds an interval.
+
+        Raises:
+            InternalError: If it overlaps another one.
+        """
+        start, end = use.start, use.end
+        starts, ends = self.starts, self.ends
+        if not starts or start >= ends[-1]:
+            starts.append(start)
+            ends.append(end)
+            self.uses.append(use)
+            self._ends_at(end if end > self.done_until else self.done_until)
+            return
+        at = bisect_right(ends, start)
+        if end > starts[at] or start >= end:
+            raise InternalError(f"{self.resource} is booked twice at {starts[at]}")
+        starts.insert(at, start)
+        ends.insert(at, end)
+        self.uses.insert(at, use)
+
+    def remove(self, use: Use) -> None:
+        """Takes an interval out."""
+        at = bisect_left(self.starts, use.start)
+        if at == len(self.uses) or self.uses[at] is not use:
+            raise InternalError(f"{self.resource}: the use at {use.start} is another one")
+        del self.starts[at], self.ends[at], self.uses[at]
+        if at == len(self.starts):
+            self._ends_at(max(self.ends[-1] if self.ends else 0, self.done_until))
+
+    def resize(self, use: Use, start: Nanoseconds, end: Nanoseconds) -> None:
+        """Changes an interval that nothing else overlaps, before or after."""
+        at = bisect_left(self.starts, use.start)
+        self.starts[at] = start
+        self.ends[at] = end
+        if at == len(self.ends) - 1:
+            self._ends_at(max(end, self.done_until))
+
+    def after(self, use: Use) -> Use | None:
+        """Returns the first use behind `use` that can still move."""
+        at = bisect_left(self.starts, use.start) + 1
+        while at < len(self.uses):
+            if not self.uses[at].done:
+                return self.uses[at]
+            at += 1
+        return None
+
+    def alone(self, use: Use, start: Nanoseconds, end: Nanoseconds) -> bool:
+        """True if `[start, end)` touches the interval of `use` and no other."""
+        low = bisect_right(self.ends, start)
+        high = bisect_left(self.starts, end, low)
+        return high - low == 1 and self.uses[low] is use
+
+    def overlapping(self, start: Nanoseconds, end: Nanoseconds) -> list[Use]:
+        """Returns the uses that share a moment with `[start, end)`."""
+        low = bisect_right(self.ends, start)
+        return self.uses[low : bisect_left(self.starts, end, low)]
+
+    def ran_until(self, end: Nanoseconds) -> None:
+        """Notes that this resource was really in use until `end`."""
+        self.done_until = max(self.done_until, end)
+        self._ends_at(max(self.busy_until, self.done_until))
+
+    def _ends_at(self, end: Nanoseconds) -> None:
+        if end != self.busy_until:
+            before, self.busy_until = self.busy_until, end
+            for pool, index in self.watchers:
+                pool.moved(index, before, end)
+
+
+def earliest_on(timeline: Timeline, not_before: Nanoseconds, duration: Nanoseconds) -> Nanoseconds:
+    """Returns the earliest start at which one resource is free for `duration`."""
+    ends = timeline.ends
+    if not ends or ends[-1] <= not_before:
+        return not_before
+    starts = timeline.starts
+    at = bisect_right(ends, not_before)
+    busy = len(ends)
+    while at < busy and starts[at] < not_before + duration:
+        not_before = ends[at]
+        at += 1
+    return not_before
+
+
+def earliest_slot(
+    timelines: Sequence[Timeline], not_before: Nanoseconds, duration: Nanoseconds
+) -> Nanoseconds:
+    """Returns the earliest moment from which all resources are free for `duration`.
+
+    PPipe's earliestSlot(res, t, l) (Algorithm 2, lines 13 and 15). Gaps between bookings count.
+    """
+    start, agreed = not_before, 0
+    while agreed < len(timelines):
+        for timeline in timelines:
+            slot = earliest_on(timeline, start, duration)
+            agreed = agreed + 1 if slot == start else 1
+            start = slot
+            if agreed >= len(timelines):
+                break
+    return start

@@ -1,0 +1,107 @@
+"""What moves take, in a term: following what agents send, told to the dispatcher, shown.
+
+Nobody probes links beforehand. Connections between agents are made when they are first needed,
+there are as many pairs as the square of the agents, and megabytes sent only to be measured would be
+in the way of tokens. Until the first caches have gone over a link it counts as fast as the slower
+of its two network cards, by the `link_bytes_per_second` that agents say; what the first moves
+measure outlives the scheduler.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.clock import now_ns
+from catenary_scheduler.dispatch.events import BoundariesMeasured, Event
+from catenary_scheduler.utilisation import Utilisation
+from catenary_services.domain.decoder import Runtime
+from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds
+from catenary_services.domain.plan import Plan
+from catenary_services.log import get_logger
+
+if TYPE_CHECKING:
+    from catenary_scheduler.deployments import Deployments
+    from catenary_scheduler.measured_links import MeasuredLinks
+    from catenary_scheduler.roster import Roster
+    from catenary_services.telemetry.metrics import Metrics
+
+_log = get_logger(__name__)
+Feed = Callable[[Event, Nanoseconds], None]
+
+
+class BoundaryDesk:
+    """Rates of links, and sizes of caches.
+
+    Args:
+        links: What was measured so far.
+        deployments: The models.
+        feed: Gives an event to the dispatcher.
+        keep: Called when there is something new to write down.
+    """
+
+    def __init__(
+        self,
+        links: MeasuredLinks,
+        deployments: Deployments,
+        feed: Feed,
+        keep: Callable[[], None],
+    ) -> None:
+        self._links = links
+        self._deployments = deployments
+        self._feed = feed
+        self._keep = keep
+        self._sending = Utilisation()
+        self._shown: set[tuple[str, str]] = set()
+
+    def planned(self, plan: Plan) -> None:
+        """A plan is about to be dispatched by: the dispatcher should know what moves take."""
+        cache_bytes: list[tuple[ModelKey, int]] = []
+        held_bytes: list[tuple[ModelKey, str, int]] = []
+        for model in plan.models:
+            deployment = self._deployments.ready.get(model.model)
+            if deployment is not None and deployment.decoder is not None:
+                decoder, precision = deployment.decoder, deployment.manifest.precision
+                cache_bytes.append((model.model, decoder.cache_bytes_per_token))
+                for runtime in Runtime:
+                    held = decoder.held_by(runtime, precision)
+                    held_bytes.append((model.model, str(runtime), held.cache_bytes_per_token))
+        if cache_bytes:
+            known = tuple(self._links.rates())
+            self._feed(BoundariesMeasured(known, tuple(cache_bytes), tuple(held_bytes)), now_ns())
+
+    def caches_sent(self, agent: AgentId, message: scheduler_pb2.CachesSent) -> None:
+        """An agent says what caches it sent lately, and how long that took."""
+        changed = []
+        for sent in message.links:
+            link = agent, AgentId(sent.peer_id)
+            self._sending.add(_name(link), sent.sending_ns)
+            bytes_per_second = self._links.observe(link, sent.bytes, sent.sending_ns)
+            if bytes_per_second is not None:
+                changed.append((*link, bytes_per_second))
+        if changed:
+            for source, target, rate in changed:
+                _log.info("link_measured", source=source, target=target, bytes_per_second=rate)
+            self._feed(BoundariesMeasured(tuple(changed)), now_ns())
+            self._keep()
+
+    def show(self, metrics: Metrics, roster: Roster) -> None:
+        """Shows the links between agents that are there; called about every second."""
+        self._sending.next_round(time.monotonic())
+        shown = set()
+        for source, target, bytes_per_second in self._links.rates():
+            if source in roster and target in roster:
+                metrics.link_rate.labels(source, target).set(bytes_per_second)
+                busy = self._sending.ratio(_name((source, target)))
+                metrics.link_utilisation.labels(source, target).set(busy)
+                shown.add((str(source), str(target)))
+        for gone in self._shown - shown:
+            metrics.link_rate.remove(*gone)
+            metrics.link_utilisation.remove(*gone)
+        self._shown = shown
+
+
+def _name(link: tuple[AgentId, AgentId]) -> str:
+    return f"{link[0]}>{link[1]}"

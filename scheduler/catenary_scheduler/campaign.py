@@ -1,0 +1,94 @@
+"""Which groups a scheduler process tries to lead, so that every group is led and load spreads.
+
+A process takes its preferred group as soon as nobody leads it. It takes one whose leader is gone at
+once if it leads no more than one itself, and one that nobody has led yet after a grace, for who
+prefers that may be about to start; the more it leads already, the longer it waits. A process that
+leads two groups fewer than another says that it wants one of them; the other hands it over in good
+order, and everybody else leaves it alone meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from catenary_scheduler.state.lease import Sight
+
+
+class Campaign:
+    """What one process knows about who leads which group. Pure; moments are given.
+
+    Attributes:
+        groups: How many there are.
+        preferred: The group this process leads if it can.
+        led: The groups it leads, or is about to.
+    """
+
+    def __init__(self, token: str, preferred: int, groups: int, grace_s: float) -> None:
+        self.token = token
+        self.preferred = preferred
+        self.groups = groups
+        self.led: set[int] = set()
+        self._grace_s = grace_s
+        self._holders: dict[int, str] = {}
+        self._wanted_by: dict[int, str] = {}
+        self._seen_led: set[int] = set()
+        self._free_since_s: dict[int, float] = {}
+        self._held_back_s: dict[int, float] = {}
+
+    def saw(self, group: int, sight: Sight, now_s: float) -> None:
+        """Takes a look at a group's lease into account."""
+        self._holders[group] = sight.holder
+        self._wanted_by[group] = sight.wanted_by
+        if sight.holder:
+            self._seen_led.add(group)
+            self._free_since_s.pop(group, None)
+        else:
+            self._free_since_s.setdefault(group, now_s)
+
+    def took(self, group: int) -> None:
+        """This process holds the lease of a group."""
+        self.led.add(group)
+        self._holders[group] = self.token
+        self._free_since_s.pop(group, None)
+
+    def lost(self, group: int) -> None:
+        """It holds it no longer."""
+        self.led.discard(group)
+        self._holders.pop(group, None)
+
+    def gave(self, group: int, now_s: float, leave_s: float) -> None:
+        """It gave a group to somebody who wants it, and leaves it alone for a while."""
+        self.lost(group)
+        self._held_back_s[group] = now_s + leave_s
+
+    def wait_s(self, group: int, now_s: float) -> float:
+        """Returns how long to wait before trying to lead a group that is free; 0: try now."""
+        held_back_s = self._held_back_s.get(group, now_s) - now_s
+        if group == self.preferred:
+            return max(0.0, held_back_s)
+        free_since_s = self._free_since_s.get(group, now_s)
+        return max(0.0, held_back_s, free_since_s + self._patience_s(group) - now_s)
+
+    def _patience_s(self, group: int) -> float:
+        wanted_by = self._wanted_by.get(group, "")
+        if wanted_by == self.token:
+            return 0.0
+        was_led = group in self._seen_led and not wanted_by
+        return self._grace_s * (max(1, len(self.led)) - was_led)
+
+    def wants(self, group: int) -> bool:
+        """True if another process leads this group and ought to hand it to this one."""
+        counts = Counter(self._holders.values())
+        too_many = [
+            each
+            for each, holder in self._holders.items()
+            if holder and holder != self.token and counts[holder] - len(self.led) >= 2
+        ]
+        if not too_many:
+            return False
+        return group == (self.preferred if self.preferred in too_many else max(too_many))
+
+    def gives(self, group: int, sight: Sight) -> bool:
+        """True if a group that this process leads is to be handed to who wants it."""
+        wanted = bool(sight.wanted_by) and sight.wanted_by != self.token
+        return wanted and group in self.led and len(self.led) >= 2

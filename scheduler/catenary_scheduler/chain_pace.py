@@ -1,0 +1,61 @@
+"""How long sessions and their steps take on a path through a model, by what is known now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.measured import Measured
+from catenary_scheduler.planning import ChainLatency, ServiceTime
+from catenary_scheduler.planning.latency import ClusterLines
+from catenary_scheduler.planning.live import ChainCosts, SessionShape
+from catenary_scheduler.roster import Roster
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import ModelKey, Nanoseconds
+from catenary_services.domain.latency import LatencyLines
+from catenary_services.domain.plan import ChainHop
+from catenary_services.errors import PlanInfeasible
+
+Shapes = Callable[[ModelKey], SessionShape]
+
+
+def service_times(
+    deployments: Deployments, measured: Measured, roster: Roster, shape: Shapes
+) -> ServiceTime:
+    """Returns a function for the chains of any deployed model that generates text.
+
+    Costs are those agents report by now, where they report.
+    """
+    agents = [record.agent for record in roster.values()]
+    times = measured.generation()
+    costs: dict[ModelKey, ChainCosts] = {}
+
+    def service_ns(model: ModelKey, hops: Sequence[ChainHop]) -> Nanoseconds:
+        if model not in costs:
+            decoder, precision = _decoder(deployments, model)
+            costs[model] = ChainCosts(decoder, agents, times, model, shape(model), precision)
+        return costs[model].service_ns(hops)
+
+    return service_ns
+
+
+def latency_lines(deployments: Deployments, measured: Measured, roster: Roster) -> ChainLatency:
+    """Returns a function for the chains of any deployed model that generates text."""
+    agents = [record.agent for record in roster.values()]
+    times = measured.generation()
+    found: dict[ModelKey, ClusterLines] = {}
+
+    def lines(model: ModelKey, hops: Sequence[ChainHop]) -> LatencyLines | None:
+        if model not in found:
+            decoder, precision = _decoder(deployments, model)
+            found[model] = ClusterLines(decoder, agents, times, model, precision=precision)
+        return found[model].lines(hops)
+
+    return lines
+
+
+def _decoder(deployments: Deployments, model: ModelKey) -> tuple[DecoderTable, str]:
+    deployment = deployments.ready.get(model)
+    if deployment is None or deployment.decoder is None:
+        raise PlanInfeasible(f"{model}: has chains and does not generate text")
+    return deployment.decoder, deployment.manifest.precision

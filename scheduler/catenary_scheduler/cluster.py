@@ -1,0 +1,380 @@
+"""Brings the agents to host what the plan says, and puts it in force: desired state to real state.
+
+Everything that happens (an agent came, a partition was loaded, a plan was applied, time passed)
+ends in `reconcile`, which compares what should be with what is and does what is missing. It may be
+called at any time and any number of times.
+
+    wishes     what should be served by: a plan from outside, or the planner's
+    steering   from the plan in force to the one that should be, without a pause where it can
+    in_force   the plan in force
+    fleet      the agents, and orders to load and unload
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from catenary_scheduler import targets
+from catenary_scheduler.chain_pace import latency_lines, service_times
+from catenary_scheduler.clock import now_ns
+from catenary_scheduler.content_check import ContentCheck
+from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.fleet import Fleet, Goal, Yard
+from catenary_scheduler.in_force import ActivePlan, Dispatching, InForce
+from catenary_scheduler.load_orders import LoadOrders
+from catenary_scheduler.measured import Measured
+from catenary_scheduler.planner import Planner
+from catenary_scheduler.planning import Placement
+from catenary_scheduler.readiness import judge
+from catenary_scheduler.roster import AgentRecord, Loaded, Roster
+from catenary_scheduler.steering import Steering
+from catenary_scheduler.switch import Facts, Phase, Switch
+from catenary_scheduler.switch_report import SwitchReport
+from catenary_scheduler.wishes import Wishes
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    Epoch,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+    PlanId,
+)
+from catenary_services.log import get_logger
+
+_log = get_logger(__name__)
+_EMPTY = Placement(())
+_MOVE_SESSIONS_NS = 3 * NANOSECONDS_PER_SECOND
+"""Sessions are moved out of the way of a change of plan. Those that could not be are started again
+elsewhere after so long, and those that are about to move after twice as long."""
+
+
+class Stage(Yard, Dispatching, Protocol):
+    """What the cluster does to the rest of the term."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """Stamped on orders, part of a plan's id."""
+        ...
+
+    def switch_ended(self, report: SwitchReport) -> None:
+        """A change of plan is done, or was rolled back."""
+        ...
+
+    def move_sessions(
+        self, agent: AgentId, partition: PartitionKey, *, must: bool, moving: bool
+    ) -> None:
+        """Has the sessions on a partition go on elsewhere: move or, if they must, begin again."""
+        ...
+
+    def cluster_changed(self) -> None:
+        """Agents, partitions, readiness or plan are not what they were."""
+        ...
+
+    def note(self, kind: str, facts: dict[str, str]) -> None:
+        """Enters what happened into the event stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long and how often the cluster tries."""
+
+    load_timeout_s: float = 120.0
+    load_attempts: int = 1
+    switch_timeout_ns: Nanoseconds = 120 * 10**9
+
+
+class Cluster:
+    """Agents, orders and plans of one term. Implements `steering.Helm`.
+
+    Attributes:
+        wishes: Who decides what should be in force.
+        target: What should be in force.
+        content: Which agents have other weights than the rest.
+    """
+
+    def __init__(
+        self, stage: Stage, deployments: Deployments, planner: Planner, measured: Measured,
+        limits: Limits,
+    ) -> None:  # fmt: skip
+        self._stage = stage
+        self._deployments = deployments
+        self._orders = LoadOrders(limits.load_timeout_s, limits.load_attempts, stage.availability)
+        self._fleet = Fleet(stage, deployments, self._orders, measured)
+        self.content = ContentCheck(deployments.ready, self._fleet.roster, stage.note)
+        self._fleet.expect_content(self.content.expected)
+        roster, shape = self._fleet.roster, planner.session_shape
+        self._in_force = InForce(
+            stage, deployments, measured,
+            lambda: service_times(deployments, measured, roster, shape),
+            lambda: latency_lines(deployments, measured, roster),
+        )  # fmt: skip
+        self._steering = Steering(self, limits.switch_timeout_ns)
+        self._ready: dict[ModelKey, str] = {}
+        self._resume_until_s: float | None = None
+        """Until then a predecessor's plan comes first, as far as its agents report."""
+        self._now_s = 0.0
+        self.wishes = Wishes(deployments, planner, stage.availability)
+        self.target: Placement | None = None
+
+    # ---- what is known ----
+
+    @property
+    def roster(self) -> Roster:
+        """Every agent, there or not."""
+        return self._fleet.roster
+
+    @property
+    def active(self) -> ActivePlan | None:
+        """The plan in force."""
+        return self._in_force.active
+
+    @property
+    def restored(self) -> tuple[Placement, PlanId] | None:
+        """What a predecessor dispatched by, until something is in force again."""
+        return self._in_force.restored
+
+    @property
+    def plan_id(self) -> str:
+        """Of the plan in force; empty without one."""
+        return self._in_force.plan_id
+
+    @property
+    def is_settled(self) -> bool:
+        """True if what should be in force is."""
+        placement = self.active.placement if self.active is not None else None
+        return placement is not None and placement == self.target and not self.is_switching
+
+    @property
+    def is_switching(self) -> bool:
+        """True while a change of plan is under way, or is being taken back."""
+        return self._steering.switch is not None
+
+    @property
+    def last_switch(self) -> SwitchReport | None:
+        """The last switch that is over."""
+        return self._steering.last
+
+    def switch_report(self) -> SwitchReport | None:
+        """Returns the switch under way, else the last one."""
+        return self._steering.report(now_ns())
+
+    def is_ready(self, model: ModelKey) -> bool:
+        """True if requests for the model can be given to the dispatcher now."""
+        return self._ready.get(model) == ""
+
+    def reason(self, model: ModelKey) -> str:
+        """Returns why a model is not ready; empty if it is."""
+        reason = self._ready.get(model)
+        if reason == "":
+            return ""
+        infeasible = self._in_force.infeasible.get(model, "")
+        problem = self.wishes.problem()
+        servers = {agent: str(each.agent.server) for agent, each in self.roster.items()}
+        said = [*self._orders.problems(model, servers), infeasible, reason or "", problem]
+        return "; ".join(dict.fromkeys(text for text in said if text)) or "partitions are loading"
+
+    # ---- what happened ----
+
+    def restore(self, placement: Placement, plan_id: PlanId, until_s: float) -> None:
+        """Takes over what a predecessor dispatched by; its agents are waited for until then."""
+        self._in_force.restored = (placement, plan_id)
+        self._fleet.inherit(placement, until_s)
+        self._resume_until_s = until_s
+
+    def restore_report(self, report: SwitchReport) -> None:
+        """Takes over what is known of the last switch."""
+        self._steering.last = report
+
+    def fix(self, placement: Placement | None) -> None:
+        """Serves by a placement from outside, or by what the planner says again."""
+        self.wishes.fix(placement, is_switching=self.is_switching)
+
+    def agent_arrives(self, record: AgentRecord) -> None:
+        """An agent said hello, with what it hosts already; `reconcile` must follow."""
+        self._fleet.connected(record)
+
+    def agent_disconnected(self, agent_id: AgentId, now_s: float) -> None:
+        """An agent is gone, and what it held is gone with it."""
+        self._fleet.disconnected(agent_id, now_s)
+        self.content.gone(agent_id)
+        self.reconcile(now_s)
+
+    def partition_loaded(
+        self, agent_id: AgentId, key: PartitionKey, loaded: Loaded, now_s: float
+    ) -> None:
+        """An order was carried out."""
+        self._fleet.loaded(agent_id, key, loaded, now_s)
+        self.content.loaded(agent_id, key)
+        self.reconcile(now_s)
+
+    def partition_failed(
+        self, agent_id: AgentId, key: PartitionKey, problem: str, *, out_of_memory: bool,
+        now_s: float,
+    ) -> None:  # fmt: skip
+        """An order could not be carried out."""
+        _log.warning("partition_failed", agent=agent_id, partition=str(key), error=problem)
+        self._orders.failed(agent_id, key, problem, now_s, out_of_memory=out_of_memory)
+        self.reconcile(now_s)
+
+    def partition_lost(self, agent_id: AgentId, key: PartitionKey) -> None:
+        """An agent does not host a partition that it was thought to host; it is loaded again."""
+        self._fleet.lost(agent_id, key)
+        self.reconcile(self._now_s)
+
+    def reconcile(self, now_s: float) -> None:
+        """Does what is missing between what should be and what is."""
+        self._now_s = now_s
+        self._part_unlike()
+        self._resume()
+        self._steer()
+        self._move_sessions()
+        self._activate_new_models()
+        self._leave_drained()
+        self._host()
+        self._fleet.tell_loaded(self._in_force.placement)
+        plan = self.active.plan if self.active else None
+        self._ready = judge(
+            self._deployments.ready, plan, self.target, self.roster, self._stage.availability
+        )
+        self._stage.cluster_changed()
+
+    # ---- what switches do (`steering.Helm`) ----
+
+    def facts(self) -> Facts:
+        """Returns the cluster as a switch sees it now."""
+        goal = Goal(self._in_force.placement, self.target or _EMPTY, self._steering.switch)
+        return self._fleet.facts(goal, self._in_force.objection, now_ns(), self._now_s)
+
+    def apply(self, switch: Switch) -> None:
+        """Puts the new plan in force; of models that are new, those that are loaded."""
+        running = {model.model: model for model in self._in_force.placement.models}
+        changed = {model.model: model for model in switch.part.models}
+        hosted = self._fleet.loaded_models(switch.new, self._now_s)
+        there = {**running, **changed}
+        models = [
+            there.get(model.model, model)
+            for model in switch.new.models
+            if model.model in there or model.model in hosted
+        ]
+        self._activate(Placement(tuple(models)))
+        self.wishes.accepted()
+
+    def hold(self, switch: Switch) -> Collection[ModelKey]:
+        """Dispatches by what is left of the old plan; returns the models nothing is left of."""
+        assert self.active is not None
+        left = switch.reduced(self.active.plan)
+        self._stage.dispatch_by(left)
+        return [model.model for model in left.models if not model.pipelines and not model.chains]
+
+    def empty(self, switch: Switch) -> None:
+        """Asks crowded agents anew: what they refused, they refused beside other partitions."""
+        for agent in switch.crowded:
+            self._fleet.forget_orders(agent)
+
+    def release(self) -> None:
+        """Dispatches by the whole plan in force again."""
+        assert self.active is not None
+        self._stage.dispatch_by(self.active.plan)
+
+    def rejected(self, switch: Switch) -> None:
+        """Goes back to what was wanted before."""
+        self.wishes.rejected(switch, self._in_force.placement, self._now_s)
+
+    def switch_ended(self, report: SwitchReport) -> None:
+        """Tells everyone."""
+        self._stage.switch_ended(report)
+
+    # ---- reconcile, step by step ----
+
+    def _part_unlike(self) -> None:
+        """Serves nothing from agents whose content is not that of the others."""
+        for agent, key, text in self.content.unlike():
+            self._fleet.give_up(agent, key, text, self._now_s)
+            self.content.differs(agent, key, text)
+
+    def _resume(self) -> None:
+        """After a change of leader: goes on by the old plan, as far as its agents are there."""
+        if self._resume_until_s is None or self._in_force.restored is None:
+            return
+        placement = self.wishes.known(self._in_force.restored[0])
+        hosted = self._fleet.loaded_models(placement, self._now_s, resuming=True)
+        models = tuple(model for model in placement.models if model.model in hosted)
+        if models != self._in_force.placement.models:
+            self._activate(Placement(models))
+        if len(models) == len(placement.models) or self._now_s >= self._resume_until_s:
+            self._resume_until_s = None
+            if self.active is not None:
+                self._in_force.restored = None
+
+    def _steer(self) -> None:
+        for _ in range(2):  # what is wanted may be another thing after a switch that failed
+            self.target = self.wishes.target(self.roster, self._now_s)
+            if self.target is None or self._resume_until_s is not None:
+                return
+            last = self.last_switch
+            cause = self.wishes.cause(self._in_force.placement)
+            self._steering.follow(self.target, cause)
+            if self.last_switch is last:
+                return
+
+    def _move_sessions(self) -> None:
+        """Does not wait for the end of every long session in the way of a change of plan."""
+        switch = self._steering.switch
+        if switch is None or switch.phase is not Phase.FLUSHING:
+            return
+        waited_ns = now_ns() - switch.since_ns
+        must, moving = waited_ns >= _MOVE_SESSIONS_NS, waited_ns >= 2 * _MOVE_SESSIONS_NS
+        facts = self.facts()
+        for agent in sorted(switch.crowded):
+            for key in facts.surplus(agent, switch.new):
+                self._stage.move_sessions(agent, key, must=must, moving=moving)
+
+    def _activate_new_models(self) -> None:
+        """Serves models that were not served before as soon as they are loaded."""
+        if self.target is None or self._resume_until_s is not None:
+            return
+        before = self._in_force.placement.models
+        running = {model.model: model for model in before}
+        hosted = self._fleet.loaded_models(self.target, self._now_s)
+        models = [
+            running.get(model.model, model)
+            for model in self.target.models
+            if model.model in running or model.model in hosted
+        ]
+        if self.is_switching:  # what is to go in the end still serves
+            staying = {model.model for model in models}
+            models += [model for model in before if model.model not in staying]
+        if tuple(models) != before:
+            self._activate(Placement(tuple(models)))
+
+    def _activate(self, placement: Placement) -> None:
+        switch = self._steering.switch
+        self._in_force.activate(placement, switch.reduced if switch else lambda plan: plan)
+        if self._resume_until_s is None and placement == self.target:
+            self._in_force.restored = None
+        self._fleet.tell_loaded(placement)
+
+    def _leave_drained(self) -> None:
+        """Stops sending to draining agents at once where nothing is lost by it."""
+        placement = self._in_force.placement
+        draining = self._fleet.draining()
+        if not draining & targets.agents_of(placement):
+            return
+        smaller = targets.without(placement, set(draining))
+        before = [(len(model.pipelines), len(model.chains)) for model in placement.models]
+        if [(len(model.pipelines), len(model.chains)) for model in smaller.models] == before:
+            self._activate(smaller)
+
+    def _host(self) -> None:
+        """Has agents load and unload."""
+        resuming = self._resume_until_s is not None
+        target = self.target
+        if resuming and self._in_force.restored is not None:
+            target = self._in_force.restored[0]
+        if target is not None:
+            goal = Goal(self._in_force.placement, target, self._steering.switch)
+            self._fleet.host(goal, self._now_s, may_unload=not resuming)

@@ -1,0 +1,295 @@
+"""The models this cluster is to serve, and what the repository says about them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from catenary_scheduler.planning import DeployedModel
+from catenary_scheduler.state.codec import encode_document
+from catenary_scheduler.state.stored import StoredWish
+from catenary_services.domain.decoder import DecoderTable, HeldSizes, why_not_loaded
+from catenary_services.domain.ids import ModelKey, Nanoseconds
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.packing import PackingGoal
+from catenary_services.domain.plan import Agent
+from catenary_services.domain.profile import ModelProfile
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import CatenaryError, InvalidInput, ModelNotFound
+from catenary_services.log import get_logger
+from catenary_services.model_repository import ModelRepository
+
+_log = get_logger(__name__)
+_CONTENT_S = 1.0
+"""Nobody waits longer for the digest of a model."""
+DECODER = "decoder"
+SESSIONS_PER_CHAIN = 16
+"""Most at a time, of a model that does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a model is to be served, as far as somebody said so; 0 or None leave it to the model."""
+
+    slo_ns: Nanoseconds = 0
+    max_batch: int = 0
+    partitions: int | None = None
+    packing: PackingGoal | None = None
+
+    def stored(self) -> StoredWish:
+        """Returns what Redis keeps of it."""
+        return StoredWish(self.slo_ns, self.max_batch, self.partitions, self.packing)
+
+    @classmethod
+    def of(cls, stored: StoredWish) -> Wish:
+        """Returns the wish that was stored."""
+        return cls(stored.slo_ns, stored.max_batch, stored.partitions, stored.packing)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A model that is served, with everything known about it."""
+
+    wish: Wish
+    manifest: ModelManifest
+    table: BlockTable
+    decoder: DecoderTable | None = None
+    """Set for a model that generates text; `table` then follows from it."""
+    profile: ModelProfile | None = None
+    """What its blocks cost on each class of device, if anybody measured or estimated that."""
+    file_bytes: int = 0
+    """Size of its file; 0 if that is not here."""
+    usual_packing: PackingGoal = "off"
+    """What sessions are moved for where neither wish nor manifest say so."""
+    content: str = ""
+    """Digest of its content; empty if the repository here does not have all of it."""
+
+    @property
+    def block_weight_bytes(self) -> tuple[int, ...]:
+        """Memory of each block; empty if not known."""
+        return self.profile.block_weight_bytes if self.profile is not None else ()
+
+    @property
+    def assumed_block_bytes(self) -> tuple[int, ...]:
+        """Memory of each block; without a profile, even parts of the model's file."""
+        if self.block_weight_bytes or not self.file_bytes:
+            return self.block_weight_bytes
+        return (-(-self.file_bytes // self.table.blocks),) * self.table.blocks
+
+    def held_by(self, agent: Agent) -> HeldSizes:
+        """Returns the sizes of a model that generates text where an agent holds it."""
+        assert self.decoder is not None
+        return self.decoder.held_by(agent.runtime, self.manifest.precision)
+
+    def why_not_loaded(self, agent: Agent) -> str:
+        """Returns why an agent cannot load it, whatever it tries; empty if it may."""
+        if self.decoder is None:
+            return ""
+        return why_not_loaded(agent.runtime, self.manifest.target)
+
+    @property
+    def slo_ns(self) -> Nanoseconds:
+        """Deadline of a request that names none."""
+        return self.wish.slo_ns or self.manifest.slo_ns
+
+    @property
+    def packing(self) -> PackingGoal:
+        """What its sessions are moved for; nothing, of a model that generates no text."""
+        if self.decoder is None:
+            return "off"
+        return self.wish.packing or self.manifest.packing or self.usual_packing
+
+    @property
+    def max_batch(self) -> int:
+        """Largest batch it is planned for; of a model that generates text: sessions per chain."""
+        limit = self.wish.max_batch or self.manifest.max_batch
+        if self.decoder is not None and not self.wish.max_batch and limit == 1:
+            return SESSIONS_PER_CHAIN  # a manifest that says nothing of it says 1
+        return limit if self.table.batched else 1
+
+    def for_planning(self) -> DeployedModel:
+        """Returns what the planner wants to know."""
+        return DeployedModel(
+            key=self.manifest.key,
+            table=self.table,
+            slo_ns=self.slo_ns,
+            max_batch=self.max_batch,
+            float16_boundaries=self.manifest.float16_boundaries,
+            partitions=self.wish.partitions,
+            decoder=self.decoder,
+            session_tokens=self.manifest.session_tokens if self.decoder is not None else 0,
+            objectives=self.manifest.objectives,
+            cache_oversubscription=self.manifest.cache_oversubscription,
+            packing=self.packing,
+            block_bytes=self.assumed_block_bytes,
+            precision=self.manifest.precision,
+            target=self.manifest.target,
+        )
+
+
+class Deployments:
+    """Every deployed model; reads the repository off the event loop.
+
+    Args:
+        repository: Where models are found.
+        packing: What sessions are moved for, of models that do not say.
+    """
+
+    def __init__(self, repository: ModelRepository, packing: PackingGoal = "off") -> None:
+        self._repository = repository
+        self._packing = packing
+        self.ready: dict[ModelKey, Deployment] = {}
+        self.problems: dict[str, str] = {}
+        """Wanted models that cannot be served, with the reason in words."""
+        self.profile_problems: dict[ModelKey, str] = {}
+        """Why profiles that are there cannot be used."""
+        self._wanted: dict[str, Wish] = {}
+        self._recording: dict[ModelKey, asyncio.Future[str]] = {}
+        """Digests that take their time."""
+
+    def resolve(self, name: str, version: str) -> ModelKey | None:
+        """Returns a deployed model; without a version its highest one."""
+        if version:
+            key = ModelKey(name, version)
+            return key if key in self.ready else None
+        found = [key for key in self.ready if key.name == name]
+        return max(found, key=lambda key: (len(key.version), key.version), default=None)
+
+    async def want(self, references: Iterable[str]) -> None:
+        """Deploys models by reference; one that cannot be is kept as a problem and retried."""
+        for reference in references:
+            self._wanted.setdefault(reference, Wish())
+        await self.retry()
+
+    async def retry(self) -> bool:
+        """Tries the models that could not be deployed; True if one of them now is."""
+        changed = False
+        for reference, wish in list(self._wanted.items()):
+            try:
+                await self.deploy(reference, wish)
+                changed = True
+            except (CatenaryError, OSError, ValueError) as error:  # whatever a name may lead to
+                if self.problems.get(reference) != str(error):
+                    _log.warning("model_not_deployed", model=reference, error=str(error))
+                self.problems[reference] = str(error)
+        return changed
+
+    async def deploy(self, reference: str, wish: Wish) -> ModelKey:
+        """Deploys "name" or "name:version", or changes how it is served.
+
+        Raises:
+            ModelNotFound: it is not in the repository.
+            InvalidInput: the repository's files about it are wrong.
+            ContentMismatch: they are not what was recorded.
+        """
+        key, manifest, table, decoder = await asyncio.to_thread(self._read, reference)
+        profile = await asyncio.to_thread(self._read_profile, key)
+        size = await asyncio.to_thread(self._size_of, key)
+        content = await self._content_in_time(key)
+        if wish == Wish() and key in self.ready:
+            wish = self.ready[key].wish
+        if wish.packing is not None and decoder is None:
+            raise InvalidInput("packing", f"{key} does not generate text")
+        if wish.max_batch < 0 or (wish.partitions or 0) > table.blocks:
+            raise InvalidInput("partitions", f"{key} has {table.blocks} blocks")
+        self.ready[key] = Deployment(
+            wish, manifest, table, decoder, profile, size, self._packing, content
+        )  # fmt: skip
+        self.problems.pop(reference, None)
+        self._wanted.pop(reference, None)
+        return key
+
+    async def refresh_profiles(self) -> None:
+        """Reads the profiles again: they may have been measured since the models were deployed."""
+        for key in list(self.ready):
+            profile = await asyncio.to_thread(self._read_profile, key)
+            if key in self.ready:
+                self.ready[key] = replace(self.ready[key], profile=profile)
+
+    async def restore(self, stored: Mapping[str, StoredWish]) -> None:
+        """Deploys what a predecessor had deployed."""
+        for reference, wish in stored.items():
+            self._wanted[reference] = Wish.of(wish)
+        await self.retry()
+
+    def records(self) -> dict[str, str | None]:
+        """Returns what Redis keeps of it: problems are wanted too."""
+        deployed = {str(key): each.wish for key, each in self.ready.items()}
+        return {
+            name: encode_document(wish.stored())
+            for name, wish in {**self._wanted, **deployed}.items()
+        }
+
+    def _read_profile(self, key: ModelKey) -> ModelProfile | None:
+        """Returns a model's profile; it can be served without one that is there and wrong."""
+        self.profile_problems.pop(key, None)
+        try:
+            return self._repository.profile(key)
+        except (CatenaryError, OSError) as error:
+            self.profile_problems[key] = str(error)
+            _log.warning("profile_unreadable", model=str(key), error=str(error))
+            return None
+
+    def _size_of(self, key: ModelKey) -> int:
+        try:
+            return self._repository.model_file(key).stat().st_size
+        except OSError:
+            return 0
+
+    async def _content_in_time(self, key: ModelKey) -> str:
+        """Returns the digest of a model's content; empty if that takes long: it is entered later.
+
+        At the first look every byte is read. No change of leader waits for that; meanwhile the
+        content is what most agents have.
+        """
+        recording = self._recording.pop(key, None)
+        if recording is None:
+            recording = asyncio.ensure_future(asyncio.to_thread(self._content_of, key))
+        done, _ = await asyncio.wait({recording}, timeout=_CONTENT_S)
+        if done:
+            return recording.result()
+        _log.info("content_is_read", model=str(key))
+        self._recording[key] = recording
+        recording.add_done_callback(partial(self._enter_content, key))
+        return ""
+
+    def _enter_content(self, key: ModelKey, recording: asyncio.Future[str]) -> None:
+        if self._recording.get(key) is not recording:
+            return  # whoever deployed it once more has it
+        del self._recording[key]
+        if recording.cancelled() or key not in self.ready:
+            return
+        if (error := recording.exception()) is not None:
+            _log.warning("content_unknown", model=str(key), error=str(error))
+            return
+        self.ready[key] = replace(self.ready[key], content=recording.result())
+
+    def _content_of(self, key: ModelKey) -> str:
+        try:
+            return self._repository.content_digest(key)
+        except OSError as error:
+            raise ModelNotFound(f"model {key} cannot be read: {error}") from error
+
+    def _read(
+        self, reference: str
+    ) -> tuple[ModelKey, ModelManifest, BlockTable, DecoderTable | None]:
+        key = self._repository.resolve(reference)
+        try:
+            manifest = self._repository.manifest(key)
+            if manifest.platform == DECODER:
+                decoder = self._repository.decoder_table(key)
+                return key, manifest, _table_of(decoder), decoder
+            return key, manifest, self._repository.block_table(key), None
+        except OSError as error:
+            raise ModelNotFound(f"model {key} cannot be read: {error}") from error
+
+
+def _table_of(decoder: DecoderTable) -> BlockTable:
+    """Returns a decoder's blocks in the form of other models; nothing is known of their times."""
+    hidden = TensorSpec("hidden_states", "FP32", (ANY, decoder.hidden_size))
+    boundary = Boundary((hidden,), hidden.nbytes([decoder.hidden_size]))
+    return BlockTable(
+        decoder.model_hash, True, (boundary,) * (decoder.blocks + 1), (0,) * decoder.blocks
+    )

@@ -1,0 +1,32 @@
+"""The book against what agents hold and gateways wait for: what leaked is found and mended.
+
+    facts       what the book says, what agents and gateways say, at one moment
+    suspicions  where they differ
+    auditor     which of that is a leak, and not a message under way
+    remedies    what mends a leak: the events and orders there are anyway
+
+Pure: time is an argument. `scheduler/catenary_scheduler/audits.py` asks agents and gateways, and
+carries remedies out.
+"""
+
+from catenary_scheduler.dispatch.auditing.auditor import Auditor
+from catenary_scheduler.dispatch.auditing.facts import (
+    AgentHoldings,
+    Believed,
+    BookFacts,
+    GatewayWants,
+)
+from catenary_scheduler.dispatch.auditing.remedies import Remedy, remedy_of
+from catenary_scheduler.dispatch.auditing.suspicions import Leak, LeakKind
+
+__all__ = [
+    "AgentHoldings",
+    "Auditor",
+    "Believed",
+    "BookFacts",
+    "GatewayWants",
+    "Leak",
+    "LeakKind",
+    "Remedy",
+    "remedy_of",
+]

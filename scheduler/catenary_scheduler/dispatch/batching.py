@@ -1,0 +1,104 @@
+"""PPipe's Algorithm 1: which pipeline, which batch size, and whether now, later or never.
+
+Departures from the paper, all towards serving more:
+
+* A pipeline that cannot meet the deadline even with one row does not decide alone: the others are
+  tried in the order of their waiting times before a request is dropped.
+* Sizes whose work alone takes longer than the deadline allows are passed over without a probe.
+* Rows whose own deadline is before the batch would finish are not put into it. (Only possible
+  where priorities are mixed; otherwise the head has the earliest deadline.)
+* Waiting for a full batch may be bounded, see `PooledConfig.max_linger_ns`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from catenary_scheduler.book import Book, Path
+from catenary_scheduler.dispatch.config import PooledConfig
+from catenary_scheduler.dispatch.queue import ModelQueue
+from catenary_scheduler.dispatch.routes import Route
+from catenary_services.domain.ids import Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send `rows` rows down `path`."""
+
+    route: Route
+    path: Path
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Look again at `until`, or when something changes."""
+
+    until: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The head cannot make it; alone it would finish at `earliest_finish`."""
+
+    earliest_finish: Nanoseconds
+
+
+def decide(
+    queue: ModelQueue,
+    routes: tuple[Route, ...],
+    book: Book,
+    config: PooledConfig,
+    now: Nanoseconds,
+) -> Dispatch | Wait | Drop:
+    """Returns what to do with the head of a queue. There must be a head and a route."""
+    deadline = queue.head.request.deadline
+    ranked = [(book.probe(route.chain, route.batch_size, now), route) for route in routes]
+    if len(ranked) > 1:  # Algorithm 1, lines 4 to 8; equal waits keep the plan's order
+        ranked.sort(key=_waiting_time)
+    for planned, route in ranked:
+        path: Path | None = planned
+        if planned.finish_ns > deadline:
+            path = route.chain.largest(route.batch_size - 1, deadline, now)
+            if path is None:
+                continue
+        assert path is not None
+        waiting = queue.rows_due(path.finish_ns)
+        full = Dispatch(route, path, path.rows)
+        if waiting >= path.rows:
+            return full
+        return _build_batch(queue, full, waiting, config, now)
+    return Drop(min(book.probe(route.chain, 1, now).finish_ns for route in routes))
+
+
+def _waiting_time(candidate: tuple[Path, Route]) -> Nanoseconds:
+    return candidate[0].wait_ns
+
+
+def _build_batch(
+    queue: ModelQueue,
+    full: Dispatch,
+    waiting: int,
+    config: PooledConfig,
+    now: Nanoseconds,
+) -> Dispatch | Wait:
+    """Fewer rows wait than the batch could take: more may come (Algorithm 1, line 18)."""
+    deadline = queue.head.request.deadline
+    chain = full.route.chain
+    if queue.head.attempt == 0:
+        larger = full.path
+        if waiting + 1 < full.rows:
+            larger = chain.probe(waiting + 1, now)
+        work = larger.finish_ns - now - larger.wait_ns
+        until = deadline - work - config.safety_margin_ns
+        if config.max_linger_ns is not None:
+            if queue.lingering_since is None:
+                queue.lingering_since = now
+            free = now + larger.wait_ns - config.dispatch_lead_ns
+            until = min(until, max(queue.lingering_since + config.max_linger_ns, free))
+        if until > now:
+            return Wait(until)
+    path = chain.largest(waiting, deadline, now)
+    if path is not None:
+        return Dispatch(full.route, path, path.rows)
+    return Dispatch(full.route, full.path, waiting)  # the larger booking holds the smaller batch

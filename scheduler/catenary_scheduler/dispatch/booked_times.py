@@ -1,0 +1,156 @@
+"""How long partitions really take on agents of late: what is booked for them from then on.
+
+A plan books what was measured when a partition was loaded, on a quiet machine. A device that is
+always one and a half times slower than that is not to be left alone, it is to be booked at its true
+speed. So each report moves an estimate of the time of one agent, partition and batch size towards
+itself, by three per cent at most: fourteen reports learn half as much again, and one batch that
+took a second says no more than any other that was slow.
+
+Without reports an estimate fades, and the plan counts again: times that turn every request away
+would never be put right otherwise. The first report brings it back. Pure; moments are given.
+"""
+
+from __future__ import annotations
+
+import math
+
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds, PartitionKey
+
+_STEP = 0.03
+"""A report moves the logarithm of an estimate by this at most."""
+_FEWEST_REPORTS = 5
+"""Of fewer nothing is concluded."""
+_NOTABLE = 0.1
+"""Estimates that moved by less than this share do not change what is booked."""
+_PAUSE_NS = NANOSECONDS_PER_SECOND
+"""What is booked changes at most so often: routes are made anew each time."""
+_LEAST, _MOST = 0.5, 8.0
+"""Bounds of real by planned time: beyond them something else is wrong."""
+_MOST_WEIGHT = 64
+_FADES_AFTER_NS = 2 * NANOSECONDS_PER_SECOND
+_HALVED_AFTER_NS = 2 * NANOSECONDS_PER_SECOND
+_LEAST_TRUST = 0.05
+
+Place = tuple[AgentId, PartitionKey]
+
+
+class _Estimate:
+    """The time of one batch size."""
+
+    __slots__ = ("at", "log_ns", "reports", "told", "trust")
+
+    def __init__(self, log_ns: float) -> None:
+        self.log_ns = log_ns
+        self.at: Nanoseconds = 0
+        self.trust = 1.0
+        """How much of its distance from the plan is believed."""
+        self.told = log_ns
+        """As routes were last made by."""
+        self.reports = 0
+
+
+class BookedTimes:
+    """What reports say of the times a plan was made with.
+
+    `version` grows when routes should be made anew.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[Place, dict[int, _Estimate]] = {}
+        self._changed = False
+        self._changed_at: Nanoseconds = 0
+        self._faded_at: Nanoseconds = 0
+        self.version = 0
+
+    def reported(
+        self,
+        agent: AgentId,
+        partition: PartitionKey,
+        rows: int,
+        real_ns: Nanoseconds,
+        now: Nanoseconds,
+    ) -> None:
+        """A batch of so many rows took so long."""
+        log_ns = math.log(max(1, real_ns))
+        sizes = self._places.setdefault((agent, partition), {})
+        estimate = sizes.get(rows)
+        if estimate is None:
+            estimate = sizes[rows] = _Estimate(log_ns)
+        estimate.reports += 1
+        # The first few are taken as they are, each for its share: there is nothing to protect yet.
+        share = 1.0 / estimate.reports if estimate.reports <= _FEWEST_REPORTS else 1.0
+        step = share if estimate.reports <= _FEWEST_REPORTS else _STEP
+        difference = share * (log_ns - estimate.log_ns)
+        estimate.log_ns += max(-step, min(step, difference))
+        estimate.at = now
+        is_first = estimate.reports == _FEWEST_REPORTS or estimate.trust < 1.0
+        estimate.trust = 1.0
+        if is_first or abs(estimate.log_ns - estimate.told) > _NOTABLE:
+            self._changed = True
+        if self._changed and now - self._changed_at >= _PAUSE_NS:
+            self._changed, self._changed_at = False, now
+            self.version += 1
+            for each in self._places.values():
+                for known in each.values():
+                    known.told = known.log_ns
+
+    def fade(self, now: Nanoseconds) -> None:
+        """Believes less of what was not reported for a while."""
+        if now - self._faded_at < _PAUSE_NS:
+            return
+        self._faded_at = now
+        for sizes in self._places.values():
+            for estimate in sizes.values():
+                idle_ns = now - estimate.at - _FADES_AFTER_NS
+                trust = 0.5 ** (idle_ns / _HALVED_AFTER_NS) if idle_ns > 0 else 1.0
+                trust = trust if trust >= _LEAST_TRUST else 0.0
+                if trust < estimate.trust:
+                    estimate.trust = trust
+                    self.version += 1
+
+    def forget(self, agent: AgentId) -> None:
+        """An agent is gone; whoever comes by its name may be another."""
+        for place in [place for place in self._places if place[0] == agent]:
+            del self._places[place]
+
+    def scale(self, agent: AgentId, partition: PartitionKey, planned: tuple[int, ...]) -> float:
+        """Returns real by planned time of one agent, over all sizes; 1 if nothing is known."""
+        weights = 0.0
+        total = 0.0
+        for rows, estimate in self._places.get((agent, partition), {}).items():
+            if estimate.reports >= _FEWEST_REPORTS and 0 < rows <= len(planned):
+                weight = float(min(estimate.reports, _MOST_WEIGHT))
+                weights += weight
+                total += weight * _distance(estimate, planned[rows - 1])
+        return _bounded(math.exp(total / weights)) if weights else 1.0
+
+    def booked(
+        self, agents: tuple[AgentId, ...], partition: PartitionKey, planned: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Returns the times to book for a pool, by batch size: its slowest member's.
+
+        Sizes that were reported have their own estimates, the others what they have in common.
+        Larger batches never take less time than smaller ones.
+        """
+        booked = [0] * len(planned)
+        for agent in agents:
+            scale = self.scale(agent, partition, planned)
+            sizes = self._places.get((agent, partition), {})
+            for at, planned_ns in enumerate(planned):
+                estimate = sizes.get(at + 1)
+                factor = scale
+                if estimate is not None and estimate.reports >= _FEWEST_REPORTS:
+                    factor = _bounded(math.exp(_distance(estimate, planned_ns)))
+                booked[at] = max(booked[at], round(planned_ns * factor))
+        for at in range(1, len(booked)):
+            booked[at] = max(booked[at], booked[at - 1])
+        return tuple([max(1, each) for each in booked])
+
+
+def _distance(estimate: _Estimate, planned_ns: Nanoseconds) -> float:
+    """Returns the logarithm of real by planned time, as far as it is believed."""
+    return estimate.trust * (estimate.told - math.log(max(1, planned_ns)))
+
+
+def _bounded(scale: float) -> float:
+    return max(_LEAST, min(_MOST, scale))

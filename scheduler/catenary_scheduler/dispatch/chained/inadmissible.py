@@ -1,0 +1,74 @@
+"""Requests that not even an empty worker could serve as they ask (reading R3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from catenary_scheduler.dispatch.placing.best_fit import Asked
+from catenary_scheduler.dispatch.placing.worker import Worker
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What cannot be kept, and by how much.
+
+    Attributes:
+        constraint: "b", "c" or "e" of Aladdin's section 4.1.
+        field: Of the request.
+        needed: At the least, on the best worker.
+        allowed: At the most.
+        unit: Of both.
+    """
+
+    constraint: str
+    field: str
+    needed: float
+    allowed: float
+    unit: str
+
+    @property
+    def message(self) -> str:
+        """One sentence for the client."""
+        return (
+            f"{self.field}: an empty worker needs {self.needed:.4g} {self.unit}, "
+            f"and {self.allowed:.4g} {self.unit} are allowed (constraint {self.constraint})"
+        )
+
+    def details(self) -> dict[str, str]:
+        """Returns its facts by name."""
+        return {
+            "constraint": self.constraint,
+            "field": self.field,
+            "needed": f"{self.needed:.6g}",
+            "allowed": f"{self.allowed:.6g}",
+            "unit": self.unit,
+        }
+
+
+def fault_of(workers: Sequence[Worker], decode: Sequence[Worker], asked: Asked) -> Fault | None:
+    """Returns the first constraint that fails on every worker were it empty; None if none does.
+
+    Args:
+        workers: Where the prompt may run; and, without a split phase, the rest.
+        decode: Where the rest runs in a split phase; else none.
+        asked: The request.
+    """
+    if not workers:
+        return None
+    unit = NANOSECONDS_PER_MILLISECOND
+    prompt = min(worker.lines.prefill(asked.prompt_tokens) for worker in workers)
+    if asked.first_token_ns and prompt > asked.first_token_ns:
+        return Fault("c", "first_token_objective", prompt / unit, asked.first_token_ns / unit, "ms")
+    generating = decode or workers
+    tokens = asked.prompt_tokens + asked.predicted_tokens
+    step = min(worker.lines.decode(1, tokens) for worker in generating)
+    if asked.per_token_ns and step > asked.per_token_ns:
+        return Fault("b", "per_token_objective", step / unit, asked.per_token_ns / unit, "ms")
+    for worker in generating:
+        if worker.lines.cache(tokens) <= worker.limits.cache_capacity:
+            return None
+    needed = min(worker.lines.cache(tokens) for worker in generating)
+    most = max(worker.limits.cache_capacity for worker in generating)
+    return Fault("e", "prompt", needed, most, "tokens of cache")

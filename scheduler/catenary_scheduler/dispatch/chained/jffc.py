@@ -1,0 +1,83 @@
+"""Join the fastest free chain (server-chain composition, Algorithm 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from catenary_scheduler.book.caches import Cache
+from catenary_scheduler.book.slots import SlotLedger
+from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_services.domain.ids import ResourceId
+
+
+class JoinFastestFreeChain:
+    """A session takes the free chain with the largest rate 1/T_k; otherwise it waits centrally.
+
+    A heap of ranks holds every chain that may be free, and some that no longer are: those are
+    dropped when they come to the top, and return when a session leaves them. So a decision takes
+    O(log K) over time. Free means fewer than c_k sessions (the paper's test) *and* enough slots in
+    every cache: while sessions of an earlier plan go on, the second may fail although the first
+    holds; the chain then waits for that cache, not for its own sessions. Where caches may not all
+    be full, the session must find room for its tokens, too: a chain that has none for this one
+    stays in the heap for others.
+    """
+
+    central = True
+
+    def __init__(self, slots: SlotLedger) -> None:
+        self._slots = slots
+        self._routes: list[Route] = []
+        self._heap: list[int] = []
+        self._blocked: dict[ResourceId, list[Route]] = {}
+
+    def rebuild(self, routes: Sequence[Route]) -> None:
+        """Ranks the routes by their rate; equal ones by their place in the plan."""
+        for route in self._routes:
+            route.rank = -1
+        self._routes = sorted(routes, key=_by_rate)
+        self._heap = list(range(len(self._routes)))
+        self._blocked.clear()
+        for rank in self._heap:
+            route = self._routes[rank]
+            route.rank = rank
+            route.listed = True
+
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+        """Returns the fastest free chain, None if none is free."""
+        heap = self._heap
+        found: Route | None = None
+        too_full: list[int] = []
+        while heap and found is None:
+            route = self._routes[heap[0]]
+            if route.running < route.capacity:
+                lacking = self._slots.probe(route.claims)
+                if lacking is None:
+                    if route.has_room(tokens):
+                        found = route
+                    else:
+                        too_full.append(heappop(heap))
+                    continue
+                self._blocked.setdefault(lacking.resource, []).append(route)
+            heappop(heap)
+            route.listed = False
+        for rank in too_full:
+            heappush(heap, rank)
+        return found
+
+    def offer(self, route: Route) -> None:
+        """A session left this route: it may be free again."""
+        if route.rank >= 0 and not route.listed:
+            route.listed = True
+            heappush(self._heap, route.rank)
+
+    def freed(self, cache: Cache) -> None:
+        """Looks again at the chains that waited for slots of this cache."""
+        if self._blocked:
+            for route in self._blocked.pop(cache.resource, ()):
+                self.offer(route)
+
+
+def _by_rate(route: Route) -> tuple[int, int]:
+    return (route.service_ns, route.index)

@@ -1,0 +1,135 @@
+"""Chains and sessions as packing sees them: bins, items, one size for all that is scarce.
+
+A session takes memory, one of so many slots, and a share of the time a step may take. Mell packs
+one size, so a session counts as the largest share it takes of its chain, whichever that is of, in
+blocks of the chain's memory (whole ones, so that borders of classes are exact). Then what fits by
+size fits by all three.
+"""
+
+from __future__ import annotations
+
+import math
+
+from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
+from catenary_scheduler.dispatch.placing.occupancy import Seat
+from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
+from catenary_services.domain.latency import LatencyLines
+from catenary_services.domain.plan import Chain
+
+_SLOT_BLOCKS = 1024
+"""What a slot counts of a chain whose memory is not limited."""
+
+
+class PackedChain:
+    """A chain that sessions can be packed onto.
+
+    Attributes:
+        route: It.
+        capacity: Blocks it holds.
+        least: Blocks a session counts at least, since it takes a slot.
+        number: Among all chains of its model.
+        pool: Index of its pool.
+        place: Its index there.
+        held: Blocks of all sessions on it and on their way to or from it.
+        sessions: How many these are.
+        tokens: That they have cached.
+    """
+
+    __slots__ = (
+        "capacity", "held", "least", "number", "place", "pool", "route", "sessions", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, route: Route, capacity: int) -> None:
+        self.route = route
+        self.capacity = capacity
+        self.least = max(1, capacity // max(1, route.capacity))
+        self.number = 0
+        self.pool = 0
+        self.place = 0
+        self.held = 0
+        self.sessions = 0
+        self.tokens = 0
+
+    @property
+    def overflows(self) -> bool:
+        """It will hold more than it can: whoever can leave it has to."""
+        return self.held > self.capacity
+
+    def holds(self, tokens: int, size: int) -> None:
+        """A session is here, or on its way here or from here."""
+        self.held += size
+        self.sessions += 1
+        self.tokens += tokens
+
+    def share_of_step(self, seat: Seat, lines: LatencyLines, gamma: float, theta: float) -> float:
+        """Returns what a session takes of the steps its objective allows.
+
+        Constraint b (Aladdin, eq. 4) is linear in the sessions of a batch: k2 times the context
+        plus c2 of each, added up, must not be more than theta times the objective less c3.
+        """
+        if not seat.per_token_ns:
+            return 0.0
+        spare = theta * (seat.per_token_ns - lines.decode_ns)
+        if spare <= 0.0:
+            return 1.0
+        context = seat.prompt_tokens + gamma * seat.final_tokens
+        taken = lines.decode_context_token_ns * context + theta * lines.decode_session_ns
+        return min(1.0, taken / spare)
+
+
+class Seen:
+    """A session at one epoch.
+
+    Attributes:
+        ticket: Its request; names it, whatever session it is.
+        session: The one that generates.
+        chain: Where it is, or where it is on its way to.
+        tokens: Cached, as reported.
+        growth: Tokens it is expected to get in an epoch.
+        size: Blocks it will count a while from now.
+        rests: It moves, or moved lately.
+    """
+
+    __slots__ = ("chain", "growth", "rests", "session", "size", "ticket", "tokens")
+
+    def __init__(
+        self, ticket: Ticket, session: Session, chain: PackedChain, growth: int, size: int,
+        rests: bool,
+    ) -> None:  # fmt: skip
+        self.ticket = ticket
+        self.session = session
+        self.chain = chain
+        self.tokens = ticket.tokens
+        self.growth = growth
+        self.size = size
+        self.rests = rests
+
+
+def in_blocks(tokens: int) -> int:
+    """Returns how many blocks so many tokens take."""
+    return -(-tokens // CACHE_BLOCK_TOKENS)
+
+
+def blocks_of(chain: Chain, session_tokens: int) -> int:
+    """Returns what a chain holds, in blocks.
+
+    Where memory holds every slot at full length, slots are what binds, and all sessions count the
+    same; where nothing is known of memory, too.
+    """
+    tokens, most = chain.cache_tokens, chain.capacity * session_tokens
+    if 0.0 < tokens < math.inf and (not session_tokens or tokens < most):
+        return max(1, int(tokens) // CACHE_BLOCK_TOKENS)
+    return chain.capacity * (in_blocks(session_tokens) if session_tokens else _SLOT_BLOCKS)
+
+
+def size_of(chain: PackedChain, tokens: int, share: float) -> int:
+    """Returns what a session counts on a chain.
+
+    Args:
+        chain: It.
+        tokens: The session will have cached.
+        share: It takes of the time of steps.
+    """
+    size = max(chain.least, in_blocks(tokens), math.ceil(share * chain.capacity))
+    return min(size, chain.capacity)

@@ -1,0 +1,180 @@
+"""Routing without chains: what the baselines PETALS and BPRR have in common.
+
+The servers are a graph: one can follow another if it hosts the block at which the other's range
+ends. A request takes the path that is cheapest by the metric of a policy when it arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey, SessionId
+from catenary_services.domain.plan import ChainHop
+
+
+@dataclass(frozen=True, slots=True)
+class PathServer:
+    """A server that hosts blocks `[first_block, last_block)`."""
+
+    agent: AgentId
+    first_block: int
+    last_block: int
+    slots: int
+    """Block slots: caches of one session in one block it has room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way into a server, and what processing there from that block on needs."""
+
+    before: int
+    """Position of the server before; -1: the orchestrator."""
+    blocks: int
+    """Processed at the server entered."""
+    cost_ns: Nanoseconds
+
+
+class Occupancy:
+    """Who holds block slots of one server."""
+
+    __slots__ = ("assigned", "ends", "free", "held", "running", "slots")
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.free = slots
+        """Not granted to anybody."""
+        self.held = 0
+        """Granted, or asked for by requests that wait."""
+        self.running = 0
+        """Sessions that go on here."""
+        self.assigned = 0
+        """Requests whose path leads here and that have not finished."""
+        self.ends: dict[SessionId, tuple[Nanoseconds, int]] = {}
+        """Of sessions that go on: when they are expected to end, and their slots."""
+
+
+class Metric(Protocol):
+    """What a policy pays for a server on a path besides the cost of its links."""
+
+    def extra_ns(self, server: int, blocks: int, occupancy: Occupancy, now: Nanoseconds) -> int:
+        """Returns what to add for processing so many blocks on this server now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Servers in order and the blocks processed at each."""
+
+    chain_id: str
+    servers: tuple[int, ...]
+    hops: tuple[ChainHop, ...]
+
+
+class PathFinder:
+    """The servers as a graph: j follows i if j hosts the block that i's range ends at.
+
+    Args:
+        servers: All that host something.
+        blocks: Of the model.
+        links: For every server the ways into it; those that need more slots than it has are left
+            out.
+    """
+
+    def __init__(
+        self, servers: Sequence[PathServer], blocks: int, links: Sequence[Sequence[Link]]
+    ) -> None:
+        # Ranges end later from server to server, so in this order every server comes after those
+        # that may precede it.
+        self._order = sorted(range(len(servers)), key=lambda each: servers[each].last_block)
+        self._servers = servers
+        self._blocks = blocks
+        self._links = [
+            [link for link in links[each] if link.blocks <= servers[each].slots]
+            for each in range(len(servers))
+        ]
+        self._paths: dict[tuple[int, ...], Path] = {}
+
+    def shortest(
+        self, metric: Metric, occupancy: Sequence[Occupancy], now: Nanoseconds
+    ) -> tuple[int, ...] | None:
+        """Returns the cheapest path through all blocks; None if there is none.
+
+        Of several, the one that is found first in the order of servers.
+        """
+        reached: list[Nanoseconds | None] = [None] * len(self._servers)
+        before = [-1] * len(self._servers)
+        best, last = None, -1
+        for server in self._order:
+            state, cheapest = occupancy[server], None
+            for link in self._links[server]:
+                base = 0 if link.before < 0 else reached[link.before]
+                if base is None:
+                    continue
+                cost = base + link.cost_ns + metric.extra_ns(server, link.blocks, state, now)
+                if cheapest is None or cost < cheapest:
+                    cheapest, before[server] = cost, link.before
+            reached[server] = cheapest
+            ends = self._servers[server].last_block == self._blocks
+            if ends and cheapest is not None and (best is None or cheapest < best):
+                best, last = cheapest, server
+        return None if best is None else self._walk(before, last)
+
+    def path(self, servers: tuple[int, ...], model: ModelKey) -> Path:
+        """Returns the path with its hops; the same object every time."""
+        found = self._paths.get(servers)
+        if found is None:
+            hops, at = [], 0
+            for each in servers:
+                server = self._servers[each]
+                part = PartitionKey(model, server.first_block, server.last_block)
+                hops.append(ChainHop(server.agent, part, at, server.last_block))
+                at = server.last_block
+            found = Path("-".join(map(str, servers)), servers, tuple(hops))
+            self._paths[servers] = found
+        return found
+
+    def _walk(self, before: list[int], last: int) -> tuple[int, ...]:
+        servers = []
+        while last >= 0:
+            servers.append(last)
+            last = before[last]
+        return tuple(reversed(servers))
+
+
+def links_between(servers: Sequence[PathServer], blocks: int, costs: LinkCosts) -> list[list[Link]]:
+    """Returns every way into every server, with what it costs.
+
+    Args:
+        servers: All that host something.
+        blocks: Of the model; the way back from whoever hosts the last one is added to its links.
+        costs: What links cost.
+    """
+    ways: list[list[Link]] = []
+    for number, server in enumerate(servers):
+        entries = [(-1, 0)] if server.first_block == 0 else []
+        entries += [
+            (other, before.last_block)
+            for other, before in enumerate(servers)
+            if server.first_block <= before.last_block < server.last_block
+        ]
+        back = costs.back_ns(number) if server.last_block == blocks else 0
+        ways.append([
+            Link(before, server.last_block - at,
+                 costs.link_ns(before, number, server.last_block - at) + back)
+            for before, at in entries
+        ])  # fmt: skip
+    return ways
+
+
+class LinkCosts(Protocol):
+    """What a policy counts for going on to a server and processing there."""
+
+    def link_ns(self, before: int, server: int, blocks: int) -> Nanoseconds:
+        """Returns the cost of a link; `before` is -1 at the orchestrator."""
+        ...
+
+    def back_ns(self, server: int) -> Nanoseconds:
+        """Returns the cost of the way from the last server back to the orchestrator."""
+        ...

@@ -1,0 +1,114 @@
+"""One dispatcher for all kinds of plans: pooled pipelines and server chains over one book."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from catenary_scheduler.book import Book, Reservation, ReservationChange
+from catenary_scheduler.dispatch.chained.dispatcher import ChainedDispatcher
+from catenary_scheduler.dispatch.events import (
+    AgentJoined,
+    AgentLost,
+    BatchFailed,
+    BoundariesMeasured,
+    CachesReported,
+    Command,
+    Event,
+    LatencyRefitted,
+    MoveWanted,
+    PlanActivated,
+    RequestArrived,
+    RequestCancelled,
+    RequestCompleted,
+    SessionFailed,
+    SessionMoved,
+    SessionRequested,
+    SessionsClosed,
+    SessionsFound,
+    SessionsHeld,
+    SessionsProgressed,
+    StageReported,
+    Tick,
+)
+from catenary_scheduler.dispatch.pooled import PooledDispatcher
+from catenary_services.domain.ids import Nanoseconds
+from catenary_services.domain.plan import ModelPlan, Plan
+
+
+class CombinedDispatcher:
+    """Implements `Dispatcher`: hands every event to whom it concerns.
+
+    Both must have been made with `book`. It speaks for the book, so that every change in it is
+    reported once, whoever made it.
+
+    Args:
+        pooled: Serves the models with pipelines.
+        chained: Serves the models with chains.
+        book: The one they share.
+    """
+
+    def __init__(self, pooled: PooledDispatcher, chained: ChainedDispatcher, book: Book) -> None:
+        self.pooled = pooled
+        self.chained = chained
+        self._book = book
+
+    def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
+        """Folds one event into the state and returns what is to be done, in order."""
+        match event:
+            case RequestArrived() | StageReported() | BatchFailed():
+                return self.pooled.handle(event, now)
+            case (
+                SessionRequested() | SessionsClosed() | SessionsHeld() | SessionsFound()
+                | SessionFailed() | SessionsProgressed() | LatencyRefitted() | MoveWanted()
+                | SessionMoved() | BoundariesMeasured() | CachesReported()
+            ):  # fmt: skip
+                return self.chained.handle(event, now)
+            case RequestCancelled() | RequestCompleted():
+                if self.chained.has(event.request):
+                    return self.chained.handle(event, now)
+                return self.pooled.handle(event, now)
+            case PlanActivated():
+                chains, pipelines = _split(event.plan)
+                return self.pooled.handle(PlanActivated(pipelines), now) + self.chained.handle(
+                    PlanActivated(chains), now
+                )
+            case AgentJoined() | AgentLost() | Tick():
+                return self.pooled.handle(event, now) + self.chained.handle(event, now)
+
+    def next_wakeup(self) -> Nanoseconds | None:
+        """When to send a `Tick` at the latest; None if nothing waits for time to pass."""
+        moments = (self.pooled.next_wakeup(), self.chained.next_wakeup())
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def take_changes(self) -> list[ReservationChange]:
+        """Returns what changed in the book since the last call."""
+        return self._book.take_changes()
+
+    def snapshot(self) -> list[Reservation]:
+        """Returns every reservation."""
+        return self._book.snapshot()
+
+    def restore(self, reservations: Iterable[Reservation]) -> None:
+        """Enters the bookings of the scheduler before this one, their times on this clock."""
+        self._book.restore(reservations)
+        self.chained.restored()
+
+    def statistics(self) -> dict[str, int]:
+        """Returns the figures of both; what both count is added up."""
+        figures = self.pooled.statistics()
+        for name, value in self.chained.statistics().items():
+            figures[name] = figures.get(name, 0) + value
+        return figures
+
+    def take_decision_times(self) -> list[Nanoseconds]:
+        """Returns how long each decision since the last call took; empty without stopwatches."""
+        return self.pooled.take_decision_times() + self.chained.take_decision_times()
+
+
+def _split(plan: Plan) -> tuple[Plan, Plan]:
+    """Returns the models that have chains, and the others."""
+    chains: list[ModelPlan] = []
+    pipelines: list[ModelPlan] = []
+    for model in plan.models:
+        (chains if model.chains or model.caches else pipelines).append(model)
+    return Plan(plan.plan_id, tuple(chains)), Plan(plan.plan_id, tuple(pipelines))

@@ -1,0 +1,198 @@
+"""Which worker a request goes to: the least loaded, the fullest, or the one it harms least.
+
+Algorithm 1 (Aladdin, 4.2) takes the fullest worker on which all constraints hold, which leaves
+added workers idle. So it is followed only where attainment is safe and workers can be given back
+(`fullest`); else the worker that would generate fastest is taken among those on which c, d and e
+hold (`least_loaded`): b orders them instead of closing them, because waiting does not make a
+cluster emptier. A request for which all of them are closed waits, since what others have saved
+grows with every step; when its first token would be late, it goes where the fewest sessions are
+expected to miss their objective by it (`least_harm`, reading R14).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from catenary_scheduler.dispatch.placing.worker import Worker
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds
+
+NOBODY = -1
+"""No worker will do."""
+_DUE_MARGIN = 0.08
+"""Share of the first-token objective that is left for what is not known: the way to the worker, and
+where in a step it is."""
+_COMPANY = 0.03
+"""A worker where prompts are about to run is preferred up to this share of a step, because one pass
+more costs c1 once more."""
+_IDLE = 0.5
+"""An idle worker is preferred to one that is so much faster."""
+_HARM_MARGIN = 0.5
+"""Share of a per-token objective by which sessions may miss what is expected of them."""
+_HELD_UP_AT_ONCE = 0.2
+"""A session held up right after its first token is taken to miss its objective this often."""
+_WEIGHT_OF_LOAD = 0.02
+"""A worker that is slower by the whole objective is worse by this many sessions harmed."""
+_NOTICE_NS = 20 * NANOSECONDS_PER_MILLISECOND
+"""A request is placed so much earlier than must be."""
+
+IsFree = Callable[[int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request to be placed, at one moment.
+
+    Attributes:
+        prompt_tokens: To be run.
+        predicted_tokens: Of the answer that is left.
+        first_token_ns: Its objective; 0: none.
+        due_ns: When its first token is due; 0: whenever.
+        per_token_ns: Its objective; 0: none.
+    """
+
+    prompt_tokens: int
+    predicted_tokens: float
+    first_token_ns: Nanoseconds = 0
+    due_ns: Nanoseconds = 0
+    per_token_ns: Nanoseconds = 0
+
+    @property
+    def margin_ns(self) -> float:
+        """How much earlier than due its first token is planned."""
+        return _DUE_MARGIN * self.first_token_ns
+
+
+def least_loaded(
+    workers: Sequence[Worker], asked: Asked, now: Nanoseconds, theta: float, is_free: IsFree
+) -> int:
+    """Returns the worker with the shortest step among those that c, d and e leave open.
+
+    Args:
+        workers: All that may be used; ties go to the first (R9).
+        asked: The request.
+        now: The moment.
+        theta: Share of what others have saved that a prompt may use up (d).
+        is_free: True if the worker of this index has a slot left.
+    """
+    best, least = NOBODY, math.inf
+    for index, worker in enumerate(workers):
+        worker.look(now)
+        if worker.stall_ns(asked.prompt_tokens) > theta * worker.least_saved_ns:
+            continue
+        load = _load(worker, asked)
+        if (
+            load < least
+            and _in_time(worker, asked, now)
+            and worker.has_cache(asked.prompt_tokens, asked.predicted_tokens)
+            and is_free(index)
+        ):
+            best, least = index, load
+    return best
+
+
+def fullest(
+    workers: Sequence[Worker], asked: Asked, now: Nanoseconds, theta: float, is_free: IsFree,
+    stall_share: float = 0.0,
+) -> int:  # fmt: skip
+    """Returns the worker with the largest norm on which b, c, d and e hold (Algorithm 1).
+
+    Args:
+        workers: All that may be used; ties go to the first (R9).
+        asked: The request.
+        now: The moment.
+        theta: Share of b and d that may be used.
+        is_free: True if the worker of this index has a slot left.
+        stall_share: Of the time of each, for prompts.
+    """
+    best, largest = NOBODY, -1.0
+    for index, worker in enumerate(workers):
+        norm = math.hypot(len(worker.seats), worker.context_tokens)
+        if norm <= largest:
+            continue
+        worker.look(now)
+        if (
+            _in_time(worker, asked, now)
+            and worker.stall_ns(asked.prompt_tokens) <= theta * worker.least_saved_ns
+            and worker.has_context(
+                asked.prompt_tokens,
+                asked.predicted_tokens,
+                asked.per_token_ns,
+                theta,
+                stall_share,
+            )
+            and worker.has_cache(asked.prompt_tokens, asked.predicted_tokens)
+            and is_free(index)
+        ):
+            best, largest = index, norm
+    return best
+
+
+def least_harm(workers: Sequence[Worker], asked: Asked, now: Nanoseconds, is_free: IsFree) -> int:
+    """Returns the worker on which the fewest sessions will miss their objective by this request.
+
+    Args:
+        workers: All that may be used; ties go to the first (R9).
+        asked: The request.
+        now: The moment.
+        is_free: True if the worker of this index has a slot left.
+    """
+    best, least = NOBODY, math.inf
+    for index, worker in enumerate(workers):
+        worker.look(now)
+        tightest = min(worker.tightest_ns, float(asked.per_token_ns or math.inf))
+        harm = 0.0
+        if tightest < math.inf:
+            harm = worker.harm(worker.stall_ns(asked.prompt_tokens), _HARM_MARGIN * tightest)
+            harm += _WEIGHT_OF_LOAD * _load(worker, asked) / tightest
+        else:
+            harm = 1e-12 * _load(worker, asked)
+        ready = now + worker.ready_ns(asked.prompt_tokens)
+        if asked.due_ns and ready > asked.due_ns:
+            harm += 1.0
+        if worker.first_due_ns and ready > worker.first_due_ns:
+            harm += worker.joining
+        elif not worker.may_join(asked.prompt_tokens):
+            harm += _HELD_UP_AT_ONCE * worker.joining
+        if (
+            harm < least
+            and worker.has_cache(asked.prompt_tokens, asked.predicted_tokens)
+            and is_free(index)
+        ):
+            best, least = index, harm
+    return best
+
+
+def last_moment(asked: Asked, worker: Worker) -> Nanoseconds:
+    """Returns when a request must be placed lest its first token be late; 0 if that is now.
+
+    Args:
+        asked: The request.
+        worker: One like those that will do; a step of it goes by before the prompt runs.
+    """
+    if not asked.due_ns:
+        return 0
+    step = max(worker.step_ns, float(asked.per_token_ns))
+    before = asked.margin_ns + worker.prompt_ns(asked.prompt_tokens, step) + step + _NOTICE_NS
+    return max(0, asked.due_ns - round(before))
+
+
+def _load(worker: Worker, asked: Asked) -> float:
+    """Returns the step a worker would have; those where prompts are about to run look shorter."""
+    step = worker.planned_step_ns(asked.prompt_tokens, asked.predicted_tokens)
+    if not worker.seats:
+        return _IDLE * step
+    if worker.joining:
+        step -= _COMPANY * min(worker.tightest_ns, step)
+    return step + len(worker.seats)  # nothing is known of it: by number
+
+
+def _in_time(worker: Worker, asked: Asked, now: Nanoseconds) -> bool:
+    """True if neither its first token nor those of the prompts it joins would be late (c)."""
+    ready = now + worker.ready_ns(asked.prompt_tokens)
+    if asked.due_ns and ready > asked.due_ns - asked.margin_ns:
+        return False
+    if not worker.may_join(asked.prompt_tokens):
+        return False
+    return not worker.first_due_ns or ready <= worker.first_due_ns - asked.margin_ns / 2

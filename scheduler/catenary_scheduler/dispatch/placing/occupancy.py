@@ -1,0 +1,294 @@
+"""Who is on a worker, and what they have saved by now: running sums instead of definitions.
+
+Sessions are folded in by small steps (`add`, `progressed`, `remove`); `look` brings what depends on
+the moment up to date, and only where something changed.
+
+Three things are known here that the paper leaves out. Prompts that are on their way or being run
+have not delayed anybody in the latest reports, yet they will: what others have saved is counted
+without it. Sessions whose first token is not reported have saved nothing, so that nobody else's
+prompt is put before their second token; only prompts that are placed within half a step of each
+other, and so run in one pass, may join them. And what sessions save between two reports is counted,
+for a while.
+"""
+
+from __future__ import annotations
+
+import math
+
+from catenary_scheduler.dispatch.placing.jobs import Job, Limits
+from catenary_services.domain.ids import Nanoseconds, RequestId
+from catenary_services.domain.latency import LatencyLines
+
+_HORIZON_NS = 150_000_000.0
+"""What a session may have saved since it was last heard of is counted for so long at most."""
+_SILENT_NS = 5_000_000_000
+"""A session whose first token is not reported by then generates, and its gateway does not report:
+it loads its worker, and what it saves is not known."""
+
+
+class Seat:
+    """A session on a worker, as reports have it.
+
+    Attributes:
+        prompt_tokens: To be run first; of a restarted session its answer so far, too.
+        predicted_tokens: Of its answer from here on.
+        generated_tokens: Here, the first token included; 0 until its prompt has run.
+        carried_tokens: Of its answer, from sessions it lost.
+        decode_ns: From the first token of the answer to the latest.
+        per_token_ns: What it is held to; 0: nothing.
+        due_ns: When its first token is due; 0: whenever.
+        placed_ns: When it was placed.
+        began_ns: When its prompt had run.
+        latest_ns: When it got its latest token.
+        saved_ns: Against its objective, when each of its worker was last looked at.
+    """
+
+    __slots__ = (
+        "began_ns", "carried_tokens", "decode_ns", "due_ns", "generated_tokens", "is_new",
+        "latest_ns", "per_token_ns", "placed_ns", "predicted_tokens", "prompt_tokens", "request",
+        "saved_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self, request: RequestId, prompt_tokens: int, predicted_tokens: float,
+        per_token_ns: Nanoseconds, due_ns: Nanoseconds, placed_ns: Nanoseconds,
+    ) -> None:  # fmt: skip
+        self.request = request
+        self.prompt_tokens = prompt_tokens
+        self.predicted_tokens = predicted_tokens
+        self.generated_tokens = 0
+        self.carried_tokens = 0
+        self.decode_ns = 0.0
+        self.is_new = True
+        self.per_token_ns = per_token_ns
+        self.due_ns = due_ns
+        self.placed_ns = placed_ns
+        self.began_ns: Nanoseconds = 0
+        self.latest_ns: Nanoseconds = 0
+        self.saved_ns = math.inf
+
+    @property
+    def final_tokens(self) -> float:
+        """The length of its answer as placement counts it (R1)."""
+        return max(self.predicted_tokens, float(self.generated_tokens))
+
+    def copied(self) -> Seat:
+        """Returns the same on another worker."""
+        seat = Seat(
+            self.request, self.prompt_tokens, self.predicted_tokens, self.per_token_ns,
+            self.due_ns, self.placed_ns,
+        )  # fmt: skip
+        seat.generated_tokens, seat.carried_tokens = self.generated_tokens, self.carried_tokens
+        seat.decode_ns, seat.is_new = self.decode_ns, self.is_new
+        seat.began_ns, seat.latest_ns = self.began_ns, self.latest_ns
+        return seat
+
+    def job(self) -> Job:
+        """Returns it as the literal constraints take it."""
+        return Job(
+            self.prompt_tokens, self.predicted_tokens, self.generated_tokens, self.decode_ns,
+            self.is_new,
+        )  # fmt: skip
+
+
+class Occupancy:
+    """Sessions of one worker.
+
+    Attributes:
+        lines: How long passes and steps take.
+        limits: Capacity, gamma; objectives are those of its sessions.
+        seats: Who is on it.
+        context_tokens: Weighted, the left side of b.
+        final_tokens: Sum of prompts and answers when all have ended.
+        step_ns: Time of a step as it is now.
+        least_saved_ns: The least any session has saved (d); infinity: nobody counts.
+        tightest_ns: The least per-token objective; infinity: there is none.
+        joining_tokens: Prompts that would run in one pass with one placed now.
+        joining: How many.
+        gained_ns: What every session has saved since each was looked at.
+        pending_ns: Time of all prompts that have not run, as far as is known.
+        first_due_ns: When the first token of a joining prompt is due; 0: none is.
+    """
+
+    def __init__(self, lines: LatencyLines, limits: Limits) -> None:
+        self.lines = lines
+        self.limits = limits
+        self.seats: dict[RequestId, Seat] = {}
+        self.context_tokens = 0.0
+        self.final_tokens = 0.0
+        self.now_tokens = 0
+        self.step_ns = 0.0
+        self.least_saved_ns = math.inf
+        self.tightest_ns = math.inf
+        self.joining_tokens = 0
+        self.joining = 0
+        self.pending_ns = 0.0
+        self.gained_ns = 0.0
+        self.first_due_ns: Nanoseconds = 0
+        self._late = 0
+        self._late_ns = 0.0
+        """Of `pending_ns`, of prompts that cannot be joined any more."""
+        self._began_ns: Nanoseconds = 0
+        """When the latest prompt had run."""
+        self._joined_ns: Nanoseconds = 0
+        self._window_ns = 0.0
+        """How long a prompt that was placed can be joined."""
+        """When the first of the joining prompts was placed."""
+        self._looked_ns: Nanoseconds = 0
+        self._full_ns: Nanoseconds = 0
+        """When each of its sessions was last looked at."""
+        self._stale = True
+
+    # Who is on it
+
+    def add(self, seat: Seat) -> None:
+        """Takes a session."""
+        self.remove(seat.request)
+        self.seats[seat.request] = seat
+        self._count(seat, 1)
+
+    def remove(self, request: RequestId) -> Seat | None:
+        """A session is over, or elsewhere."""
+        seat = self.seats.pop(request, None)
+        if seat is not None:
+            self._count(seat, -1)
+        return seat
+
+    def progressed(
+        self, seat: Seat, generated: int, decode_ns: float, latest: Nanoseconds, began: Nanoseconds
+    ) -> None:
+        """A session has got on.
+
+        Args:
+            seat: Its place here.
+            generated: Tokens of its whole answer.
+            decode_ns: From the first to the latest.
+            latest: When it got that.
+            began: When its prompt had run here.
+        """
+        here = generated - seat.carried_tokens
+        if here < 1 or (here <= seat.generated_tokens and not seat.is_new):
+            return
+        self._count(seat, -1)
+        if seat.is_new:
+            seat.is_new = False
+            seat.began_ns = began
+        seat.generated_tokens = here
+        seat.decode_ns = decode_ns
+        seat.latest_ns = latest
+        self._count(seat, 1)
+
+    def repredict(self, seat: Seat, predicted_tokens: float) -> None:
+        """A session will be longer than was thought (R11)."""
+        self._count(seat, -1)
+        seat.predicted_tokens = predicted_tokens
+        self._count(seat, 1)
+
+    def adopt(self, lines: LatencyLines, limits: Limits) -> None:
+        """Its lines were fitted anew, or its limits are others."""
+        self.lines = lines
+        if limits.gamma != self.limits.gamma:
+            self.context_tokens = sum(
+                seat.prompt_tokens + limits.gamma * seat.final_tokens
+                for seat in self.seats.values()
+            )
+        self.limits = limits
+        self._stale = True
+
+    def _count(self, seat: Seat, sign: int) -> None:
+        final = seat.final_tokens
+        self.context_tokens += sign * (seat.prompt_tokens + self.limits.gamma * final)
+        self.final_tokens += sign * (seat.prompt_tokens + math.ceil(final))
+        self.now_tokens += sign * (seat.prompt_tokens + seat.generated_tokens)
+        self._stale = True
+        if not self.seats:
+            self.context_tokens = self.final_tokens = 0.0
+            self.now_tokens = 0
+
+    # How it stands
+
+    def look(self, now: Nanoseconds) -> None:
+        """Brings everything up to date that decisions read."""
+        if (
+            self._stale
+            or (self.joining and now - self._joined_ns > self._window_ns)
+            or (self._late and now - self._full_ns > _SILENT_NS)
+        ):
+            self._look_at_all(now)
+        elif now > self._looked_ns and self.least_saved_ns < math.inf and not self.pending_ns:
+            # What they save while nothing is heard, all at the same rate.
+            spent = min(float(now - self._full_ns), _HORIZON_NS)
+            gained = spent * self._gain()
+            self.least_saved_ns += gained - self.gained_ns
+            self.gained_ns = gained
+            self._looked_ns = now
+
+    def _gain(self) -> float:
+        """Returns what a session saves in a nanosecond while all generate."""
+        if self.step_ns <= 0.0 or self.tightest_ns == math.inf:
+            return 0.0
+        return self.tightest_ns / self.step_ns - 1.0
+
+    def _look_at_all(self, now: Nanoseconds) -> None:
+        self._sort_prompts(now)
+        generating = len(self.seats) - self.joining - self._late
+        self.step_ns = self.lines.decode(max(1, generating), self.now_tokens)
+        gain = self._gain()
+        least = math.inf
+        for seat in self.seats.values():
+            if seat.per_token_ns:
+                seat.saved_ns = self._saved(seat, now, gain)
+                least = min(least, seat.saved_ns)
+        self.least_saved_ns = least
+        self.gained_ns = 0.0
+        self._full_ns = self._looked_ns = now
+        self._stale = False
+
+    def _sort_prompts(self, now: Nanoseconds) -> None:
+        """Tells prompts that one placed now would join from those that run before it."""
+        late_tokens = self.joining = self.joining_tokens = self._late = 0
+        self.first_due_ns = self._began_ns = 0
+        self.tightest_ns = math.inf
+        # Where nobody generates, a prompt runs at once; where prompts come from, none runs.
+        split = self.limits.split_decode
+        self._window_ns = 0.0
+        for seat in self.seats.values():
+            if not seat.is_new:
+                self._window_ns = self.step_ns / 2
+                break
+        for seat in self.seats.values():
+            if seat.per_token_ns:
+                self.tightest_ns = min(self.tightest_ns, float(seat.per_token_ns))
+            if split:
+                continue
+            if not seat.is_new:
+                self._began_ns = max(self._began_ns, seat.began_ns)
+            elif now - seat.placed_ns <= self._window_ns:
+                self._joined_ns = seat.placed_ns if not self.joining else self._joined_ns
+                self.joining += 1
+                self.joining_tokens += seat.prompt_tokens
+                if seat.due_ns and (not self.first_due_ns or seat.due_ns < self.first_due_ns):
+                    self.first_due_ns = seat.due_ns
+            elif now - seat.placed_ns <= _SILENT_NS:
+                self._late += 1
+                late_tokens += seat.prompt_tokens
+        self._late_ns = self.lines.prefill(late_tokens) if self._late else 0.0
+        self.pending_ns = self._late_ns
+        if self.joining:
+            self.pending_ns += self.lines.prefill(self.joining_tokens)
+
+    def _saved(self, seat: Seat, now: Nanoseconds, gain: float) -> float:
+        """Returns what a session has saved by now; a prompt that can be joined has no say (d)."""
+        if self.limits.split_decode:
+            return math.inf
+        if seat.is_new:
+            waits = now - seat.placed_ns
+            return 0.0 if self._window_ns < waits <= _SILENT_NS else math.inf
+        tokens = seat.generated_tokens + seat.carried_tokens - 1
+        saved = seat.per_token_ns * tokens - seat.decode_ns
+        since = seat.latest_ns
+        if since < self._began_ns:  # the prompts of others ran since it was last heard of
+            saved -= self._began_ns - since
+            since = self._began_ns
+        spent = min(max(0.0, now - since - self.pending_ns), _HORIZON_NS)
+        return saved + spent * gain - self._late_ns

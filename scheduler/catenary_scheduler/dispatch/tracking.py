@@ -1,0 +1,173 @@
+"""What is known of every open request and every batch in flight."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from catenary_scheduler.dispatch.events import RequestArrived
+from catenary_services.domain.ids import AgentId, BatchId, Nanoseconds, PartitionKey, RequestId
+
+
+class Request:
+    """An admitted request, until it is answered.
+
+    Invariant: every row is in the queue (`queued_rows` of them) or in one of `batches`.
+    """
+
+    __slots__ = (
+        "arrived", "batches", "deadline", "model", "priority", "queued_rows", "request_id",
+        "rows", "sequence", "timer",
+    )  # fmt: skip
+
+    def __init__(self, event: RequestArrived, arrived: Nanoseconds, sequence: int) -> None:
+        self.request_id = event.request
+        self.model = event.model
+        self.rows = event.rows
+        self.deadline = event.deadline_ns
+        self.priority = event.priority
+        self.arrived = arrived
+        self.sequence = sequence
+        self.queued_rows = 0
+        self.batches: dict[BatchId, Batch] = {}
+        self.timer: Nanoseconds = 0
+        """When this request must be looked at although nothing happened."""
+
+    @property
+    def computed(self) -> bool:
+        """True if every row went through its last hop; only the gateway's word is missing."""
+        return not self.queued_rows and all(batch.final for batch in self.batches.values())
+
+
+class Rows:
+    """Rows `[first, first + count)` of a request, dispatched `attempt` times before.
+
+    Of these attempts `lost` were lost; the others were merely late, and given up.
+    """
+
+    __slots__ = ("attempt", "avoid", "count", "failures", "first", "lost", "request")
+
+    def __init__(
+        self, request: Request, first: int, count: int, attempt: int = 0, lost: int = 0
+    ) -> None:
+        self.request = request
+        self.first = first
+        self.count = count
+        self.attempt = attempt
+        self.lost = lost
+        self.avoid: frozenset[AgentId] = _NOBODY
+        """Agents on which it failed or was overdue: it goes elsewhere, if there is elsewhere."""
+        self.failures: tuple[tuple[AgentId, BatchId], ...] = ()
+        """Devices that failed to compute it, and in which batch."""
+
+    def part(self, count: int) -> Rows:
+        """Returns the first `count` of these rows."""
+        taken = Rows(self.request, self.first, count, self.attempt, self.lost)
+        taken.avoid, taken.failures = self.avoid, self.failures
+        return taken
+
+
+_NOBODY: frozenset[AgentId] = frozenset()
+
+
+class Batch:
+    """A batch on its way. `agents` is empty for one that another scheduler dispatched."""
+
+    __slots__ = ("agents", "batch_id", "final", "partitions", "reported", "rows")
+
+    def __init__(
+        self,
+        batch_id: BatchId,
+        rows: list[Rows],
+        agents: tuple[AgentId, ...],
+        partitions: tuple[PartitionKey, ...] = (),
+    ) -> None:
+        self.batch_id = batch_id
+        self.rows = rows
+        """Rows of requests that are still open."""
+        self.agents = agents
+        self.partitions = partitions
+        """What is computed on each of them."""
+        self.reported = -1
+        """Last hop that reported."""
+        self.final = False
+        """The last hop reported; nothing is booked any more."""
+
+    def needs(self, agent: AgentId) -> bool:
+        """True if the batch is, may be, or will be on `agent`."""
+        return agent in self.agents[max(self.reported, 0) :]
+
+    def holder(self) -> AgentId | None:
+        """Returns who has it now, or is about to; None if that is not known."""
+        following = self.reported + 1
+        return self.agents[following] if following < len(self.agents) else None
+
+    def computed_by(self, agent: AgentId) -> PartitionKey | None:
+        """Returns what an agent computes of it, if that is known."""
+        if agent not in self.agents or len(self.partitions) != len(self.agents):
+            return None
+        return self.partitions[self.agents.index(agent)]
+
+    def requests(self) -> list[Request]:
+        """Returns the open requests in it, each once."""
+        return list(dict.fromkeys(rows.request for rows in self.rows))
+
+
+class Tracker:
+    """Open requests, batches in flight, and the requests' timers."""
+
+    def __init__(self) -> None:
+        self.requests: dict[RequestId, Request] = {}
+        self.batches: dict[BatchId, Batch] = {}
+        self._timers: list[tuple[Nanoseconds, int, Request]] = []
+        self._timers_set = 0
+
+    def add_batch(self, batch: Batch) -> None:
+        """Starts to follow a batch."""
+        self.batches[batch.batch_id] = batch
+        for rows in batch.rows:
+            rows.request.batches[batch.batch_id] = batch
+
+    def add_rows(self, batch: Batch, rows: Rows) -> None:
+        """Adds rows to a batch that is followed already."""
+        batch.rows.append(rows)
+        rows.request.batches[batch.batch_id] = batch
+
+    def remove_batch(self, batch: Batch) -> list[Rows]:
+        """Stops following a batch; returns its rows of open requests."""
+        self.batches.pop(batch.batch_id, None)
+        for rows in batch.rows:
+            rows.request.batches.pop(batch.batch_id, None)
+        rows_left, batch.rows = batch.rows, []
+        return rows_left
+
+    def detach(self, request: Request, batch: Batch) -> list[Rows]:
+        """Takes a request out of a batch; returns its rows. The batch may be empty then."""
+        request.batches.pop(batch.batch_id, None)
+        taken = [rows for rows in batch.rows if rows.request is request]
+        batch.rows = [rows for rows in batch.rows if rows.request is not request]
+        return taken
+
+    def set_timer(self, request: Request, moment: Nanoseconds) -> None:
+        """Has `due` return this request at `moment`, and not before."""
+        request.timer = moment
+        self._timers_set += 1
+        heappush(self._timers, (moment, self._timers_set, request))
+
+    def next_timer(self) -> Nanoseconds | None:
+        """When `due` has something to return."""
+        timers = self._timers
+        while timers:
+            moment, _, request = timers[0]
+            if request.timer == moment and self.requests.get(request.request_id) is request:
+                return moment
+            heappop(timers)
+        return None
+
+    def due(self, now: Nanoseconds) -> list[Request]:
+        """Returns the requests whose timer has come, and forgets these timers."""
+        found = []
+        while (moment := self.next_timer()) is not None and moment <= now:
+            request = heappop(self._timers)[2]
+            request.timer = -1
+            found.append(request)
+        return found

@@ -1,0 +1,91 @@
+"""Which agents are to go, over changes of leader.
+
+The marks are in Redis; an agent that is about to stop also says so itself. What a predecessor
+marked is drained here as soon as the plan that was in force goes on: then its sessions have been
+found, and move away as they would have before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from catenary_scheduler import targets
+from catenary_scheduler.dispatch.availability import Impairment
+from catenary_scheduler.draining import is_idle
+from catenary_scheduler.roster import AgentRecord, is_draining
+from catenary_services.domain.ids import AgentId
+from catenary_services.log import get_logger
+
+if TYPE_CHECKING:
+    from catenary_scheduler.term import Term
+
+_log = get_logger(__name__)
+
+
+class DrainMarks:
+    """The marks of one term: its own are impairments, a predecessor's wait here."""
+
+    def __init__(self, term: Term) -> None:
+        self._term = term
+        self._waiting: dict[AgentId, int] = {}
+        """Incarnation, by agent: a process that was started since is not meant."""
+        self._going: set[AgentId] = set()
+        """Drained again here; whoever waited for that waited for the predecessor."""
+
+    def restore(self, marked: Mapping[AgentId, int]) -> None:
+        """Takes over what a predecessor marked: incarnations by agent."""
+        self._waiting.update(marked)
+
+    def records(self) -> dict[str, str | None]:
+        """Returns what the next leader is to know."""
+        marked: dict[str, str | None] = {
+            agent: str(incarnation) for agent, incarnation in self._waiting.items()
+        }
+        for agent, record in self._term.cluster.roster.items():
+            if is_draining(agent, self._term.availability):
+                marked[agent] = str(record.incarnation)
+        return marked
+
+    def arrived(self, record: AgentRecord, *, says_so: bool) -> None:
+        """An agent said hello, perhaps that it is about to stop."""
+        agent = record.agent.agent_id
+        before = self._term.cluster.roster.get(agent)
+        is_same = before is not None and before.incarnation == record.incarnation
+        availability = self._term.availability
+        was_marked = is_draining(agent, availability)
+        availability.clear(agent, Impairment.DRAINING)
+        if says_so or (is_same and was_marked):
+            self._waiting[agent] = record.incarnation
+        elif self._waiting.get(agent, record.incarnation) != record.incarnation:
+            del self._waiting[agent]
+
+    def taken_back(self, agent: AgentId) -> None:
+        """An agent is to stay after all."""
+        self._waiting.pop(agent, None)
+
+    def due(self) -> list[AgentId]:
+        """Returns the agents that can be drained now, and are not waited with any more."""
+        found = [agent for agent in self._waiting if self._is_due(agent)]
+        for agent in found:
+            del self._waiting[agent]
+            self._going.add(agent)
+            _log.info("draining_goes_on", agent=agent)
+        return found
+
+    def done(self) -> list[AgentId]:
+        """Returns those of them that have nothing left to do now, each once."""
+        self._going &= self._term.availability.impaired_by(Impairment.DRAINING)
+        found = [agent for agent in self._going if is_idle(self._term, agent)]
+        self._going.difference_update(found)
+        return found
+
+    def _is_due(self, agent: AgentId) -> bool:
+        cluster = self._term.cluster
+        record = cluster.roster.get(agent)
+        if record is None or record.session is None:
+            return False
+        placement = cluster.restored[0] if cluster.restored is not None else None
+        if placement is None and cluster.active is not None:
+            placement = cluster.active.placement
+        return record.complete or placement is None or agent not in targets.agents_of(placement)

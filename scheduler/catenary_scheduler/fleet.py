@@ -1,0 +1,313 @@
+"""The agents of a cluster: who is there, what they host, and what they are told to host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from catenary_scheduler import targets
+from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.hosting import Hosting
+from catenary_scheduler.load_orders import LoadOrders
+from catenary_scheduler.measured import Measured
+from catenary_scheduler.planning import Placement
+from catenary_scheduler.roster import AgentRecord, Loaded, Roster, hosts_in
+from catenary_scheduler.switch import Facts, Phase, Switch
+from catenary_scheduler.targets import Wanted
+from catenary_services.domain.ids import AgentId, Epoch, ModelKey, Nanoseconds, PartitionKey
+from catenary_services.domain.plan import Agent
+from catenary_services.log import get_logger
+
+_log = get_logger(__name__)
+_NOTHING: Wanted = {}
+_WAIT_FOR_MATES_S = 1.0
+"""A model that could be served waits so long for those of its agents that still load."""
+
+
+class Yard(Protocol):
+    """What the fleet tells the rest of the term, and asks of it."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """Stamped on every order."""
+        ...
+
+    @property
+    def availability(self) -> Availability:
+        """Who can be given what."""
+        ...
+
+    def agent_joined(self, agent: Agent) -> None:
+        """The dispatcher may use an agent for what it has loaded."""
+        ...
+
+    def agent_lost(self, agent: AgentId) -> None:
+        """What an agent held and was to do is lost."""
+        ...
+
+    def is_in_use(self, agent: AgentId, partition: PartitionKey) -> bool:
+        """True while a batch in flight, or a session, needs a partition."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the agents should host: the plan in force, the one to come, and the way between."""
+
+    active: Placement
+    target: Placement
+    switch: Switch | None
+
+    def wanted(self) -> Callable[[AgentId], Wanted]:
+        """Returns a function: what must an agent host now. Everything else may go."""
+        active = targets.wanted_by_agent(self.active)
+        target = targets.wanted_by_agent(self.target)
+        switch = self.switch
+
+        def wanted(agent: AgentId) -> Wanted:
+            new = target.get(agent, _NOTHING)
+            old = active.get(agent, _NOTHING)
+            if switch is not None and agent in switch.crowded:
+                if switch.phase is Phase.MOVING:
+                    return new
+                if switch.phase is Phase.RETURNING:
+                    return old
+            return targets.joined(old, new)
+
+        return wanted
+
+
+class Fleet:
+    """Agents and orders of one term."""
+
+    def __init__(
+        self, yard: Yard, deployments: Deployments, orders: LoadOrders, measured: Measured
+    ) -> None:
+        self._yard = yard
+        self._orders = orders
+        self._availability = yard.availability
+        self._hosting = Hosting(deployments, orders, yard.availability)
+        self._measured = measured
+        self._inherited: set[AgentId] = set()
+        self._recovery_until_s = 0.0
+        self._whole_since_s: dict[ModelKey, float] = {}
+        self.roster: Roster = {}
+
+    def expect_content(self, content_of: Callable[[ModelKey], str]) -> None:
+        """Has agents told by `content_of` which digest what they load must have."""
+        self._hosting.content_of = content_of
+
+    # ---- what happened ----
+
+    def inherit(self, placement: Placement, until_s: float) -> None:
+        """The agents of a predecessor's plan are about to report; after `until_s` they are late."""
+        self._inherited = targets.agents_of(placement)
+        self._recovery_until_s = until_s
+
+    def connected(self, record: AgentRecord) -> None:
+        """An agent said hello, with what it hosts already."""
+        agent_id = record.agent.agent_id
+        for key, loaded in record.loaded.items():
+            self._learn(agent_id, key, loaded)
+        self.roster[agent_id] = record
+
+    def disconnected(self, agent_id: AgentId, now_s: float) -> None:
+        """An agent is gone, and what it held is gone with it."""
+        record = self.roster[agent_id]
+        record.session = None
+        record.since_s = now_s
+        record.loaded.clear()
+        record.layouts.clear()
+        self._orders.forget(agent_id)
+        record.complete = False
+        self._yard.agent_lost(agent_id)
+
+    def loaded(self, agent_id: AgentId, key: PartitionKey, loaded: Loaded, now_s: float) -> None:
+        """An order was carried out."""
+        record = self.roster[agent_id]
+        record.loaded[key] = loaded
+        self._learn(agent_id, key, loaded)
+        ordered, has = record.layouts.get(key), loaded.cache
+        if ordered is not None and (has is None or not has.includes(ordered)):
+            said = f"it has {has.block_slots if has else 0} of {ordered.block_slots} block slots"
+            self._orders.failed(agent_id, key, said, now_s)
+        else:
+            self._orders.loaded(agent_id, key)
+
+    def lost(self, agent_id: AgentId, key: PartitionKey) -> None:
+        """An agent does not host a partition any more: what it was to do with it begins again."""
+        record = self.roster[agent_id]
+        record.loaded.pop(key, None)
+        record.layouts.pop(key, None)
+        self._orders.forget(agent_id)
+        if record.session is not None:
+            record.complete = False
+            self._yard.agent_lost(agent_id)
+            self._yard.agent_joined(record.agent)
+
+    def give_up(self, agent_id: AgentId, key: PartitionKey, problem: str, now_s: float) -> None:
+        """An agent has loaded what it must not serve: it gives that up, and is asked anew."""
+        self.lost(agent_id, key)
+        record = self.roster[agent_id]
+        if record.session is not None:
+            self._hosting.give_up(record, key, self._yard.epoch)
+        self._orders.failed(agent_id, key, problem, now_s)
+
+    # ---- what is known ----
+
+    def draining(self) -> frozenset[AgentId]:
+        """Returns the agents that are to go."""
+        return self._availability.impaired_by(Impairment.DRAINING)
+
+    def is_present(self, agent: AgentId) -> bool:
+        """True for an agent that is connected."""
+        record = self.roster.get(agent)
+        return record is not None and record.session is not None
+
+    def missing(self, placement: Placement, now_s: float) -> list[tuple[AgentId, PartitionKey]]:
+        """Returns what a placement lacks, without what need not be waited for.
+
+        Agents that are away are not waited for, nor those that could not load their part, as long
+        as every pool, or a chain, has all it needs; they serve if they come or succeed after all.
+
+        Args:
+            placement: What is asked about.
+            now_s: On `time.monotonic`.
+        """
+        unable: set[AgentId] = set()
+
+        def is_excused(agent: AgentId) -> bool:
+            return agent in unable or self._is_excused(agent, now_s)
+
+        lacking = targets.missing(placement, hosts_in(self.roster), is_excused)
+        unable |= {agent for agent, key in lacking if self._availability.failure(agent, key)}
+        if unable:
+            lacking = targets.missing(placement, hosts_in(self.roster), is_excused)
+        return lacking
+
+    def loaded_models(
+        self, placement: Placement, now_s: float, *, resuming: bool = False
+    ) -> set[ModelKey]:
+        """Returns the models of a placement that can be served.
+
+        Nothing is missing of them, or nothing that they could not be served without for a while
+        already: a model does not wait for the slowest of its agents.
+
+        Args:
+            placement: What is asked about.
+            now_s: On `time.monotonic`.
+            resuming: One whole chain is enough for a model that has chains.
+        """
+        found = set()
+        for model in placement.models:
+            part, key = Placement((model,)), model.model
+            lacking = self.missing(part, now_s)
+            if lacking and targets.missing(part, hosts_in(self.roster), lambda agent: True):
+                self._whole_since_s.pop(key, None)
+                continue
+            since_s = self._whole_since_s.setdefault(key, now_s)
+            is_impatient = (resuming and model.chains) or now_s - since_s >= _WAIT_FOR_MATES_S
+            if not lacking or is_impatient:
+                found.add(key)
+        return found
+
+    def facts(
+        self,
+        goal: Goal,
+        objection: Callable[[Placement], str],
+        now_ns: Nanoseconds,
+        now_s: float,
+    ) -> Facts:
+        """Returns the cluster as a switch sees it."""
+        by_agent = _remembered(targets.wanted_by_agent)
+
+        def surplus(agent: AgentId, placement: Placement) -> list[PartitionKey]:
+            mine = by_agent(placement).get(agent, _NOTHING)
+            return [key for key in self.roster[agent].loaded if key not in mine]
+
+        def is_crowded(agent: AgentId) -> bool:
+            mine = by_agent(goal.target).get(agent, _NOTHING)
+            return self.is_present(agent) and self._hosting.is_crowded(self.roster[agent], mine)
+
+        return Facts(
+            now_ns=now_ns,
+            active=goal.active,
+            missing=lambda placement: self.missing(placement, now_s),
+            is_present=self.is_present,
+            gave_up=self._availability.failure,
+            is_crowded=is_crowded,
+            is_ordered=self._orders.is_open,
+            in_use=self._yard.is_in_use,
+            surplus=surplus,
+            objection=objection,
+        )
+
+    # ---- what is done ----
+
+    def forget_orders(self, agent: AgentId) -> None:
+        """What an agent was asked and refused says nothing any more."""
+        self._orders.forget(agent)
+
+    def tell_loaded(self, placement: Placement) -> None:
+        """Says who can serve what, as the plan in force needs it: each partition for itself."""
+        wanted = targets.wanted_by_agent(placement)
+        for agent_id, record in self.roster.items():
+            if not self._availability.is_connected(agent_id):
+                continue
+            mine = wanted.get(agent_id, _NOTHING)
+            able = [k for k in record.loaded if k not in mine or record.hosts(k, mine[k])]
+            self._availability.hosts(agent_id, able)
+            record.complete = bool(mine) and all(record.hosts(k, n) for k, n in mine.items())
+
+    def host(self, goal: Goal, now_s: float, *, may_unload: bool) -> None:
+        """Has agents load and unload."""
+        wanted = goal.wanted()
+        target = targets.wanted_by_agent(goal.target)
+
+        def has_surplus(record: AgentRecord) -> bool:
+            new = target.get(record.agent.agent_id, _NOTHING)
+            return any(key not in new for key in record.loaded)
+
+        epoch = self._yard.epoch
+        if may_unload:
+            self._hosting.unload(self.roster, wanted, self._yard.is_in_use, epoch)
+        self._hosting.load(self.roster, wanted, has_surplus, now_s, epoch)
+
+    def _is_excused(self, agent: AgentId, now_s: float) -> bool:
+        """A lost agent comes back by itself; one never seen is part of what is waited for."""
+        record = self.roster.get(agent)
+        if record is not None:
+            return record.session is None
+        return agent in self._inherited and now_s >= self._recovery_until_s
+
+    def _learn(self, agent: AgentId, key: PartitionKey, loaded: Loaded) -> None:
+        self._measured.put(agent, key, loaded.compute_ns)
+        if loaded.generation is not None:
+            self._measured.put_generation(agent, key, loaded.generation)
+        self._hosting.learn(key, loaded.memory_bytes)
+
+
+def _remembered(
+    work: Callable[[Placement], dict[AgentId, Wanted]],
+) -> Callable[[Placement], dict[AgentId, Wanted]]:
+    """Returns `work` that does each placement once: they are large, and the same few objects."""
+    done: dict[int, tuple[Placement, dict[AgentId, Wanted]]] = {}
+
+    def remembered(placement: Placement) -> dict[AgentId, Wanted]:
+        if id(placement) not in done:
+            done[id(placement)] = placement, work(placement)  # kept, so that the id stays its own
+        return done[id(placement)][1]
+
+    return remembered
+
+
+def agents_by_state(
+    roster: Mapping[AgentId, AgentRecord], availability: Availability
+) -> dict[str, int]:
+    """Returns how many agents are in each state."""
+    counts = dict.fromkeys(("joining", "ready", "draining", "lost"), 0)
+    for record in roster.values():
+        counts[record.state(availability)] += 1
+    return counts

@@ -1,0 +1,276 @@
+"""The streams of the gateways: requests in, dispatches and refusals out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler import converters, session_converters
+from catenary_scheduler.clock import now_ns
+from catenary_scheduler.dispatch.events import (
+    Reject,
+    RequestArrived,
+    RequestCancelled,
+    RequestCompleted,
+    SessionRequested,
+)
+from catenary_scheduler.gateways import Gateway, GatewaySession, Leader, Sampled
+from catenary_scheduler.sessions import (
+    Session,
+    Speaks,
+    Stream,
+    first_pack,
+    read_packs,
+)
+from catenary_scheduler.waiting_room import Arrival, WaitingRoom
+from catenary_services.domain.ids import GatewayId, ModelKey, Nanoseconds, RequestId
+from catenary_services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavailable
+from catenary_services.errors import RequestCancelled as CallerGone
+from catenary_services.log import get_logger
+from catenary_services.telemetry.tracing import is_sampled
+
+_log = get_logger(__name__)
+Message = scheduler_pb2.SchedulerToGatewayMessage
+
+
+class GatewaySessions:
+    """All gateways of one term."""
+
+    def __init__(self, leader: Leader, waiting: WaitingRoom) -> None:
+        self._leader = leader
+        self._waiting = waiting
+        self.gateways: dict[GatewayId, Gateway] = {}
+        self.sampled: dict[RequestId, Sampled] = {}
+
+    async def serve(self, stream: Stream[object, object], speaks: Speaks) -> None:
+        """Serves one stream until it ends, of a gateway that `speaks` knows.
+
+        Raises:
+            CatenaryError: why this side ended it.
+        """
+        pack = await first_pack(stream)
+        assert isinstance(pack, scheduler_pb2.GatewayMessages)
+        if not pack.messages or not pack.messages[0].HasField("hello"):
+            raise InvalidInput("hello", "must be the first message of a gateway")
+        hello = pack.messages[0].hello
+        speaks(hello.gateway_id)
+
+        async def send(messages: list[Message]) -> None:
+            await stream.write(scheduler_pb2.SchedulerToGatewayMessages(messages=messages))
+
+        session: GatewaySession = Session(send)
+        gateway = self._joined(hello, session)
+
+        def handle(packed: scheduler_pb2.GatewayMessages) -> None:
+            self._handle(gateway, packed.messages)
+
+        try:
+            self._handle(gateway, pack.messages[1:])
+            await session.run(read_packs(stream, session, handle))
+        finally:
+            self._left(gateway, session)
+
+    def send(self, gateway_id: GatewayId, message: Message) -> None:
+        """Sends to a gateway, if it is there; otherwise it resubmits what it has not heard of."""
+        gateway = self.gateways.get(gateway_id)
+        if gateway is not None and gateway.session is not None:
+            gateway.session.send(message)
+
+    def broadcast(self, message: Message) -> None:
+        """Sends to every gateway that is there."""
+        for gateway in self.gateways.values():
+            if gateway.session is not None:
+                gateway.session.send(message)
+
+    def refuse(self, command: Reject, now: Nanoseconds) -> None:
+        """Tells a gateway that a request fails, and forgets it."""
+        request = command.request
+        self.sampled.pop(request, None)
+        gateway = self.gateways.get(request.gateway)
+        if gateway is not None:
+            gateway.open.discard(request.number)
+            if gateway.session is not None:
+                gateway.session.send(converters.reject_message(command, now))
+
+    def forget(self, request: RequestId) -> None:
+        """A request is not open at its gateway any more, whatever is said of it later."""
+        gateway = self.gateways.get(request.gateway)
+        if gateway is not None:
+            gateway.open.discard(request.number)
+        self.sampled.pop(request, None)
+
+    def sweep(self, now_s: float, silence_s: float) -> None:
+        """Ends silent sessions; gives up the requests of gateways that stayed away."""
+        for gateway in list(self.gateways.values()):
+            session = gateway.session
+            if session is not None:
+                if now_s - session.heard_s > silence_s:
+                    session.close(Unavailable(f"nothing was heard for {silence_s} s"))
+            elif now_s - gateway.lost_s > silence_s:
+                _log.warning("gateway_lost", gateway=gateway.gateway_id, open=len(gateway.open))
+                self._give_up(gateway, gateway.open)
+                del self.gateways[gateway.gateway_id]
+                self._leader.gateways_changed()
+
+    def _joined(self, hello: scheduler_pb2.GatewayHello, session: GatewaySession) -> Gateway:
+        gateway_id = GatewayId(hello.gateway_id)
+        known = self.gateways.get(gateway_id)
+        if known is not None:
+            if known.session is not None:
+                known.session.close(Unavailable("a newer session of this gateway took over"))
+            if known.incarnation != hello.incarnation:
+                self._give_up(known, known.open)
+                known = None
+        gateway = known or Gateway(gateway_id, hello.incarnation, hello.peer)
+        gateway.peer = hello.peer
+        gateway.software_version = hello.software_version
+        gateway.session = session
+        self.gateways[gateway_id] = gateway
+        _log.info("gateway_joined", gateway=gateway_id, incarnation=hello.incarnation)
+        self._leader.audits.gone(gateway_id)
+        self._leader.greet_gateway(session)
+        self._leader.gateways_changed()
+        return gateway
+
+    def _left(self, gateway: Gateway, session: GatewaySession) -> None:
+        if gateway.session is session:
+            gateway.session = None
+            gateway.lost_s = time.monotonic()
+            self._leader.gateways_changed()
+
+    def _give_up(self, gateway: Gateway, numbers: Iterable[int]) -> None:
+        now = now_ns()
+        for number in list(numbers):
+            self._end(gateway, RequestCancelled(RequestId(gateway.gateway_id, number)), now)
+
+    def _handle(self, gateway: Gateway, messages: Iterable[scheduler_pb2.GatewayMessage]) -> None:
+        now = now_ns()
+        for message in messages:
+            if not self._leader.plausibility.believes_gateway(gateway.gateway_id, message):
+                continue
+            kind = message.WhichOneof("kind")
+            if kind == "submit":
+                self._submit(gateway, message.submit, now)
+            elif kind == "submit_session":
+                self._submit_session(gateway, message.submit_session, now)
+            elif kind == "sessions_progressed":
+                progressed = message.sessions_progressed
+                self._leader.feed(
+                    session_converters.sessions_progressed(gateway.gateway_id, progressed), now
+                )
+            elif kind == "finished":
+                completed = session_converters.request_completed(
+                    gateway.gateway_id, message.finished
+                )
+                self._end(gateway, completed, now)
+            elif kind == "cancel":
+                request = RequestId(gateway.gateway_id, message.cancel.request_id)
+                self._end(gateway, RequestCancelled(request), now)
+            elif kind == "delivery_failed":
+                self._delivery_failed(gateway, message.delivery_failed, now)
+            elif kind == "unanswered":
+                self._unanswered(gateway, message.unanswered)
+            elif kind == "session_failed":
+                lost = message.session_failed
+                self._leader.feed(
+                    session_converters.session_failed(lost.session_id, lost.failure, None), now
+                )
+
+    def _delivery_failed(
+        self, gateway: Gateway, failed: scheduler_pb2.DeliveryFailed, now: Nanoseconds
+    ) -> None:
+        """Ends a batch; a gateway that waits for none of its rows does not want them again."""
+        event = converters.batch_failed(failed.batch_id, failed.failure)
+        if event.reason == CallerGone.reason:
+            requests = dict.fromkeys(self._leader.requests_in(event.batch))
+            gone = [each.number for each in requests if each.gateway == gateway.gateway_id]
+            self._give_up(gateway, gateway.open.intersection(gone))
+        self._leader.feed(event, now)
+
+    def _unanswered(self, gateway: Gateway, message: scheduler_pb2.Unanswered) -> None:
+        """Hears what a gateway waits for: asked in an audit, or unasked when it has come back.
+
+        Whatever ended while it was away, nobody could tell.
+        """
+        if message.number:
+            self._leader.audits.gateway_says(gateway.gateway_id, message)
+        else:
+            self._give_up(gateway, gateway.open.difference(r.request_id for r in message.requests))
+
+    def _end(
+        self, gateway: Gateway, event: RequestCompleted | RequestCancelled, now: Nanoseconds
+    ) -> None:
+        request = event.request
+        gateway.open.discard(request.number)
+        self.sampled.pop(request, None)
+        if not self._waiting.discard(request):
+            self._leader.feed(event, now)
+
+    def _submit(
+        self, gateway: Gateway, message: scheduler_pb2.SubmitRequest, now: Nanoseconds
+    ) -> None:
+        def event() -> RequestArrived:
+            arrived = converters.request_arrived(gateway.gateway_id, message, now)
+            model = self._deployed(arrived.model, generates=False)
+            if model == arrived.model:
+                return arrived
+            return RequestArrived(
+                arrived.request, model, arrived.rows, arrived.deadline_ns, arrived.priority,
+                arrived.in_flight,
+            )  # fmt: skip
+
+        self._enter(gateway, message.request_id, message.traceparent, event, now)
+
+    def _submit_session(
+        self, gateway: Gateway, message: scheduler_pb2.SubmitSession, now: Nanoseconds
+    ) -> None:
+        def event() -> SessionRequested:
+            model = self._deployed(ModelKey(message.model, message.model_version), generates=True)
+            message.model_version = model.version
+            adopted = self._leader.sessions.adopted(message)
+            usual = self._leader.sessions.objectives(model)
+            return session_converters.session_requested(
+                gateway.gateway_id, message, now, adopted, usual
+            )
+
+        self._enter(gateway, message.request_id, message.traceparent, event, now)
+
+    def _enter(
+        self,
+        gateway: Gateway,
+        number: int,
+        traceparent: str,
+        event: Callable[[], Arrival],
+        now: Nanoseconds,
+    ) -> None:
+        """Lets a request in, or refuses it."""
+        request = RequestId(gateway.gateway_id, number)
+        gateway.open.add(number)
+        if traceparent and is_sampled(traceparent):
+            self.sampled[request] = Sampled(traceparent, time.time_ns())
+        try:
+            self._admit(event(), now)
+        except CatenaryError as error:
+            refusal = converters.rejection(
+                request, error.reason, error.message, error.retry_after_ns
+            )
+            self.refuse(refusal, now)
+
+    def _deployed(self, named: ModelKey, *, generates: bool) -> ModelKey:
+        model = self._leader.resolve(*named)
+        if model is None:
+            raise ModelNotFound(f"model {named} is not deployed")
+        if self._leader.sessions.generates(model) != generates:
+            kind = "does not generate text" if generates else "generates text, it does not infer"
+            raise InvalidInput("model", f"{model} {kind}")
+        return model
+
+    def _admit(self, event: Arrival, now: Nanoseconds) -> None:
+        # What a dispatcher holds already is resubmitted after a broken session: it compares. A
+        # session that goes on needs nothing to be ready.
+        goes_on = isinstance(event, SessionRequested) and event.in_flight is not None
+        if goes_on or self._leader.is_ready(event.model):
+            self._leader.feed(event, now)
+        else:
+            self._waiting.add(event, now)

@@ -1,0 +1,155 @@
+"""Orders agents to load what they should host and to unload what they should not.
+
+Memory decides whether both plans of a switch fit side by side. Sizes are known of partitions that
+were loaded somewhere, else estimated from the weights in the model's profile; where neither says
+anything the agent is asked to try, and its refusal tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.converters import partition_message
+from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.dispatch.availability import Availability
+from catenary_scheduler.load_orders import LoadOrders
+from catenary_scheduler.roster import AgentRecord, Roster, staying
+from catenary_scheduler.session_converters import cache_message
+from catenary_scheduler.targets import Need, Wanted
+from catenary_services.domain.decoder import LargestStep
+from catenary_services.domain.ids import AgentId, Epoch, ModelKey, PartitionKey
+from catenary_services.log import get_logger
+
+_log = get_logger(__name__)
+_NOTHING: Wanted = {}
+
+
+class Hosting:
+    """What agents are told to host."""
+
+    def __init__(
+        self, deployments: Deployments, orders: LoadOrders, availability: Availability
+    ) -> None:
+        self._availability = availability
+        self._deployments = deployments
+        self._orders = orders
+        self._sizes: dict[PartitionKey, int] = {}
+        self.content_of: Callable[[ModelKey], str] = lambda model: ""
+        """The digest of what is served of a model; empty if nobody knows."""
+
+    def learn(self, key: PartitionKey, memory_bytes: int) -> None:
+        """An agent reported how large a partition is."""
+        self._sizes[key] = max(memory_bytes, self._sizes.get(key, 0))
+
+    def load(
+        self,
+        roster: Roster,
+        wanted: Callable[[AgentId], Wanted],
+        crowded: Callable[[AgentRecord], bool],
+        now_s: float,
+        epoch: Epoch,
+    ) -> None:
+        """Orders what is missing, as far as it fits where agents are crowded."""
+        self._orders.keep(wanted, self._deployments.ready)
+        self._orders.expire(now_s)
+        for record in staying(roster, self._availability):
+            agent_id = record.agent.agent_id
+            # What it failed to load is tried again, although there is a plan without it by now.
+            asked = {**self._orders.refused(agent_id), **wanted(agent_id)}
+            for key, need in asked.items():
+                if record.hosts(key, need) and record.layouts.get(key) == need.cache:
+                    continue
+                if not self.fits(record, key, need) and crowded(record):
+                    continue
+                if self._orders.is_due(agent_id, key, now_s, need):
+                    self._order(record, key, need, epoch)
+
+    def unload(
+        self,
+        roster: Roster,
+        wanted: Callable[[AgentId], Wanted],
+        in_use: Callable[[AgentId, PartitionKey], bool],
+        epoch: Epoch,
+    ) -> None:
+        """Has agents give up what is not wanted of them, once no batch needs it."""
+        for record in staying(roster, self._availability):
+            agent_id = record.agent.agent_id
+            keep = wanted(agent_id)
+            for key in [key for key in record.loaded if key not in keep]:
+                if in_use(agent_id, key):
+                    continue
+                self.give_up(record, key, epoch)
+
+    def give_up(self, record: AgentRecord, key: PartitionKey, epoch: Epoch) -> None:
+        """Has an agent give up a partition; it does so when none of its batches needs it."""
+        record.loaded.pop(key, None)
+        record.layouts.pop(key, None)
+        assert record.session is not None
+        record.session.send(
+            scheduler_pb2.SchedulerToAgentMessage(
+                epoch=epoch,
+                unload_partition=scheduler_pb2.UnloadPartition(key=partition_message(key)),
+            )
+        )
+
+    def fits(self, record: AgentRecord, key: PartitionKey, need: Need) -> bool:
+        """True unless a partition is known not to fit beside what an agent has or is loading."""
+        agent_id = record.agent.agent_id
+        if self._orders.lacks_memory(agent_id, key):
+            return False
+        if key in record.loaded or not record.agent.memory_bytes:
+            return True
+        used = sum(loaded.memory_bytes for loaded in record.loaded.values())
+        coming = sum(
+            self._size(record, other, ordered)
+            for other, ordered in self._orders.open_of(agent_id).items()
+            if other not in record.loaded and other != key
+        )
+        return used + coming + self._size(record, key, need) <= record.agent.memory_bytes
+
+    def is_crowded(self, record: AgentRecord, wanted: Wanted) -> bool:
+        """True if something is missing that does not fit, and something else could be given up."""
+        if all(key in wanted for key in record.loaded):
+            return False
+        return any(
+            not record.hosts(key, need) and not self.fits(record, key, need)
+            for key, need in wanted.items()
+        )
+
+    def _size(self, record: AgentRecord, key: PartitionKey, need: Need | None) -> int:
+        deployment = self._deployments.ready.get(key.model)
+        if deployment is not None and deployment.decoder is not None:
+            # Computed, not remembered: it depends on the agent, and on the caches that are wanted.
+            held = deployment.held_by(record.agent)
+            if need is None or need.cache is None:
+                return held.weight_bytes(key.first_block, key.last_block)
+            cache, chunk = need.cache, record.agent.prefill_chunk_tokens
+            entries = len(cache.entry_blocks)
+            step = LargestStep(need.batch, chunk, cache.session_tokens, max(1, entries))
+            return held.partition_bytes((key.first_block, key.last_block), cache.tokens, step)
+        known = self._sizes.get(key)
+        if known is not None:
+            return known
+        block_weights = deployment.block_weight_bytes if deployment is not None else ()
+        return sum(block_weights[key.first_block : key.last_block])
+
+    def _order(self, record: AgentRecord, key: PartitionKey, need: Need, epoch: Epoch) -> None:
+        deployment = self._deployments.ready.get(key.model)
+        if deployment is None or record.session is None:
+            return
+        order = scheduler_pb2.LoadPartition(
+            key=partition_message(key),
+            max_batch=need.batch,
+            float16_boundaries=need.float16,
+            block_table_hash=deployment.table.model_hash,
+            cache=cache_message(need.cache) if need.cache is not None else None,
+            content_digest=self.content_of(key.model),
+        )
+        if need.cache is not None:
+            record.layouts[key] = need.cache
+        agent = record.agent.agent_id
+        _log.info("load_ordered", agent=agent, partition=str(key), batch=need.batch)
+        record.session.send(
+            scheduler_pb2.SchedulerToAgentMessage(epoch=epoch, load_partition=order)
+        )

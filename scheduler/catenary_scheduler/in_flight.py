@@ -1,0 +1,119 @@
+"""The batches on their way: for Redis, for draining an agent, for taking a partition away."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from catenary_scheduler.dispatch.events import DispatchBatch, PlannedHop
+from catenary_scheduler.state.journal import Journal
+from catenary_scheduler.state.keys import Table
+from catenary_scheduler.state.records import batch_text
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    BatchId,
+    Nanoseconds,
+    PartitionKey,
+)
+
+_FORGET_AFTER_NS = 10 * NANOSECONDS_PER_SECOND
+
+
+@dataclass(slots=True)
+class _Entry:
+    command: DispatchBatch
+    done: int = 0
+    """Hops reported as computed."""
+
+
+class InFlight:
+    """Every batch from its dispatch to the report of its last hop or its failure."""
+
+    def __init__(self) -> None:
+        self._batches: dict[BatchId, _Entry] = {}
+        self._dirty: set[BatchId] = set()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __contains__(self, batch: BatchId) -> bool:
+        return batch in self._batches
+
+    def dispatched(self, command: DispatchBatch) -> None:
+        """Notes a new batch."""
+        self._batches[command.batch] = _Entry(command)
+        self._dirty.add(command.batch)
+
+    def stage_done(self, batch: BatchId, position: int) -> None:
+        """Notes that a hop was computed; after the last one the batch is over."""
+        entry = self._batches.get(batch)
+        if entry is None:
+            return
+        entry.done = max(entry.done, position + 1)
+        if entry.done >= len(entry.command.path):
+            self.over(batch)
+
+    def over(self, batch: BatchId) -> None:
+        """Forgets a batch that failed, was cancelled or is done."""
+        if self._batches.pop(batch, None) is not None:
+            self._dirty.add(batch)
+
+    def expire(self, now: Nanoseconds) -> None:
+        """Forgets batches nobody reported on for long."""
+        late = [
+            batch
+            for batch, entry in self._batches.items()
+            if entry.command.expected_finish_ns + _FORGET_AFTER_NS < now
+        ]
+        for batch in late:
+            self.over(batch)
+
+    def batches(self) -> list[BatchId]:
+        """Returns every batch under way."""
+        return list(self._batches)
+
+    def by_agent(self) -> Counter[AgentId]:
+        """Returns how many batches have yet to be computed by each agent."""
+        return Counter(
+            agent
+            for entry in self._batches.values()
+            for agent in {hop.agent for hop in entry.command.path[entry.done :]}
+        )
+
+    def uses_agent(self, agent: AgentId) -> bool:
+        """True if a batch has yet to be computed by `agent`."""
+        return any(hop.agent == agent for hop in self._hops_ahead())
+
+    def uses_partition(self, agent: AgentId, partition: PartitionKey) -> bool:
+        """True if a batch has yet to be computed by this partition on this agent."""
+        return any(hop.agent == agent and hop.partition == partition for hop in self._hops_ahead())
+
+    def lost(self, agent: AgentId) -> None:
+        """Forgets the batches that an agent took with it."""
+        gone = [
+            batch
+            for batch, entry in self._batches.items()
+            if any(hop.agent == agent for hop in entry.command.path[entry.done :])
+        ]
+        for batch in gone:
+            self.over(batch)
+
+    def collect(self, journal: Journal) -> None:
+        """Writes what changed since the last call; short-lived batches cost nothing."""
+        for batch in self._dirty:
+            entry = self._batches.get(batch)
+            journal.put(
+                Table.BATCHES, str(batch), None if entry is None else batch_text(entry.command)
+            )
+        self._dirty.clear()
+
+    def records(self) -> dict[str, str | None]:
+        """Returns all of it, for a snapshot."""
+        self._dirty.clear()
+        return {str(key): batch_text(entry.command) for key, entry in self._batches.items()}
+
+    def _hops_ahead(self) -> Iterator[PlannedHop]:
+        for entry in self._batches.values():
+            yield from entry.command.path[entry.done :]

@@ -1,0 +1,115 @@
+"""The plan in force: completed from its placement, and what of it is dispatched by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.measured import Measured
+from catenary_scheduler.planning import ChainLatency, Placement, ServiceTime, complete_plan
+from catenary_services.domain.ids import Epoch, ModelKey, PlanId
+from catenary_services.domain.plan import ModelPlan, Plan
+from catenary_services.errors import CatenaryError
+from catenary_services.log import get_logger
+
+_log = get_logger(__name__)
+
+
+class Dispatching(Protocol):
+    """What a plan is put in force on."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """Part of a plan's id."""
+        ...
+
+    def dispatch_by(self, plan: Plan) -> None:
+        """Dispatch by this plan, or this part of one, from now on."""
+        ...
+
+    def plan_activated(self, plan: Plan) -> None:
+        """This is the plan in force from now on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ActivePlan:
+    """The plan that is in force, and the placement it was made from."""
+
+    plan: Plan
+    placement: Placement
+
+
+class InForce:
+    """Puts placements in force.
+
+    Attributes:
+        active: What is in force; None before the first plan.
+        restored: Placement and id a predecessor dispatched by, until something is in force again.
+        infeasible: Why models of the placement in force cannot be served.
+    """
+
+    def __init__(
+        self, dispatching: Dispatching, deployments: Deployments, measured: Measured,
+        pace: Callable[[], ServiceTime], latency: Callable[[], ChainLatency],
+    ) -> None:  # fmt: skip
+        self._dispatching = dispatching
+        self._deployments = deployments
+        self._measured = measured
+        self._pace = pace
+        self._latency = latency
+        self._plans = 0
+        self.active: ActivePlan | None = None
+        self.restored: tuple[Placement, PlanId] | None = None
+        self.infeasible: dict[ModelKey, str] = {}
+
+    @property
+    def plan_id(self) -> str:
+        """Of the plan in force; empty without one."""
+        return self.active.plan.plan_id if self.active else ""
+
+    @property
+    def placement(self) -> Placement:
+        """The placement in force; an empty one before the first plan."""
+        return self.active.placement if self.active else Placement(())
+
+    def objection(self, placement: Placement) -> str:
+        """Returns why a loaded placement cannot be dispatched by; empty if it can."""
+        problems: dict[ModelKey, str] = {}
+        for _ in self._completed(placement, PlanId(""), problems):
+            pass
+        return "; ".join(problems.values())
+
+    def activate(self, placement: Placement, reduced: Callable[[Plan], Plan]) -> None:
+        """Puts a placement in force, of which `reduced` may be dispatched by."""
+        plan_id = self._next_id(placement)
+        self.infeasible.clear()
+        plan = Plan(plan_id, tuple(self._completed(placement, plan_id, self.infeasible)))
+        for model, problem in self.infeasible.items():
+            _log.error("model_not_planned", model=str(model), error=problem)
+        self.active = ActivePlan(plan, placement)
+        _log.info("plan_activated", plan=plan.plan_id, models=[str(m.model) for m in plan.models])
+        self._dispatching.dispatch_by(reduced(plan))
+        self._dispatching.plan_activated(plan)
+
+    def _completed(
+        self, placement: Placement, plan_id: PlanId, problems: dict[ModelKey, str]
+    ) -> Iterator[ModelPlan]:
+        """Yields the models that can be served; one that cannot does not hinder the others."""
+        tables = {key: each.table for key, each in self._deployments.ready.items()}
+        compute = self._measured.for_placement(placement)
+        pace, latency = self._pace(), self._latency()
+        for model in placement.models:
+            try:
+                part = Placement((model,))
+                yield from complete_plan(part, tables, compute, plan_id, pace, latency).models
+            except CatenaryError as error:
+                problems[model.model] = error.message
+
+    def _next_id(self, placement: Placement) -> PlanId:
+        if self.restored is not None and self.restored[0] == placement:
+            return self.restored[1]
+        self._plans += 1
+        return PlanId(f"plan-{self._dispatching.epoch}-{self._plans}")

@@ -1,0 +1,162 @@
+"""The sessions that generate text: for Redis, for draining, for taking a partition away.
+
+What they hold is in the book; here is which request and which chain they belong to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from catenary_scheduler.book import SlotLedger
+from catenary_scheduler.dispatch.events import StartSession
+from catenary_scheduler.state.codec import encode_document
+from catenary_scheduler.state.journal import Journal
+from catenary_scheduler.state.keys import Table
+from catenary_scheduler.state.stored import Hops, StoredSession, StoredSessionHop
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, RequestId, SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    request: RequestId
+    chain_id: str
+    """Empty for a session of a predecessor; "first+second" for one with two chains."""
+    hops: Hops
+    prompt_hops: int = 0
+    """Split phase: so many of the hops, the first ones, only run its prompt."""
+
+
+class LiveSessions:
+    """Every session that holds cache slots somewhere."""
+
+    def __init__(self, slots: SlotLedger) -> None:
+        self._slots = slots
+        self._sessions: dict[SessionId, _Entry] = {}
+        self._dirty: set[SessionId] = set()
+        self._remembered: dict[SessionId, Hops] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, session: SessionId) -> bool:
+        return session in self._sessions
+
+    def started(self, command: StartSession) -> None:
+        """Notes a new session."""
+        hops = command.hops + command.decode_hops
+        prompt_hops = len(command.hops) if command.decode_hops else 0
+        self._enter(command.session, _Entry(command.request, command.chain_id, hops, prompt_hops))
+
+    def adopted(self, session: SessionId, request: RequestId, hops: Hops) -> None:
+        """Notes a session of a predecessor; the book has it by now if it goes on."""
+        if session not in self._sessions and session in self._slots:
+            self._enter(session, _Entry(request, "", hops))
+
+    def may_be_over(self, sessions: Iterable[SessionId]) -> None:
+        """Forgets those of these sessions that hold nothing any more."""
+        for session in sessions:
+            if session in self._sessions and session not in self._slots:
+                del self._sessions[session]
+                self._dirty.add(session)
+
+    def expire(self) -> None:
+        """Forgets every session that holds nothing any more."""
+        self.may_be_over(list(self._sessions))
+
+    def uses_agent(self, agent: AgentId) -> bool:
+        """True if a session holds something of an agent."""
+        return any(cache.used for cache in self._slots.caches() if cache.agent == agent)
+
+    def count_at(self, agent: AgentId) -> int:
+        """Returns how many hold something of an agent."""
+        return len(self._slots.sessions_at(agent))
+
+    def uses_partition(self, agent: AgentId, partition: PartitionKey) -> bool:
+        """True if a session holds slots of a partition of an agent."""
+        return any(
+            cache.used
+            for cache in self._slots.caches()
+            if cache.agent == agent and cache.partition == partition
+        )
+
+    def using(self, agent: AgentId, partition: PartitionKey) -> list[SessionId]:
+        """Returns the sessions that run through a partition of an agent."""
+        return [
+            session
+            for session in self._slots.sessions_at(agent)
+            if session in self._sessions
+            and any(
+                hop.agent == agent and hop.partition == partition
+                for hop in self._sessions[session].hops
+            )
+        ]
+
+    def request_of(self, session: SessionId) -> RequestId | None:
+        """Returns whose a session is; None if it is not known."""
+        entry = self._sessions.get(session)
+        return entry.request if entry is not None else None
+
+    def hops_of(self, session: SessionId) -> Hops:
+        """Returns where a session runs; nowhere if it is not known."""
+        entry = self._sessions.get(session)
+        return entry.hops if entry is not None else ()
+
+    def split(self) -> list[SessionId]:
+        """Returns those whose prompts are run on another chain than the rest."""
+        return [session for session, entry in self._sessions.items() if entry.prompt_hops]
+
+    def by_chain(self) -> Counter[str]:
+        """Returns how many there are of each chain."""
+        found: Counter[str] = Counter()
+        for session, entry in self._sessions.items():
+            if not entry.prompt_hops:
+                found[entry.chain_id] += 1
+                continue
+            mark = f"+{entry.hops[0].partition.model}/"
+            prefill, _, number = entry.chain_id.rpartition(mark)
+            found[mark[1:] + number] += 1
+            holders = self._slots.agents(session)
+            if any(hop.agent in holders for hop in entry.hops[: entry.prompt_hops]):
+                found[prefill] += 1
+        return found
+
+    def by_model(self) -> Counter[ModelKey]:
+        """Returns how many requests of each model have one; one that moves has two."""
+        models = {each.request: each.hops[0].partition.model for each in self._sessions.values()}
+        return Counter(models.values())
+
+    # ---- Redis ----
+
+    def collect(self, journal: Journal) -> None:
+        """Writes what changed since the last call; short-lived sessions cost nothing."""
+        for session in self._dirty:
+            entry = self._sessions.get(session)
+            journal.put(Table.SESSIONS, str(session), None if entry is None else _record(entry))
+        self._dirty.clear()
+
+    def records(self) -> dict[str, str | None]:
+        """Returns all of it, for a snapshot."""
+        self._dirty.clear()
+        return {str(session): _record(entry) for session, entry in self._sessions.items()}
+
+    def remember(self, sessions: Mapping[SessionId, Hops]) -> None:
+        """Takes over what a predecessor wrote: which partitions its sessions run on."""
+        self._remembered.update(sessions)
+
+    def remembered(self, session: SessionId) -> Hops:
+        """Returns the hops of a predecessor's session; none if it did not write them down."""
+        return self._remembered.get(session, ())
+
+    def _enter(self, session: SessionId, entry: _Entry) -> None:
+        self._sessions[session] = entry
+        self._dirty.add(session)
+
+
+def _record(entry: _Entry) -> str:
+    hops = [
+        StoredSessionHop(hop.agent, str(hop.partition), hop.first_block, hop.last_block)
+        for hop in entry.hops
+    ]
+    return encode_document(StoredSession(hops, str(entry.request), entry.chain_id))

@@ -1,0 +1,128 @@
+"""How long partitions take on agents: measured when loaded, remembered across schedulers.
+
+What generating costs is also reported all the time; the cost of decoder blocks follows that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
+
+from msgspec.structs import astuple as astuple_of
+
+from catenary_scheduler.measured_links import MeasuredLinks
+from catenary_scheduler.planning import Placement
+from catenary_scheduler.planning.latency import Observed, WorkDone
+from catenary_scheduler.planning.live import GenerationCost
+from catenary_scheduler.state.stored import Place, StoredCost, StoredGeneration, StoredMeasurements
+from catenary_scheduler.state.tables import cost_text, place_name, times_text
+from catenary_scheduler.targets import partition_of, stages_of
+from catenary_services.domain.ids import AgentId, Nanoseconds, PartitionKey
+
+_KEPT = 10_000
+
+Times = tuple[Nanoseconds, ...]
+
+
+class Measured:
+    """Compute times at batch 1, 2, .. by agent and partition; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._times: dict[Place, Times] = {}
+        self._generation: dict[Place, Observed] = {}
+        self.links = MeasuredLinks()
+
+    def put(self, agent: AgentId, partition: PartitionKey, times: Sequence[Nanoseconds]) -> None:
+        """Remembers a measurement; an empty one tells nothing."""
+        if times:
+            self._times[agent, partition] = tuple(times)
+        while len(self._times) > _KEPT:
+            del self._times[next(iter(self._times))]
+
+    def put_generation(self, agent: AgentId, partition: PartitionKey, cost: GenerationCost) -> None:
+        """Remembers what text generation costs in a range of decoder blocks.
+
+        The same cost again (an agent says hello with all it has loaded) changes nothing.
+        """
+        known = self._generation.get((agent, partition))
+        if known is None or known.measured != cost:
+            self._enter(agent, partition, Observed(cost))
+
+    def observe(self, agent: AgentId, partition: PartitionKey, work: WorkDone) -> bool:
+        """Takes in what an agent says it did; True if its cost is notably another than was told."""
+        known = self._generation.get((agent, partition))
+        if known is None:  # it never said what it costs: of another version, or in a strange order
+            return False
+        known.add(work)
+        return known.take_change()
+
+    def generation(self) -> dict[Place, GenerationCost]:
+        """Returns what all decoder blocks cost by now."""
+        return {place: observed.cost for place, observed in self._generation.items()}
+
+    def observed_at(self, agent: AgentId, partition: PartitionKey) -> Observed | None:
+        """Returns what is known of one range of decoder blocks on one agent."""
+        return self._generation.get((agent, partition))
+
+    def observed(self) -> Iterator[tuple[AgentId, PartitionKey, Observed]]:
+        """Yields every measurement of decoder blocks, with what was reported since."""
+        for (agent, partition), observed in self._generation.items():
+            yield agent, partition, observed
+
+    def everything(self) -> dict[Place, Times]:
+        """Returns every measurement there is."""
+        return dict(self._times)
+
+    def for_placement(self, placement: Placement) -> dict[Place, Times]:
+        """Returns times for every agent of every stage.
+
+        An agent that is away and was never measured is assumed to be as slow as the slowest of its
+        pool, until it comes and is measured.
+        """
+        found: dict[Place, Times] = {}
+        for model, _, stage in stages_of(placement):
+            key = partition_of(model, stage)
+            known = {a: self._times[a, key] for a in stage.agents if (a, key) in self._times}
+            slowest = max(known.values(), key=lambda times: times[-1], default=())
+            for agent in stage.agents:
+                found[agent, key] = known.get(agent, slowest)
+        return found
+
+    def records(self) -> dict[str, str | None]:
+        """Returns what Redis keeps."""
+        records: dict[str, str | None] = {
+            place_name(*place): times_text(times) for place, times in self._times.items()
+        }
+        for place, observed in self._generation.items():
+            by_now = observed.told if observed.told != observed.measured else None
+            cost = StoredCost(
+                _stored(observed.measured), None if by_now is None else _stored(by_now)
+            )
+            records[place_name(*place)] = cost_text(cost)
+        return {**records, **self.links.records()}
+
+    def restore(self, stored: StoredMeasurements) -> None:
+        """Takes over what a predecessor measured."""
+        self.links.restore(stored.links)
+        for (agent, partition), times in stored.times.items():
+            self.put(agent, partition, times)
+        for (agent, partition), cost in stored.costs.items():
+            told = _cost(cost.by_now) if cost.by_now is not None else None
+            self._enter(agent, partition, Observed(_cost(cost.at_load), told=told))
+
+    def _enter(self, agent: AgentId, partition: PartitionKey, observed: Observed) -> None:
+        self._generation[agent, partition] = observed
+        while len(self._generation) > _KEPT:
+            del self._generation[next(iter(self._generation))]
+
+
+def _stored(cost: GenerationCost) -> StoredGeneration:
+    return StoredGeneration(*astuple(cost))
+
+
+def _cost(stored: StoredGeneration) -> GenerationCost:
+    prompt, prompt_token, step, session, context_token, lone, floor, chunk = astuple_of(stored)
+    return GenerationCost(
+        round(prompt), round(prompt_token), round(step), round(session), context_token,
+        round(lone), round(floor), round(chunk),
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""How fast caches travel between agents: measured as sessions move, and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from catenary_scheduler.packing.link_rates import LinkRate
+from catenary_scheduler.state.stored import Link
+from catenary_scheduler.state.tables import link_name
+from catenary_services.domain.ids import AgentId, Nanoseconds
+
+_KEPT = 10_000
+_NOTABLE = 0.05
+"""A rate is told again when it has changed by so much of what was told last."""
+
+
+class MeasuredLinks:
+    """Rates by sender and receiver; those heard of first are forgotten first."""
+
+    def __init__(self) -> None:
+        self._rates: dict[Link, LinkRate] = {}
+        self._told: dict[Link, int] = {}
+
+    def observe(self, link: Link, size: int, sending_ns: Nanoseconds) -> int | None:
+        """Takes in what an agent sent.
+
+        Args:
+            link: From whom to whom.
+            size: Bytes of caches.
+            sending_ns: Time in which at least one frame of them was on its way.
+
+        Returns:
+            Bytes per second, if that is notably other than was told before.
+        """
+        rate = self._rates.get(link) or LinkRate()
+        if not rate.add(size, sending_ns):
+            return None
+        self._rates[link] = rate
+        told = self._told.get(link, 0)
+        if abs(rate.bytes_per_second - told) <= _NOTABLE * told:
+            return None
+        self._tell(link, rate.bytes_per_second)
+        return rate.bytes_per_second
+
+    def rates(self) -> Iterator[tuple[AgentId, AgentId, int]]:
+        """Yields the links that were measured, and the bytes per second that were told of each."""
+        for (source, target), bytes_per_second in self._told.items():
+            yield source, target, bytes_per_second
+
+    def records(self) -> dict[str, str | None]:
+        """Returns what Redis keeps."""
+        return {link_name(source, target): str(rate) for source, target, rate in self.rates()}
+
+    def restore(self, links: Mapping[Link, int]) -> None:
+        """Takes over bytes per second that a predecessor measured."""
+        for link, bytes_per_second in links.items():
+            self._rates[link] = LinkRate(bytes_per_second)
+            self._tell(link, bytes_per_second)
+
+    def _tell(self, link: Link, bytes_per_second: int) -> None:
+        self._told[link] = bytes_per_second
+        while len(self._told) > _KEPT:
+            oldest = next(iter(self._told))
+            del self._told[oldest]
+            self._rates.pop(oldest, None)

@@ -1,0 +1,78 @@
+"""The models of the cluster as gateways are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_scheduler.deployments import Deployment, Deployments
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.plan import ModelPlan, Plan
+from catenary_services.domain.tensors import ANY, TensorSpec
+
+_ROWS_PER_BATCH = 64
+"""A request may have this many batches' worth of rows; they are split and merged."""
+
+
+def model_table(
+    deployments: Deployments, reason: Callable[[ModelKey], str], plan: Plan | None
+) -> scheduler_pb2.ModelTable:
+    """Returns every model that is wanted, ready or not; `plan` is the one in force."""
+    table = scheduler_pb2.ModelTable(plan_id=plan.plan_id if plan is not None else "")
+    workers = {model.model: _workers(model) for model in plan.models} if plan is not None else {}
+    for key, deployment in deployments.ready.items():
+        served = _served(key, deployment, reason(key))
+        served.workers = workers.get(key, 0) if served.ready else 0
+        table.models.append(served)
+    for reference, problem in deployments.problems.items():
+        name, _, version = reference.partition(":")
+        table.models.add(name=name, version=version, ready=False, not_ready_reason=problem)
+    return table
+
+
+def _workers(model: ModelPlan) -> int:
+    """Returns its chains, or the agents of its pipelines."""
+    stages = (stage for pipeline in model.pipelines for stage in pipeline.stages)
+    return len(model.chains) or len({agent for stage in stages for agent in stage.agents})
+
+
+def _served(key: ModelKey, deployment: Deployment, reason: str) -> scheduler_pb2.ServedModel:
+    table = deployment.table
+    if deployment.decoder is not None:
+        return scheduler_pb2.ServedModel(
+            name=key.name,
+            version=key.version,
+            platform=deployment.manifest.platform,
+            ready=not reason,
+            not_ready_reason=reason,
+            default_slo_ns=deployment.slo_ns,
+            max_rows=1,
+            generates=True,
+            session_tokens=deployment.manifest.session_tokens,
+        )
+    first, last = table.boundaries[0], table.boundaries[-1]
+    return scheduler_pb2.ServedModel(
+        name=key.name,
+        version=key.version,
+        platform=deployment.manifest.platform,
+        inputs=[_spec(tensor) for tensor in first.tensors],
+        outputs=[_spec(tensor) for tensor in last.tensors],
+        ready=not reason,
+        not_ready_reason=reason,
+        default_slo_ns=deployment.slo_ns,
+        batched=table.batched,
+        max_rows=deployment.max_batch * _ROWS_PER_BATCH if table.batched else 1,
+        max_row_bytes=_row_limit(first.tensors, first.row_bytes),
+    )
+
+
+def _row_limit(tensors: tuple[TensorSpec, ...], row_bytes: int) -> int:
+    """Returns the bytes of one row, or 0 if a dimension other than the batch is free."""
+    free = any(ANY in tensor.shape[1:] for tensor in tensors)
+    return 0 if free else row_bytes
+
+
+def _spec(tensor: TensorSpec) -> common_pb2.TensorSpec:
+    return common_pb2.TensorSpec(
+        name=tensor.name, datatype=tensor.datatype, shape=list(tensor.shape)
+    )

@@ -1,0 +1,143 @@
+"""What an operator can do to a running cluster: apply, plan anew, deploy, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from catenary_scheduler.deployments import Wish
+from catenary_scheduler.draining import begin_draining, is_idle, tell_drained
+from catenary_scheduler.planning import Placement
+from catenary_scheduler.plans import document_of, placement_of
+from catenary_scheduler.switch import Phase
+from catenary_scheduler.switch_report import SwitchReport
+from catenary_scheduler.term import Term
+from catenary_services.domain.ids import AgentId
+from catenary_services.errors import InvalidInput, PlanInfeasible, Unavailable
+
+_LOOK_S = 0.02
+
+
+async def apply_plan(term: Term, text: str, timeout_s: float) -> str:
+    """Makes a document the plan and returns its id once it is in force; empty text: plan anew.
+
+    Raises:
+        InvalidInput: the document is wrong; nothing was changed.
+        PlanInfeasible: the change of plan was rolled back; the message says why.
+        Unavailable: not in force within `timeout_s`. Until the change of plan is given up it stays
+            the plan and comes into force when it can. The message says what it waits for.
+    """
+    if not text.strip() or not document_of(text).get("models"):
+        return await replan(term, timeout_s)
+    placement = await placement_of(text, term.deployments)
+    _check_boundaries(term, placement)
+    term.cluster.fix(placement)
+    before = term.cluster.last_switch
+    term.cluster.reconcile(time.monotonic())
+
+    def decided() -> bool:
+        given_up = term.cluster.wishes.fixed is not placement and not term.cluster.is_switching
+        return term.cluster.is_settled or given_up
+
+    await _until(term, decided, timeout_s, "the plan is not active yet")
+    _raise_if_rolled_back(term, before)
+    if term.cluster.wishes.fixed is not placement:
+        raise PlanInfeasible("another plan took its place")
+    return term.cluster.plan_id
+
+
+async def replan(term: Term, timeout_s: float) -> str:
+    """Has the planner decide anew, in place of any plan from outside; returns the plan's id.
+
+    Raises:
+        PlanInfeasible: the change of plan was rolled back; the message says why.
+        Unavailable: not in force within `timeout_s`; it will be when it can.
+    """
+    cluster, planner = term.cluster, term.planner
+    cluster.fix(None)
+    planner.ask("it was asked for by hand")
+    asked = planner.answers
+    before = cluster.last_switch
+    cluster.reconcile(time.monotonic())
+
+    def decided() -> bool:
+        given_up = cluster.last_switch is not before and not cluster.is_switching
+        return planner.answers > asked and (cluster.is_settled or given_up)
+
+    await _until(term, decided, timeout_s, "the plan is not active yet")
+    _raise_if_rolled_back(term, before)
+    return cluster.plan_id
+
+
+def _raise_if_rolled_back(term: Term, before: SwitchReport | None) -> None:
+    last = term.cluster.last_switch
+    if last is not before and last is not None and last.phase is Phase.ROLLED_BACK:
+        raise PlanInfeasible(f"{last.from_plan} stays in force: {last.problem}")
+
+
+def _check_boundaries(term: Term, placement: Placement) -> None:
+    """Partitions of one model that disagree on the type between them must never meet."""
+    active = term.cluster.active
+    served = {m.model: m.float16_boundaries for m in active.placement.models} if active else {}
+    for index, model in enumerate(placement.models):
+        if served.get(model.model, model.float16_boundaries) != model.float16_boundaries:
+            raise InvalidInput(
+                f"models[{index}].float16_boundaries", "cannot change while the model is served"
+            )
+
+
+async def deploy_model(term: Term, reference: str, wish: Wish, timeout_s: float) -> str:
+    """Serves a model (or serves it differently) and returns the plan's id once it is ready.
+
+    Raises:
+        ModelNotFound: it is not in the repository.
+        Unavailable: not ready within `timeout_s`; it will be when it can.
+    """
+    key = await term.deployments.deploy(reference, wish)
+    term.cluster.reconcile(time.monotonic())
+
+    def ready() -> bool:
+        is_planned = term.cluster.wishes.fixed is not None or not term.planner.is_thinking
+        return is_planned and term.cluster.is_settled and term.is_ready(key)
+
+    await _until(term, ready, timeout_s, f"{key} is not ready yet")
+    return term.cluster.plan_id
+
+
+async def drain_agent(term: Term, agent_id: AgentId, timeout_s: float) -> bool:
+    """Takes an agent out of service; True once it has nothing left to do.
+
+    It gets no new batches and sessions as soon as others can do its work. Running sessions move to
+    other chains as these have room; the rest it finishes, and is then told. It is used again when
+    it is restarted.
+
+    Raises:
+        InvalidInput: there is no such agent.
+    """
+    record = term.cluster.roster.get(agent_id)
+    if record is None or record.session is None:
+        raise InvalidInput("agent_id", f"{agent_id!r} is not connected")
+    begin_draining(term, agent_id)
+    deadline_s = time.monotonic() + timeout_s
+    while not is_idle(term, agent_id):
+        if time.monotonic() >= deadline_s:
+            return False
+        await asyncio.sleep(_LOOK_S)
+    tell_drained(term, agent_id)
+    return True
+
+
+async def _until(
+    term: Term, condition: Callable[[], bool], timeout_s: float, otherwise: str
+) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            keys = term.deployments.ready
+            reasons = [f"{key}: {term.cluster.reason(key)}" for key in keys if not
+                       term.is_ready(key)]  # fmt: skip
+            said = [otherwise, *reasons]
+            raise Unavailable("; ".join(text for text in said if text))
+        await term.changed(left_s)

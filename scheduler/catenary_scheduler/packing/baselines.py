@@ -1,0 +1,174 @@
+"""Best fit and worst fit: sessions stay where they were put until they end (Mell, section VIII-B).
+
+The paper does not say what becomes of sessions that outgrow their GPU. Here the youngest of them
+loses its cache and is dispatched again, its tokens read anew, as engines without migration do; the
+rivals that reserve the final length at admission are these same policies, told final lengths.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from catenary_scheduler.packing.moves import EpochResult, Item, Move
+from catenary_scheduler.packing.shelves import Shelves
+from catenary_scheduler.packing.validating import check_epoch, check_size
+
+
+class Baseline(ABC):
+    """Frame of the plain policies: depart, grow, relieve, place in order, close.
+
+    Who cannot be placed waits; nobody overtakes (first come, first served). A preempted session
+    waits before all others.
+
+    Args:
+        capacity: Of a GPU.
+        most_bins: That may be active at a time; None: any number.
+    """
+
+    def __init__(self, capacity: int, *, most_bins: int | None = None) -> None:
+        self._shelves = Shelves(capacity, most_bins)
+        self._ages: dict[Item, int] = {}
+        """Order of arrival of everyone placed or queued."""
+        self._arrived = 0
+        self._waiting: dict[Item, int] = {}
+        """Sizes of queued sessions, in their order."""
+
+    def epoch(
+        self, departed: Iterable[Item], sizes: Mapping[Item, int], arrived: Mapping[Item, int]
+    ) -> EpochResult:
+        """Takes what happened since the last epoch and returns what changes; see `Policy`.
+
+        Raises:
+            InvalidInput: If a session is larger than a GPU, or not known, or known already; nothing
+                has changed then.
+        """
+        shelves = self._shelves
+        gone = list(departed)
+        check_epoch(gone, sizes, arrived, self._ages.__contains__, shelves.capacity)
+        for item in gone:
+            self._forget(item)
+        shelves.resize(sizes)
+        for item in self._waiting.keys() & sizes.keys():
+            self._waiting[item] = sizes[item]
+        origins: dict[Item, int] = {}
+        preempted = self._relieve(origins)
+        shelves.close_empty()  # idle is idle: whoever comes in this epoch does not keep it on
+        self._waiting = {**preempted, **self._waiting}
+        for item, size in arrived.items():
+            assert 0 < size <= shelves.capacity, "a session must fit an empty gpu"
+            self._ages[item] = self._arrived = self._arrived + 1
+            self._waiting[item] = size
+        placed = self._place_waiting()
+        self._rebalance(origins)
+        shelves.close_empty()
+        return EpochResult(
+            self._net_moves(origins, placed),
+            {item: self._on(item) for item in placed},
+            tuple(self._waiting),
+            tuple(preempted),
+        )
+
+    def place(self, item: Item, size: int, gpu: int) -> None:
+        """Adopts a session that somebody else has put on a GPU, new or known.
+
+        Raises:
+            InvalidInput: If it is larger than a GPU.
+        """
+        check_size("size", size, self._shelves.capacity)
+        if item in self._ages:
+            age = self._ages[item]
+            self._forget(item)
+        else:
+            age = self._arrived = self._arrived + 1
+        self._ages[item] = age
+        self._shelves.ensure(gpu)
+        self._shelves.put(item, size, gpu)
+
+    def bin_of(self, item: Item) -> int | None:
+        """Returns where a session is; None if it is queued or unknown."""
+        return self._shelves.bin_of(item)
+
+    def size_of(self, item: Item) -> int:
+        """Returns what a placed session holds."""
+        return self._shelves.size_of(item)
+
+    def bins(self) -> Mapping[int, Sequence[Item]]:
+        """Returns the active GPUs and their sessions."""
+        return self._shelves.bins()
+
+    @abstractmethod
+    def _choose(self, size: int) -> int | None:
+        """Returns the active GPU for a session of a size; None if none has room."""
+
+    def _relieve(self, origins: dict[Item, int]) -> dict[Item, int]:
+        """Makes overflowing GPUs fit again; returns who lost its cache, oldest first.
+
+        Args:
+            origins: Where who moves came from, to be added to.
+        """
+        victims: dict[Item, int] = {}
+        for gpu in self._shelves.overflowing():
+            while self._shelves.load_of(gpu) > self._shelves.capacity:
+                youngest = max(self._shelves.items_of(gpu), key=self._ages.__getitem__)
+                victims[youngest] = self._shelves.take(youngest)[1]
+        return {item: victims[item] for item in sorted(victims, key=self._ages.__getitem__)}
+
+    def _rebalance(self, origins: dict[Item, int]) -> None:  # noqa: B027 - a hook, not a duty
+        """Moves running sessions; plain policies do not."""
+
+    def _bin_for(self, size: int) -> int | None:
+        """Returns the GPU of choice, a new one if none has room; None if there may be no more."""
+        gpu = self._choose(size)
+        return self._shelves.activate() if gpu is None else gpu
+
+    def _place_waiting(self) -> list[Item]:
+        placed: list[Item] = []
+        queue = deque(self._waiting.items())
+        while queue:
+            item, size = queue[0]
+            gpu = self._bin_for(size)
+            if gpu is None:
+                break
+            queue.popleft()
+            self._shelves.put(item, size, gpu)
+            placed.append(item)
+        self._waiting = dict(queue)
+        return placed
+
+    def _net_moves(self, origins: Mapping[Item, int], placed: Iterable[Item]) -> tuple[Move, ...]:
+        """Returns a move for everyone who was on another GPU before, however it got there."""
+        fresh = set(placed)
+        moves = []
+        for item, source in origins.items():
+            target = self._shelves.bin_of(item)
+            if target is not None and target != source and item not in fresh:
+                moves.append(Move(item, source, target, self._shelves.size_of(item)))
+        return tuple(moves)
+
+    def _forget(self, item: Item) -> None:
+        del self._ages[item]
+        if item in self._shelves:
+            self._shelves.take(item)
+        else:
+            del self._waiting[item]
+
+    def _on(self, item: Item) -> int:
+        gpu = self._shelves.bin_of(item)
+        assert gpu is not None
+        return gpu
+
+
+class BestFit(Baseline):
+    """Every session goes to the fullest GPU that has room for it."""
+
+    def _choose(self, size: int) -> int | None:
+        return self._shelves.best_fit(size)
+
+
+class WorstFit(Baseline):
+    """Every session goes to the emptiest GPU."""
+
+    def _choose(self, size: int) -> int | None:
+        return self._shelves.worst_fit(size)

@@ -1,0 +1,47 @@
+"""Mell's bound on the number of bins, for packers that do not keep its properties (Theorem 2)."""
+
+from __future__ import annotations
+
+from catenary_scheduler.packing.config import PackingConfig
+from catenary_scheduler.packing.lower_bound import lower_bound
+from catenary_scheduler.packing.moves import Move
+from catenary_scheduler.packing.pool import Pool
+from catenary_scheduler.packing.shelves import Shelves
+
+ADDITIVE = 3
+"""Bins beyond 4/3 of the optimum that Mell may use: one unfilled of each class M, S and T."""
+
+
+def bound_on_bins(least: int) -> int:
+    """Returns how many bins Mell uses at most where no packing uses fewer than `least`."""
+    return 4 * least // 3 + ADDITIVE
+
+
+def least_bins(shelves: Shelves) -> int:
+    """Returns a lower bound on the bins that hold all that is there; one sort of the sizes."""
+    items = [item for items in shelves.bins().values() for item in items]
+    return lower_bound([shelves.size_of(item) for item in items], shelves.capacity)
+
+
+def restoring_moves(
+    shelves: Shelves, total: int, most_bins: int | None, config: PackingConfig
+) -> tuple[Move, ...]:
+    """Returns moves by Mell's rules after which the bound holds; none if it does already.
+
+    Args:
+        shelves: Where everything is; no bin overflows or is empty.
+        total: Of all sizes, for most of the time that is all one needs to know.
+        most_bins: That may be active; None: any number.
+        config: Of the rules.
+    """
+    used = len(shelves)
+    if used <= bound_on_bins(-(-total // shelves.capacity)):
+        return ()
+    if used <= bound_on_bins(least_bins(shelves)):
+        return ()
+    mell = Pool(shelves.capacity, most_bins=most_bins, config=config)
+    for gpu, items in shelves.bins().items():
+        for item in items:
+            mell.place(item, shelves.size_of(item), gpu)
+    repaired = mell.epoch((), {}, {})
+    return () if repaired.preempted else repaired.moves

@@ -1,0 +1,130 @@
+"""Groups of minute requests: joining, splitting, merging (completion G12).
+
+A request of at most C/8 is packed in a group of (C/8, C/4] that counts as one T. One group at most
+is open, which is to say of at most C/8; arrivals join it.
+"""
+
+from __future__ import annotations
+
+from catenary_scheduler.packing.moves import Item
+from catenary_scheduler.packing.sizes import is_minute
+from catenary_scheduler.packing.state import State
+from catenary_scheduler.packing.units import Unit
+
+
+def normalise(state: State, group: Unit) -> None:
+    """Makes a group right again after its members changed: dissolves, opens, closes or splits it.
+
+    Time: O(members log members) if it has to be split.
+    """
+    if not group.members:
+        if group.bin is not None:
+            state.remove(group)
+        state.open_groups.pop(group.serial, None)
+        return
+    while 4 * group.size > state.capacity:
+        _detach(state, group, _part(group, state.capacity))
+    if is_minute(group.size, state.capacity):
+        state.open_groups[group.serial] = group
+    else:
+        state.open_groups.pop(group.serial, None)
+
+
+def drop_member(state: State, group: Unit, item: Item) -> None:
+    """Takes a request out of a group; where the request is then is the caller's business."""
+    size = group.members.pop(item)
+    if group.bin is not None:
+        group.bin.requests -= 1
+    state.resize(group, group.size - size)
+
+
+def add_member(state: State, group: Unit, item: Item, size: int) -> None:
+    """Puts a request into a group, which must be normalised afterwards."""
+    group.members[item] = size
+    state.unit_of[item] = group
+    if group.bin is not None:
+        group.bin.requests += 1
+    state.resize(group, group.size + size)
+
+
+def move_out(state: State, group: Unit, item: Item, grouped: bool) -> Unit:
+    """Makes a member of a group a unit of its own on the same bin."""
+    size = group.members[item]
+    drop_member(state, group, item)
+    unit = state.new_unit({item: size}, grouped)
+    if group.bin is not None:
+        state.put(unit, group.bin)
+    return unit
+
+
+def merge_open(state: State, homeless: list[Unit]) -> bool:
+    """Merges two open groups if there are two: the smaller one moves if the other's bin has room.
+
+    Args:
+        state: To change.
+        homeless: Units without a place; a merged group that fits neither bin is added.
+
+    Returns:
+        True if it did.
+    """
+    if len(state.open_groups) < 2:
+        return False
+    groups = sorted(state.open_groups.values(), key=_by_size)
+    less, more = groups[0], groups[1]
+    if not _has_room(state, more, less) and _has_room(state, less, more):
+        less, more = more, less
+    if more.bin is not None and not _has_room(state, more, less):
+        if not state.may_activate():
+            return False
+        state.take(more)
+        homeless.append(more)
+    if less.bin is None:
+        homeless.remove(less)
+    elif less.bin is not more.bin:
+        state.take(less)
+    else:
+        state.remove(less)
+    del state.open_groups[less.serial]
+    for item, size in less.members.items():
+        add_member(state, more, item, size)
+    normalise(state, more)
+    return True
+
+
+def _has_room(state: State, group: Unit, other: Unit) -> bool:
+    """True if the other group's members could join a group where it is."""
+    if group.bin is None:
+        return False
+    return group.bin is other.bin or group.bin.used + other.size <= state.capacity
+
+
+def _by_size(unit: Unit) -> tuple[int, int]:
+    return unit.size, unit.serial
+
+
+def _part(group: Unit, capacity: int) -> list[Item]:
+    """Returns members to split off: more than C/8 if as much is left, else the least that do."""
+    ordered = sorted(group.members.items(), key=lambda entry: entry[1])
+    part: list[Item] = []
+    total = 0
+    for item, size in reversed(ordered):
+        part.append(item)
+        total += size
+        if not is_minute(total, capacity):
+            break
+    if not is_minute(group.size - total, capacity):
+        return part
+    for item, size in ordered:
+        if 4 * (group.size - size) <= capacity:
+            return [item]
+    return part
+
+
+def _detach(state: State, group: Unit, items: list[Item]) -> None:
+    """Makes members of a group a group of their own on the same bin."""
+    rest = move_out(state, group, items[0], grouped=True)
+    for item in items[1:]:
+        size = group.members[item]
+        drop_member(state, group, item)
+        add_member(state, rest, item, size)
+    normalise(state, rest)

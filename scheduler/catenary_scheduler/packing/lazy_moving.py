@@ -1,0 +1,158 @@
+"""The moves of lazy packing: what overflows leaves, and a bin that is nearly empty is emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from catenary_scheduler.packing.moves import Item, Move
+from catenary_scheduler.packing.outlook import LazyRules, Outlook
+from catenary_scheduler.packing.shelves import Shelves
+
+Distance = Callable[[int, int], float]
+
+
+_LOOKED_AT = 12
+"""Bins with the most room that are looked at for a session. None of the others has more room, so
+that no place is missed; few of the others would last longer."""
+
+
+class Mover:
+    """Decides where sessions go; changes nothing.
+
+    The bin with the least load is left alone where others will do, so that it drains.
+
+    Args:
+        shelves: Who is where.
+        outlook: How long bins last.
+        rules: What is worth while.
+        distance: Between bins, in epochs of lasting that a bin so far away has to make up for;
+            None: all are as near.
+
+    Time: of every method, O(sessions of a bin), whatever the number of bins.
+    """
+
+    def __init__(
+        self, shelves: Shelves, outlook: Outlook, rules: LazyRules, distance: Distance | None
+    ) -> None:
+        self._shelves = shelves
+        self._outlook = outlook
+        self._rules = rules
+        self._distance = distance
+
+    def arrival(self, size: int) -> int | None:
+        """Returns the bin for a new session: the one that lasts longest with it.
+
+        A bin without headroom is better than a new one. None if none has room.
+        """
+        outlook, rules = self._outlook, self._rules
+        places = self._roomy(size)
+        lasting, longest = -1, 0.0
+        any_way, most = -1, 0.0
+        for number, (gpu, room, count) in enumerate(places):
+            lasts = outlook.epochs_left(room - size, count + 1)
+            if any_way < 0 or lasts > most:
+                any_way, most = gpu, lasts
+            drains = number == 0 and len(self._shelves) > 1
+            enough = room - size >= outlook.headroom(count + 1, rules.arrival_epochs)
+            if enough and not drains and (lasting < 0 or lasts > longest):
+                lasting, longest = gpu, lasts
+        if lasting >= 0:
+            return lasting
+        if not places:
+            return None
+        return places[0][0] if len(self._shelves) > 1 else any_way
+
+    def relief(self, gpu: int) -> Move | None:
+        """Returns the move that makes an overflowing bin fit, or brings it closer.
+
+        Of all that do, the one after which the first of the two bins to overflow lasts longest; the
+        bin that drains is taken only where no other lasts long enough. None if nothing can go.
+        """
+        shelves, rules = self._shelves, self._rules
+        excess = shelves.load_of(gpu) - shelves.capacity
+        places = [entry for entry in self._roomy(0) if entry[0] != gpu]
+        left = shelves.count_of(gpu) - 1
+        best: Move | None = None
+        most = (False, False, 0.0)
+        for size, item in self._largest_first(gpu):
+            after = self._outlook.epochs_left(size - excess, left)
+            if best is not None:
+                bound = (after >= rules.target_epochs, True, after)
+                if size < excess or bound <= most:
+                    break
+            for number, (target, room, count) in enumerate(places):
+                if room < size:
+                    break
+                lasts = min(after, self._outlook.epochs_left(room - size, count + 1))
+                lasts -= self._far(gpu, target)
+                enough = lasts >= rules.target_epochs
+                rank = (enough, enough and number > 0, lasts)
+                if best is None or rank > most:
+                    best, most = Move(item, gpu, target, size), rank
+        return best
+
+    def leaving(self, gpu: int) -> Item:
+        """Returns who goes where no other bin has room: the smallest session that is enough."""
+        excess = self._shelves.load_of(gpu) - self._shelves.capacity
+        sizes = self._largest_first(gpu)
+        enough = [item for size, item in sizes if size >= excess]
+        return enough[-1] if enough else sizes[0][1]
+
+    def emptying(self, most: int) -> list[Move]:
+        """Returns moves that empty a bin, so that it can be switched off; none if not worth it.
+
+        Args:
+            most: Sessions that may move.
+        """
+        shelves = self._shelves
+        if len(shelves) < 2:
+            return []
+        low = [(shelves.count_of(gpu), gpu) for gpu in shelves.emptiest(2 * self._rules.candidates)]
+        for count, gpu in sorted(low)[: self._rules.candidates]:
+            if count <= min(most, self._rules.most_emptied):
+                moves = self._spread(gpu)
+                if moves:
+                    return moves
+        return []
+
+    def _spread(self, gpu: int) -> list[Move]:
+        """Returns where all sessions of a bin can go, large ones first; none if one cannot."""
+        outlook, rules = self._outlook, self._rules
+        places = [entry for entry in self._roomy(0) if entry[0] != gpu]
+        moves: list[Move] = []
+        for size, item in self._largest_first(gpu):
+            best, most = -1, 0.0
+            for number, (target, room, count) in enumerate(places):
+                if room - size >= outlook.headroom(count + 1, rules.emptying_epochs):
+                    lasts = outlook.epochs_left(room - size, count + 1) - self._far(gpu, target)
+                    if best < 0 or lasts > most:
+                        best, most = number, lasts
+            if best < 0:
+                return []
+            target, room, count = places[best]
+            places[best] = (target, room - size, count + 1)
+            moves.append(Move(item, gpu, target, size))
+        return moves
+
+    def _roomy(self, size: int) -> list[tuple[int, int, int]]:
+        """Returns (bin, room, sessions) of those with the most room, if enough; descending."""
+        shelves = self._shelves
+        found = []
+        for gpu in shelves.emptiest(_LOOKED_AT):
+            room = shelves.capacity - shelves.load_of(gpu)
+            if room < size:
+                break
+            found.append((gpu, room, shelves.count_of(gpu)))
+        return found
+
+    def _largest_first(self, gpu: int) -> list[tuple[int, Item]]:
+        shelves = self._shelves
+        sizes = [(shelves.size_of(item), item) for item in shelves.items_of(gpu)]
+        return sorted(sizes, key=_size_of, reverse=True)
+
+    def _far(self, source: int, target: int) -> float:
+        return 0.0 if self._distance is None else self._distance(source, target)
+
+
+def _size_of(entry: tuple[int, Item]) -> int:
+    return entry[0]

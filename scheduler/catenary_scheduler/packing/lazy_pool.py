@@ -1,0 +1,265 @@
+"""Packing with few moves: Mell's aim and bound, without its classes (`pack`, as it runs live).
+
+Mell's rules keep P1-P5 at every moment, so that a session moves whenever it crosses a border of its
+class, two to four times in its life and taking others along, most of which saves no GPU. Here a
+session moves for two reasons only: its bin overflows, or its bin can be emptied. Both look ahead
+at the pace of growth, so that a move lasts. What Mell proves of the number of bins is checked
+instead: should there ever be more than 4/3 of the lower bound and 3, Mell's own rules repair that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from catenary_scheduler.packing.bound import bound_on_bins, least_bins, restoring_moves
+from catenary_scheduler.packing.config import PackingConfig
+from catenary_scheduler.packing.lazy_moving import Mover
+from catenary_scheduler.packing.moves import EpochResult, Item, Move
+from catenary_scheduler.packing.outlook import LazyRules, Outlook
+from catenary_scheduler.packing.shelves import Shelves
+from catenary_scheduler.packing.validating import check_epoch, check_size
+from catenary_services.errors import InvalidInput
+
+_LEAST_NAMED = 16
+"""An epoch that names fewer than one in so many sessions says nothing about how fast they grow."""
+
+
+class LazyPool:
+    """Keeps sessions on few bins with few moves; a `Policy` as `Pool` is.
+
+    Args:
+        capacity: Of a bin, in the unit of the sizes.
+        most_bins: That may be active at a time; None: any number.
+        config: Distances between bins.
+        rules: When a move is worth its while.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        most_bins: int | None = None,
+        config: PackingConfig | None = None,
+        rules: LazyRules | None = None,
+    ) -> None:
+        if capacity <= 0:
+            raise InvalidInput("capacity", "must be positive")
+        self._capacity = capacity
+        self._most_bins = most_bins
+        self._config = config or PackingConfig()
+        self._rules = rules or LazyRules()
+        self._shelves = Shelves(capacity, most_bins)
+        self._outlook = Outlook(capacity, self._rules)
+        self._total = 0
+        self._waiting: dict[Item, int] = {}
+        """Sizes of queued sessions, in their order."""
+        distance = self._config.distance if self._config.distance_weight else None
+        self._mover = Mover(self._shelves, self._outlook, self._rules, distance)
+        self.repairs = 0
+        """How often Mell's rules had to restore the bound."""
+
+    def epoch(
+        self, departed: Iterable[Item], sizes: Mapping[Item, int], arrived: Mapping[Item, int]
+    ) -> EpochResult:
+        """Takes all that happened since the last epoch and returns what changes; as `Pool.epoch`.
+
+        Raises:
+            InvalidInput: If a session is larger than a bin, or not known, or known already; nothing
+                has changed then.
+        """
+        gone = list(departed)
+        check_epoch(gone, sizes, arrived, self._knows, self._capacity)
+        for item in gone:
+            self._forget(item)
+        self._shelves.close_empty()
+        self._resize(sizes)
+        origins: dict[Item, int] = {}
+        preempted = self._relieve(origins)
+        placed = set(preempted) | self._waiting.keys()
+        self._waiting = {**preempted, **self._waiting, **self._in_order(arrived)}
+        placed.update(arrived)
+        self._place_waiting()
+        self._empty_bins(origins)
+        self._keep_bound(origins)
+        return self._result(origins, placed, preempted)
+
+    def allocate(self, item: Item, size: int) -> list[Move]:
+        """Places a new session; returns the moves of others; raises as `epoch` does."""
+        return list(self.epoch((), {}, {item: size}).moves)
+
+    def depart(self, item: Item) -> list[Move]:
+        """Forgets a session that is over; returns the moves of others; raises as `epoch` does."""
+        return list(self.epoch((item,), {}, {}).moves)
+
+    def update(self, item: Item, size: int) -> list[Move]:
+        """Sets what a session holds; returns the moves that follow; raises as `epoch` does."""
+        return list(self.epoch((), {item: size}, {}).moves)
+
+    def place(self, item: Item, size: int, number: int) -> None:
+        """Adopts a session that somebody else has put on a bin, new or known.
+
+        The bin may overflow; the next epoch relieves it.
+
+        Raises:
+            InvalidInput: If it is larger than a bin.
+        """
+        check_size("size", size, self._capacity)
+        if item in self._shelves or item in self._waiting:
+            self._forget(item)
+        self._shelves.ensure(number)
+        self._put(item, size, number)
+
+    def bin_for(self, size: int) -> int | None:
+        """Returns where a new session of a size would be put now; None if on a new bin."""
+        return self._mover.arrival(size)
+
+    def bin_of(self, item: Item) -> int | None:
+        """Returns where a session is; None if it is queued or unknown."""
+        return self._shelves.bin_of(item)
+
+    def size_of(self, item: Item) -> int:
+        """Returns what a placed session holds."""
+        return self._shelves.size_of(item)
+
+    def bins(self) -> Mapping[int, Sequence[Item]]:
+        """Returns the active bins and their sessions."""
+        return {gpu: items for gpu, items in self._shelves.bins().items() if items}
+
+    def queued(self) -> tuple[Item, ...]:
+        """Returns the sessions that wait, the one whose turn is next first."""
+        return tuple(self._waiting)
+
+    def check(self) -> list[str]:
+        """Returns what is wrong, one sentence each; none after any epoch."""
+        loads = self._shelves.loads()
+        wrong = [
+            f"bin {gpu} holds {load} of {self._capacity}"
+            for gpu, load in loads.items()
+            if load > self._capacity
+        ]
+        used, most = (
+            sum(1 for load in loads.values() if load),
+            bound_on_bins(least_bins(self._shelves)),
+        )
+        if used > most:
+            wrong.append(f"{used} bins, where Mell promises at most {most}")
+        if self._most_bins is not None and used > self._most_bins:
+            wrong.append(f"{used} bins of at most {self._most_bins}")
+        if self._total != sum(loads.values()):
+            wrong.append("the total has lost count")
+        return wrong
+
+    def _knows(self, item: Item) -> bool:
+        return item in self._shelves or item in self._waiting
+
+    def _forget(self, item: Item) -> None:
+        if item in self._waiting:
+            del self._waiting[item]
+        else:
+            self._total -= self._shelves.take(item)[1]
+
+    def _put(self, item: Item, size: int, gpu: int) -> None:
+        self._shelves.put(item, size, gpu)
+        self._total += size
+
+    def _resize(self, sizes: Mapping[Item, int]) -> None:
+        shelves = self._shelves
+        changed: dict[Item, int] = {}
+        grown = 0
+        for item, size in sizes.items():
+            if item in shelves:
+                more = size - shelves.size_of(item)
+                if more:
+                    changed[item] = size
+                    grown += more
+            elif item in self._waiting:
+                self._waiting[item] = size
+        if 8 * len(changed) < len(shelves):
+            for item, size in changed.items():
+                shelves.resize_one(item, size)
+        else:
+            shelves.resize(changed)
+        self._total += grown
+        if _LEAST_NAMED * len(sizes) >= shelves.sessions():
+            self._outlook.learn(grown, shelves.sessions())
+
+    def _relieve(self, origins: dict[Item, int]) -> dict[Item, int]:
+        """Makes overflowing bins fit; returns who lost its place because there is none."""
+        shelves = self._shelves
+        preempted: dict[Item, int] = {}
+        for gpu in reversed(shelves.overflowing()):
+            while shelves.load_of(gpu) > self._capacity:
+                move = self._mover.relief(gpu)
+                if move is None:
+                    item = self._mover.leaving(gpu)
+                    target = shelves.activate()
+                    if target is None:
+                        preempted[item] = shelves.take(item)[1]
+                        self._total -= preempted[item]
+                        continue
+                    move = Move(item, gpu, target, shelves.size_of(item))
+                self._move(move, origins)
+        return preempted
+
+    def _in_order(self, arrived: Mapping[Item, int]) -> dict[Item, int]:
+        """Returns arrivals large ones first; in their own order if some may have to wait."""
+        if self._most_bins is not None:
+            return dict(arrived)
+        return dict(sorted(arrived.items(), key=lambda entry: -entry[1]))
+
+    def _place_waiting(self) -> None:
+        queue = deque(self._waiting.items())
+        while queue:
+            item, size = queue[0]
+            gpu = self._mover.arrival(size)
+            if gpu is None:
+                gpu = self._shelves.activate()
+            if gpu is None:
+                break
+            queue.popleft()
+            self._put(item, size, gpu)
+        self._waiting = dict(queue)
+
+    def _empty_bins(self, origins: dict[Item, int]) -> None:
+        """Empties bins while that is worth while, and switches them off."""
+        shelves = self._shelves
+        left = max(self._rules.most_emptied, len(shelves) // 8)
+        shelves.close_empty()
+        while moves := self._mover.emptying(left):
+            for move in moves:
+                self._move(move, origins)
+            left -= len(moves)
+            shelves.close_empty()
+
+    def _move(self, move: Move, origins: dict[Item, int]) -> None:
+        origins.setdefault(move.item, move.source)
+        self._shelves.take(move.item)
+        self._shelves.put(move.item, move.size, move.target)
+
+    def _keep_bound(self, origins: dict[Item, int]) -> None:
+        """Has Mell's rules pack anew, from where everything is, if there are too many bins."""
+        shelves = self._shelves
+        moves = restoring_moves(shelves, self._total, self._most_bins, self._config)
+        if moves:
+            self.repairs += 1
+            for move in moves:
+                shelves.ensure(move.target)
+                self._move(move, origins)
+            shelves.close_empty()
+
+    def _result(
+        self, origins: Mapping[Item, int], placed: set[Item], preempted: Mapping[Item, int]
+    ) -> EpochResult:
+        shelves = self._shelves
+        moves = []
+        for item, source in origins.items():
+            target = shelves.bin_of(item)
+            if target is not None and target != source and item not in placed:
+                moves.append(Move(item, source, target, shelves.size_of(item)))
+        there = {}
+        for item in placed:
+            target = shelves.bin_of(item)
+            if target is not None:
+                there[item] = target
+        return EpochResult(tuple(moves), there, tuple(self._waiting), tuple(preempted))

@@ -1,0 +1,50 @@
+"""What decides where sessions live, epoch by epoch: Mell's pool and its rivals, interchangeable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from catenary_scheduler.packing.moves import EpochResult, Item
+
+
+class Policy(Protocol):
+    """Keeps the sessions of one model on GPUs (or chains) of one capacity.
+
+    Sizes and the capacity are integers in one unit, usually blocks of 16 tokens. Bins are named by
+    integers that stay while they are active. No GPU ever holds more than its capacity after an
+    epoch; a GPU without sessions is not active.
+    """
+
+    def epoch(
+        self, departed: Iterable[Item], sizes: Mapping[Item, int], arrived: Mapping[Item, int]
+    ) -> EpochResult:
+        """Takes what happened since the last epoch and returns what changes.
+
+        Args:
+            departed: Sessions that are over, placed or queued.
+            sizes: What running sessions will hold at the end of the coming epoch; who is not named
+                keeps its size. Sizes of queued sessions may be named as well.
+            arrived: New sessions and what they will hold, in the order of their arrival.
+
+        Raises:
+            InvalidInput: If a session is larger than a GPU, or not known, or known already; nothing
+                has changed then.
+        """
+        ...
+
+    def place(self, item: Item, size: int, gpu: int, /) -> None:
+        """Adopts a session that somebody else has put on a GPU."""
+        ...
+
+    def bin_of(self, item: Item) -> int | None:
+        """Returns where a session is; None if it is queued or unknown."""
+        ...
+
+    def size_of(self, item: Item) -> int:
+        """Returns what a placed session holds."""
+        ...
+
+    def bins(self) -> Mapping[int, Sequence[Item]]:
+        """Returns the active GPUs and their sessions."""
+        ...

@@ -1,0 +1,274 @@
+"""Mell whole: sessions on as few GPUs as its rules find, with few moves.
+
+Source: "Mell: Memory-Efficient Large Language Model Serving via Multi-GPU KV Cache Management",
+sections VI and VII, with completions where its rules have gaps (see the package). One pool serves
+GPUs of one capacity.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from catenary_scheduler.packing.checking import violations
+from catenary_scheduler.packing.config import PackingConfig
+from catenary_scheduler.packing.grouping import add_member, drop_member, move_out, normalise
+from catenary_scheduler.packing.moves import EpochResult, Item, Move
+from catenary_scheduler.packing.placing import place as place_unit
+from catenary_scheduler.packing.settling import evicted, place_all, settle
+from catenary_scheduler.packing.sizes import is_minute
+from catenary_scheduler.packing.state import State
+from catenary_scheduler.packing.units import Unit
+from catenary_scheduler.packing.validating import check_epoch, check_size
+from catenary_services.errors import InvalidInput
+
+
+class Pool:
+    """Keeps sessions on bins so that P1-P5 hold after every operation.
+
+    `allocate`, `depart` and `update` are Mell's operations, one at a time; `epoch` takes many at
+    once and moves less (operation batching). Sessions for which no bin may be activated wait, first
+    come first served.
+
+    Args:
+        capacity: Of a bin, in the unit of the sizes.
+        most_bins: That may be active at a time; None: any number.
+        config: How to choose among bins that would all do.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        most_bins: int | None = None,
+        config: PackingConfig | None = None,
+    ) -> None:
+        if capacity <= 0:
+            raise InvalidInput("capacity", "must be positive")
+        limit = -1 if most_bins is None else most_bins
+        self._state = State(capacity, limit, config or PackingConfig())
+        self._waiting: dict[Item, int] = {}
+        """Sizes of queued sessions, in their order."""
+        self._item_moves = 0
+
+    def allocate(self, item: Item, size: int) -> list[Move]:
+        """Places a new session; returns the moves of others.
+
+        Raises:
+            InvalidInput: If it is larger than a bin, or known already.
+        """
+        return list(self.epoch((), {}, {item: size}).moves)
+
+    def depart(self, item: Item) -> list[Move]:
+        """Forgets a session that is over; returns the moves of others.
+
+        Raises:
+            InvalidInput: If it is not known.
+        """
+        return list(self.epoch((item,), {}, {}).moves)
+
+    def update(self, item: Item, size: int) -> list[Move]:
+        """Sets what a session holds; returns the moves that follow, its own included.
+
+        Raises:
+            InvalidInput: If it is larger than a bin, or not known.
+        """
+        return list(self.epoch((), {item: size}, {}).moves)
+
+    def epoch(
+        self, departed: Iterable[Item], sizes: Mapping[Item, int], arrived: Mapping[Item, int]
+    ) -> EpochResult:
+        """Takes all that happened since the last epoch and returns what changes.
+
+        Departures and updates only free room at first; who has to leave a bin and who is new, large
+        ones first, fill the holes; one repair restores P1-P5. A move that another one makes useless
+        never shows: moves are of sessions that are elsewhere afterwards.
+
+        Args:
+            departed: Sessions that are over, placed or queued.
+            sizes: What sessions will hold at the end of the coming epoch (G14), placed or queued;
+                who is not named keeps its size.
+            arrived: New sessions and what they will hold, in the order of their arrival.
+
+        Raises:
+            InvalidInput: If a session is larger than a bin (G13), or not known, or known already;
+                nothing has changed then.
+        """
+        state = self._state
+        gone = list(departed)
+        check_epoch(gone, sizes, arrived, self._knows, state.capacity)
+        state.origins.clear()
+        for item in gone:
+            self._forget(item)
+        for item, size in sizes.items():
+            if item in self._waiting:
+                self._waiting[item] = size
+            elif item in state.unit_of:
+                self._resize(item, size)
+        homeless = evicted(state)
+        fresh = set(arrived)
+        preempted: list[Item] = []
+        if state.most_bins < 0:
+            for item, size in arrived.items():
+                self._admit(item, size, homeless)
+        else:
+            fresh.update(self._waiting)
+            preempted += self._preempt(place_all(state, homeless))
+            self._waiting.update(arrived)
+            if not preempted:
+                self._seat_waiting()
+        preempted += self._preempt(settle(state, homeless))
+        while self._waiting and not preempted and self._seat_waiting():
+            preempted += self._preempt(settle(state, []))
+        state.close_empty()
+        return self._result(fresh, [item for item in preempted if item not in fresh])
+
+    def place(self, item: Item, size: int, number: int) -> None:
+        """Adopts a session that somebody else has put on a bin, new or known.
+
+        It may break any property and overflow the bin; the next epoch repairs that.
+
+        Raises:
+            InvalidInput: If it is larger than a bin.
+        """
+        state = self._state
+        check_size("size", size, state.capacity)
+        if self._knows(item):
+            self._forget(item)
+        target = state.ensure(number)
+        if is_minute(size, state.capacity):
+            for group in target.tinies:
+                if group.grouped and 4 * (group.size + size) <= state.capacity:
+                    add_member(state, group, item, size)
+                    normalise(state, group)
+                    return
+        unit = state.new_unit({item: size}, is_minute(size, state.capacity))
+        state.put(unit, target)
+        if unit.grouped:
+            normalise(state, unit)
+
+    def bin_of(self, item: Item) -> int | None:
+        """Returns where a session is; None if it is queued or unknown."""
+        unit = self._state.unit_of.get(item)
+        return None if unit is None or unit.bin is None else unit.bin.number
+
+    def size_of(self, item: Item) -> int:
+        """Returns what a placed session holds."""
+        return self._state.unit_of[item].members[item]
+
+    def bins(self) -> Mapping[int, Sequence[Item]]:
+        """Returns the active bins and their sessions, in the order of their activation."""
+        return {
+            number: tuple(item for unit in place.units() for item in unit.members)
+            for number, place in self._state.bins.items()
+            if place.kind()
+        }
+
+    def queued(self) -> tuple[Item, ...]:
+        """Returns the sessions that wait, the one whose turn is next first."""
+        return tuple(self._waiting)
+
+    @property
+    def item_moves(self) -> int:
+        """Moves of the last operation, a group that moved counted once (Theorem 3)."""
+        return self._item_moves
+
+    def check(self) -> list[str]:
+        """Returns which properties do not hold, one sentence each; none after any operation."""
+        return violations(self._state)
+
+    def _knows(self, item: Item) -> bool:
+        return item in self._state.unit_of or item in self._waiting
+
+    def _forget(self, item: Item) -> None:
+        if item in self._waiting:
+            del self._waiting[item]
+            return
+        state = self._state
+        unit = state.unit_of.pop(item)
+        if not unit.grouped:
+            state.remove(unit)
+            return
+        drop_member(state, unit, item)
+        normalise(state, unit)
+
+    def _resize(self, item: Item, size: int) -> None:
+        state = self._state
+        unit = state.unit_of[item]
+        more = size - unit.members[item]
+        if not more:
+            return
+        if unit.grouped and not is_minute(size, state.capacity):
+            alone = move_out(state, unit, item, grouped=False)
+            alone.members[item] = size
+            state.resize(alone, size)
+            normalise(state, unit)
+            return
+        unit.members[item] = size
+        if not unit.grouped and is_minute(size, state.capacity):
+            unit.grouped = True
+        state.resize(unit, unit.size + more)
+        if unit.grouped:
+            normalise(state, unit)
+
+    def _admit(self, item: Item, size: int, homeless: list[Unit]) -> None:
+        """Makes a new session a unit, or part of the open group."""
+        state = self._state
+        if not is_minute(size, state.capacity):
+            homeless.append(state.new_unit({item: size}, grouped=False))
+            return
+        for group in state.open_groups.values():
+            if group.bin is None or group.bin.used + size <= state.capacity:
+                add_member(state, group, item, size)
+                normalise(state, group)
+                return
+        group = state.new_unit({item: size}, grouped=True)
+        state.open_groups[group.serial] = group
+        homeless.append(group)
+
+    def _seat_waiting(self) -> bool:
+        """Places who waits, in their order, until one finds no bin; true if any was placed."""
+        queue = deque(self._waiting.items())
+        state = self._state
+        while queue:
+            item, size = queue[0]
+            homeless: list[Unit] = []
+            self._admit(item, size, homeless)
+            if homeless and not place_unit(state, homeless[0]):
+                del state.unit_of[item]
+                state.open_groups.pop(homeless[0].serial, None)
+                break
+            queue.popleft()
+        seated = len(queue) < len(self._waiting)
+        self._waiting = dict(queue)
+        return seated
+
+    def _preempt(self, lost: list[Unit]) -> list[Item]:
+        """Puts running sessions for which there is no bin before all who wait."""
+        sizes = {item: size for unit in lost for item, size in unit.members.items()}
+        for unit in lost:
+            self._state.open_groups.pop(unit.serial, None)
+        for item in sizes:
+            del self._state.unit_of[item]
+        self._waiting = {**sizes, **self._waiting}
+        return list(sizes)
+
+    def _result(self, fresh: set[Item], preempted: list[Item]) -> EpochResult:
+        state = self._state
+        fresh.update(preempted)
+        moves: list[Move] = []
+        units: set[tuple[int, int]] = set()
+        for item, source in state.origins.items():
+            unit = state.unit_of.get(item)
+            if unit is None or unit.bin is None or item in fresh or unit.bin.number == source:
+                continue
+            moves.append(Move(item, source, unit.bin.number, unit.members[item]))
+            units.add((unit.serial, source))
+        self._item_moves = len(units)
+        placed = {item: self._number(item) for item in fresh if item in state.unit_of}
+        return EpochResult(tuple(moves), placed, tuple(self._waiting), tuple(preempted))
+
+    def _number(self, item: Item) -> int:
+        place = self._state.unit_of[item].bin
+        assert place is not None, "every unit has a place between operations"
+        return place.number

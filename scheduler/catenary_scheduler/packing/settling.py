@@ -1,0 +1,78 @@
+"""Brings the state back to properties P1-P5 after anything that happened to it."""
+
+from __future__ import annotations
+
+from catenary_scheduler.packing.grouping import merge_open
+from catenary_scheduler.packing.placing import place
+from catenary_scheduler.packing.repairing import (
+    merge_mediums,
+    merge_smalls,
+    merge_tinies,
+    pair,
+    relieve,
+    top_up,
+)
+from catenary_scheduler.packing.state import State
+from catenary_scheduler.packing.units import Unit
+
+_STEPS_PER_UNIT = 20
+"""More than any repair took; a repair that took as many would be going round in circles."""
+
+
+def evicted(state: State) -> list[Unit]:
+    """Returns the units that had to leave the bins that changed; every bin fits afterwards."""
+    homeless: list[Unit] = []
+    for changed in list(state.dirty.values()):
+        state.file(changed)
+    while state.dirty:
+        relieve(state, state.dirty.popitem()[1], homeless)
+    return homeless
+
+
+def place_all(state: State, homeless: list[Unit]) -> list[Unit]:
+    """Places units, large ones first; returns those for which there is no bin."""
+    lost = []
+    homeless.sort(key=_largest_first)
+    for unit in homeless:
+        if not place(state, unit):
+            lost.append(unit)
+    homeless.clear()
+    return lost
+
+
+def settle(state: State, homeless: list[Unit]) -> list[Unit]:
+    """Places units and repairs until P1-P5 hold, but for the exceptions that `violations` allows.
+
+    Args:
+        state: To change.
+        homeless: Units without a place; empty afterwards.
+
+    Returns:
+        The units for which there is no bin, because no more may be activated.
+    """
+    lost: list[Unit] = []
+    for _ in range(_STEPS_PER_UNIT * (len(state.unit_of) + 1)):
+        homeless.extend(evicted(state))
+        if merge_open(state, homeless):
+            continue
+        if homeless:
+            lost.extend(place_all(state, homeless))
+            continue
+        if not _repair(state):
+            return lost
+    raise AssertionError("a repair that has no end")
+
+
+def _repair(state: State) -> bool:
+    """Makes one step against a property that fails; false if none does."""
+    return (
+        pair(state)
+        or merge_mediums(state)
+        or merge_smalls(state)
+        or top_up(state)
+        or merge_tinies(state)
+    )
+
+
+def _largest_first(unit: Unit) -> tuple[int, int]:
+    return -unit.size, unit.serial

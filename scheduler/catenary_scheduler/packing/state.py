@@ -1,0 +1,239 @@
+"""Bins, units and the lists that say which bins need or offer something.
+
+Lists are kept as units come and go, so that no operation walks over all bins.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from typing import Final
+
+from catenary_scheduler.packing.config import PackingConfig
+from catenary_scheduler.packing.moves import Item
+from catenary_scheduler.packing.sizes import MEDIUM, SMALL, TINY, is_well_filled, kind_of
+from catenary_scheduler.packing.units import Bin, Unit
+
+OPEN_MEDIUM: Final = 0
+"""M-bins with one M (P1 allows one such)."""
+OPEN_SMALL: Final = 1
+"""S-bins with fewer than three S (P2 allows one such)."""
+LOW_TINY: Final = 2
+"""T-bins that are less than 75 % full (P3 allows one such)."""
+ROOMY_TINY: Final = 3
+"""T-bins with room for the least T."""
+ROOMY: Final = 4
+"""L-bins and complete M-bins with room for the least T."""
+POOR: Final = 5
+"""L-bins and complete M-bins that are less than 75 % full (none while there are T-bins, P5)."""
+TINY_BINS: Final = 6
+"""T-bins."""
+_LISTS: Final = 7
+
+
+class State:
+    """Where everything is.
+
+    Attributes:
+        capacity: Of a bin.
+        most_bins: That may be active at a time; -1: any number.
+        unit_of: The unit of every placed request.
+        bins: All bins with units on them, and those that became empty in this operation.
+        lists: Bins by number, for each of the lists above.
+        solos: (size of the L, number) of every L-bin without S and M, ascending.
+        middles: (size, serial) of every S and M on an S- or M-bin, ascending.
+        open_groups: Groups of at most C/8; one, unless an operation is under way.
+        dirty: Bins that changed and have not been looked at.
+        origins: Where requests were that lost their place in this operation.
+    """
+
+    def __init__(self, capacity: int, most_bins: int, config: PackingConfig) -> None:
+        self.capacity = capacity
+        self.most_bins = most_bins
+        self.config = config
+        self.unit_of: dict[Item, Unit] = {}
+        self.bins: dict[int, Bin] = {}
+        self.lists: list[dict[int, Bin]] = [{} for _ in range(_LISTS)]
+        self.solos: list[tuple[int, int]] = []
+        self.middles: list[tuple[int, int]] = []
+        self.middle_units: dict[int, Unit] = {}
+        self.open_groups: dict[int, Unit] = {}
+        self.dirty: dict[int, Bin] = {}
+        self.origins: dict[Item, int] = {}
+        self._serial = 0
+        self._emptied: dict[int, Bin] = {}
+        self._given_back: list[int] = []
+        """Heap of numbers below `_numbers` that no bin has."""
+        self._numbers = 0
+
+    def active(self) -> int:
+        """Returns how many bins have units on them."""
+        return len(self.bins) - len(self._emptied)
+
+    def may_activate(self) -> bool:
+        """True if there may be one more active bin."""
+        return self.most_bins < 0 or self.active() < self.most_bins
+
+    def new_unit(self, members: dict[Item, int], grouped: bool) -> Unit:
+        """Returns a unit without a place."""
+        self._serial += 1
+        kind = TINY if grouped else kind_of(sum(members.values()), self.capacity)
+        unit = Unit(self._serial, members, grouped, kind)
+        for item in members:
+            self.unit_of[item] = unit
+        return unit
+
+    def activate(self, preferred: int) -> Bin | None:
+        """Returns an empty bin, `preferred` if it is free; None if there may be no more."""
+        if not self.may_activate():
+            return None
+        if preferred in self._emptied:
+            return self._emptied[preferred]
+        if self._given_back:
+            number = heapq.heappop(self._given_back)
+        elif self._emptied and self.most_bins >= 0 and self._numbers >= self.most_bins:
+            return next(iter(self._emptied.values()))
+        else:
+            number = self._numbers
+            self._numbers += 1
+        return self._make(number)
+
+    def ensure(self, number: int) -> Bin:
+        """Returns a bin by its number, made if it was not active."""
+        found = self.bins.get(number)
+        if found is not None:
+            return found
+        while self._numbers <= number:
+            heapq.heappush(self._given_back, self._numbers)
+            self._numbers += 1
+        self._given_back.remove(number)
+        heapq.heapify(self._given_back)
+        return self._make(number)
+
+    def close_empty(self) -> None:
+        """Switches off the bins without units."""
+        for number in self._emptied:
+            del self.bins[number]
+            self.dirty.pop(number, None)
+            heapq.heappush(self._given_back, number)
+        self._emptied.clear()
+
+    def put(self, unit: Unit, target: Bin) -> None:
+        """Puts a unit without a place on a bin, whether it fits or not."""
+        unit.bin = target
+        target.of_kind(unit.kind).append(unit)
+        target.used += unit.size
+        target.requests += len(unit.members)
+        self._emptied.pop(target.number, None)
+        self.changed(target)
+
+    def take(self, unit: Unit) -> Bin:
+        """Takes a unit off its bin and notes where its requests were."""
+        source = unit.bin
+        assert source is not None, "a unit has one place"
+        for item in unit.members:
+            if item not in self.origins:
+                self.origins[item] = source.number
+        self.remove(unit)
+        return source
+
+    def remove(self, unit: Unit) -> None:
+        """Takes a unit off its bin."""
+        source = unit.bin
+        assert source is not None, "a unit has one place"
+        unit.bin = None
+        self._unfile(unit)
+        source.of_kind(unit.kind).remove(unit)
+        source.used -= unit.size
+        source.requests -= len(unit.members)
+        if not source.large and not source.middles and not source.tinies:
+            self._emptied[source.number] = source
+        self.changed(source)
+
+    def resize(self, unit: Unit, size: int) -> None:
+        """Sets what a unit holds and its class, wherever that leads; its bin waits to be filed."""
+        kind = TINY if unit.grouped else kind_of(size, self.capacity)
+        place = unit.bin
+        if place is None:
+            unit.size, unit.kind = size, kind
+            return
+        place.used += size - unit.size
+        unit.size = size
+        if kind != unit.kind:
+            place.of_kind(unit.kind).remove(unit)
+            unit.kind = kind
+            place.of_kind(kind).append(unit)
+        self.dirty[place.number] = place
+
+    def changed(self, place: Bin) -> None:
+        """Notes that a bin changed and puts it on the lists where it belongs now."""
+        self.dirty[place.number] = place
+        self.file(place)
+
+    def file(self, place: Bin) -> None:
+        """Puts a bin on the lists where it belongs now."""
+        flags = self._flags(place)
+        differing = flags ^ place.flags
+        if differing:
+            place.flags = flags
+            for number in range(_LISTS):
+                if differing >> number & 1:
+                    if flags >> number & 1:
+                        self.lists[number][place.number] = place
+                    else:
+                        del self.lists[number][place.number]
+        self._file_solo(place)
+        for unit in place.large:
+            self._unfile(unit)
+        for unit in place.tinies:
+            self._unfile(unit)
+        for unit in place.middles:
+            self._file_middle(unit, not place.large)
+
+    def _file_solo(self, place: Bin) -> None:
+        solo = place.large[0].size if place.large and not place.middles else -1
+        if solo == place.solo_size:
+            return
+        if place.solo_size >= 0:
+            del self.solos[bisect_left(self.solos, (place.solo_size, place.number))]
+        if solo >= 0:
+            insort(self.solos, (solo, place.number))
+        place.solo_size = solo
+
+    def _file_middle(self, unit: Unit, could_join: bool) -> None:
+        if unit.filed == (unit.size if could_join else -1):
+            return
+        self._unfile(unit)
+        if could_join:
+            insort(self.middles, (unit.size, unit.serial))
+            self.middle_units[unit.serial] = unit
+            unit.filed = unit.size
+
+    def _flags(self, place: Bin) -> int:
+        kind, capacity = place.kind(), self.capacity
+        if kind == 0:
+            return 0
+        full = is_well_filled(place.used, capacity)
+        has_room = 8 * (capacity - place.used) > capacity
+        if kind == TINY:
+            flags = 1 << TINY_BINS
+            if not full:
+                flags |= 1 << LOW_TINY
+            return flags | 1 << ROOMY_TINY if has_room else flags
+        if kind == SMALL:
+            return 1 << OPEN_SMALL if len(place.middles) < 3 else 0
+        if kind == MEDIUM and place.mediums() < 2:
+            return 1 << OPEN_MEDIUM
+        flags = 0 if full else 1 << POOR
+        return flags | 1 << ROOMY if has_room else flags
+
+    def _make(self, number: int) -> Bin:
+        made = Bin(number)
+        self.bins[number] = self._emptied[number] = made
+        return made
+
+    def _unfile(self, unit: Unit) -> None:
+        if unit.filed >= 0:
+            del self.middles[bisect_left(self.middles, (unit.filed, unit.serial))]
+            del self.middle_units[unit.serial]
+            unit.filed = -1

@@ -1,0 +1,67 @@
+"""Which agents are there to be planned on, without haste.
+
+A new agent is used after a quiet moment (others may be coming), a lost one is waited for a while
+(it is probably being restarted, and loading its partitions again is quicker than moving them all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from catenary_scheduler.dispatch.availability import Availability
+from catenary_scheduler.roster import Roster, is_draining, staying
+from catenary_services.domain.ids import AgentId
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a plan waits for what."""
+
+    settle_s: float = 1.0
+    replan_after_s: float = 5.0
+    expected_agents: int = 1
+
+
+def eligible(
+    roster: Roster, availability: Availability, planned: Set[AgentId], patience: Patience, *,
+    started_s: float, now_s: float,
+) -> frozenset[AgentId]:  # fmt: skip
+    """Returns the agents that could be planned with.
+
+    They are those that are there, and those of the plan that may come back.
+    """
+    return frozenset(record.agent.agent_id for record in staying(roster, availability)) | {
+        agent
+        for agent in planned
+        if _is_gone(roster, agent)
+        and not is_draining(agent, availability)
+        and now_s - _gone_since_s(roster, agent, started_s) < patience.replan_after_s
+    }
+
+
+def is_settled(
+    roster: Roster,
+    planned: Set[AgentId],
+    agents: Set[AgentId],
+    patience: Patience,
+    now_s: float,
+) -> bool:
+    """True if nobody came a moment ago, and nobody who should be heard of is still silent."""
+    came_s = [
+        record.since_s
+        for agent, record in roster.items()
+        if record.session is not None and agent in agents and agent not in planned
+    ]
+    unseen = agents - roster.keys()  # after a change of leader; they are about to report
+    return not unseen and now_s - max(came_s, default=0.0) >= patience.settle_s
+
+
+def _is_gone(roster: Roster, agent: AgentId) -> bool:
+    record = roster.get(agent)
+    return record is None or record.session is None
+
+
+def _gone_since_s(roster: Roster, agent: AgentId, started_s: float) -> float:
+    record = roster.get(agent)
+    return started_s if record is None else record.since_s

@@ -1,0 +1,62 @@
+"""The directory: where frames reach every agent and gateway.
+
+It outlives sessions for a moment, and a scheduler by way of Redis: a broken control stream says
+nothing about the data plane, and a directory that lacked half the peers would cut it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_scheduler.state.tables import peer_text
+
+
+@dataclass(slots=True)
+class _Entry:
+    peer: common_pb2.Peer
+    gone_s: float | None
+    """Since when nobody is connected; None while somebody is."""
+
+
+class Peers:
+    """Peers that are there, or were moments ago."""
+
+    def __init__(self, linger_s: float) -> None:
+        self._linger_s = linger_s
+        self._entries: dict[str, _Entry] = {}
+
+    def joined(self, peer_id: str, peer: common_pb2.Peer) -> None:
+        """A peer is there, perhaps at new addresses."""
+        self._entries[peer_id] = _Entry(peer, None)
+
+    def left(self, peer_id: str, now_s: float) -> None:
+        """Its session ended."""
+        entry = self._entries.get(peer_id)
+        if entry is not None and entry.gone_s is None:
+            entry.gone_s = now_s
+
+    def sweep(self, now_s: float) -> bool:
+        """Forgets who stayed away; True if anybody was forgotten."""
+        late = [
+            peer_id
+            for peer_id, entry in self._entries.items()
+            if entry.gone_s is not None and now_s - entry.gone_s > self._linger_s
+        ]
+        for peer_id in late:
+            del self._entries[peer_id]
+        return bool(late)
+
+    def directory(self) -> scheduler_pb2.Directory:
+        """Returns the message everyone gets."""
+        return scheduler_pb2.Directory(peers=[entry.peer for entry in self._entries.values()])
+
+    def records(self) -> dict[str, str | None]:
+        """Returns what Redis keeps."""
+        return {peer_id: peer_text(entry.peer) for peer_id, entry in self._entries.items()}
+
+    def restore(self, peers: Mapping[str, common_pb2.Peer], now_s: float) -> None:
+        """Takes over what a predecessor knew; whoever does not connect soon is forgotten."""
+        for peer_id, peer in peers.items():
+            self._entries[peer_id] = _Entry(peer, now_s)

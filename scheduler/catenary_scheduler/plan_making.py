@@ -1,0 +1,242 @@
+"""Makes one plan: pooled if everything needed for it is known and it works out, else even."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from catenary_scheduler.chain_making import ChainMaker, ChainsMade, ChainWish
+from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.measured import Measured
+from catenary_scheduler.plan_notes import CHAINS, EVEN, POOLED, PlanNotes
+from catenary_scheduler.planning import DeployedModel, Placement, replicated
+from catenary_scheduler.planning.live import (
+    Hosted,
+    LiveCluster,
+    LiveModel,
+    PlanningRules,
+    estimated,
+    place,
+    pooling_problem,
+    unknown,
+)
+from catenary_scheduler.planning.pooled.problem import PoolingProblem
+from catenary_scheduler.scaling import SessionLoad
+from catenary_scheduler.solver import Solution
+from catenary_services.domain.ids import AgentId, ModelKey
+from catenary_services.domain.plan import Agent
+from catenary_services.errors import CatenaryError, PlanInfeasible
+from catenary_services.log import get_logger
+
+_log = get_logger(__name__)
+
+Mode = Literal["auto", "pooled", "even"]
+_SHARE_ALONE, _SHARE_BESIDE_CHAINS = 0.9, 0.4
+"""Of an agent's memory, what replicas may take, so that chains find room beside them."""
+Solve = Callable[[PoolingProblem], Awaitable[Solution]]
+Unable = Mapping[ModelKey, frozenset[AgentId]]
+"""By model, the agents that could not load a part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a plan is wanted for, at one moment."""
+
+    cause: str
+    models: tuple[DeployedModel, ...]
+    agents: tuple[Agent, ...]
+    shares: Mapping[ModelKey, float]
+    hosted: Hosted
+    session_loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
+    """Of the models that generate text."""
+    present: Placement = Placement(())  # noqa: RUF009 - immutable
+    """What was proposed before."""
+    notes: PlanNotes | None = None
+    """How that came about."""
+    chains_only: bool = False
+    """Everything but the chains is to stay as it is."""
+    unable: Unable = field(default_factory=dict)
+    """Planned around, as long as others are left."""
+
+    @property
+    def generating(self) -> tuple[DeployedModel, ...]:
+        """The models that generate text."""
+        return tuple(model for model in self.models if model.decoder is not None)
+
+    def able(self, *models: DeployedModel) -> tuple[Agent, ...]:
+        """Returns the agents that can load all of these models; everybody, if nobody can."""
+        none = frozenset[AgentId]()
+        unable = none.union(*[self.unable.get(model.key, none) for model in models])
+        return tuple(a for a in self.agents if a.agent_id not in unable) or self.agents
+
+    @property
+    def others(self) -> Wanted:
+        """The same for the other models alone."""
+        return replace(self, models=tuple(m for m in self.models if m.decoder is None))
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A plan."""
+
+    placement: Placement
+    notes: PlanNotes
+    has_failed: bool = False
+    """It is an even split because planning broke down, not because that is the best there is."""
+    problem: str = ""
+    """Why a model that generates text has no chains; empty if all have."""
+    session_loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
+    """Chains were composed for these."""
+
+
+class PlanMaker:
+    """Makes plans as the setting `planner` says."""
+
+    def __init__(
+        self, mode: Mode, rules: PlanningRules, deployments: Deployments, measured: Measured,
+        solve: Solve, chains: ChainMaker | None = None,
+    ) -> None:  # fmt: skip
+        self.mode = mode
+        self._chains = chains
+        self._rules = rules
+        self._deployments = deployments
+        self._measured = measured
+        self._solve = solve
+
+    def is_immediate(self, wanted: Wanted) -> bool:
+        """True if `make_now` makes the plan that is wanted, and quickly."""
+        if wanted.generating and self._chains and not self._chains.is_quick(wanted.agents):
+            return False
+        return wanted.chains_only or self.mode == "even" or not wanted.others.models
+
+    def make_now(self, wanted: Wanted) -> Made:
+        """Returns a plan without a pooled one: an even split, and chains.
+
+        Raises:
+            PlanInfeasible: there is no agent, or a model has no blocks.
+        """
+        made = self._kept(wanted) if wanted.chains_only else self.split(wanted)
+        if self._chains is None or not wanted.generating:
+            return made
+        return _joined(made, self._chains.make_now(_chain_wish(wanted), made.placement))
+
+    def split(self, wanted: Wanted, fallback: str = "", *, has_failed: bool = False) -> Made:
+        """Returns a plan from sizes alone; an empty one if no model is served by pipelines.
+
+        Raises:
+            PlanInfeasible: there is no agent, or a model has no blocks.
+        """
+        models = wanted.others.models
+        if not models:
+            return Made(Placement(()), PlanNotes(CHAINS, wanted.cause))
+        share = _SHARE_BESIDE_CHAINS if wanted.generating else _SHARE_ALONE
+        placement = replicated(models, wanted.agents, memory_share=share, able=wanted.able)
+        return Made(placement, PlanNotes(EVEN, wanted.cause, fallback), has_failed)
+
+    async def make(self, wanted: Wanted) -> Made:
+        """Returns a pooled plan; an even split if one cannot be made, with the reason in its notes.
+
+        Models that generate text get their chains in the memory this leaves.
+
+        Raises:
+            PlanInfeasible: there is no agent, or a model has no blocks.
+            CatenaryError: chains were not composed in time, or the process crashed.
+        """
+        if wanted.chains_only:
+            made = self._kept(wanted)
+        elif self.mode == "even" or not wanted.others.models:
+            made = self.split(wanted)
+        else:
+            made = await self._pooled_or_even(wanted)
+        if self._chains is None or not wanted.generating:
+            return made
+        return _joined(made, await self._chains.make(_chain_wish(wanted), made.placement))
+
+    def _kept(self, wanted: Wanted) -> Made:
+        """Returns what is proposed of models that do not generate text."""
+        notes = replace(wanted.notes or PlanNotes(CHAINS, ""), cause=wanted.cause)
+        models = tuple(model for model in wanted.present.models if not model.chains)
+        return Made(Placement(models), notes)
+
+    async def _pooled_or_even(self, wanted: Wanted) -> Made:
+        try:
+            made = await self._pooled(wanted.others)
+        except PlanInfeasible as error:
+            _log.warning("no_pooled_plan", error=error.message)
+            return self.split(wanted, error.message)
+        except CatenaryError as error:
+            _log.error("no_pooled_plan", error=error.message)
+            return self.split(wanted, error.message, has_failed=True)
+        except Exception as error:
+            _log.exception("no_pooled_plan")
+            reason = f"of an internal error ({type(error).__name__}), see the log"
+            return self.split(wanted, reason, has_failed=True)
+        return made if isinstance(made, Made) else self.split(wanted, made)
+
+    async def _pooled(self, wanted: Wanted) -> Made | str:
+        """Returns the plan, or why none is tried."""
+        await self._deployments.refresh_profiles()
+        ready = self._deployments.ready
+        models = tuple(
+            LiveModel(
+                model,
+                ready[model.key].profile if model.key in ready else None,
+                wanted.shares.get(model.key, 1.0),
+            )
+            for model in wanted.models
+        )
+        agents = wanted.able(*wanted.models)
+        if wanted.unable and agents is wanted.agents:
+            return "no agent can load every model"
+        unable = sorted({each.agent_id for each in wanted.agents if each not in agents})
+        cluster = LiveCluster(agents, models, self._measured.everything())
+        lacking = [
+            *self._deployments.profile_problems.values(),
+            *unknown(cluster.profiled, cluster.groups),
+        ]
+        if lacking and self.mode == "auto":
+            return "; ".join(lacking)
+        solution = await self._solve(pooling_problem(cluster, self._rules))
+        placement, idle = place(
+            (solution.problem, solution.plan), wanted.models, cluster.groups, wanted.hosted
+        )
+        remarks = [*lacking, *estimated(cluster.profiled, cluster.groups)]
+        if unable:
+            remarks.append(f"{', '.join(unable)} cannot load every model and is left out")
+        if idle:
+            remarks.append(f"no pool can use {', '.join(idle)}")
+        by_name = {str(model.key): model.key for model in wanted.models}
+        notes = PlanNotes(
+            POOLED,
+            wanted.cause,
+            lines=solution.lines,
+            remarks=tuple(f"Note: {remark}." for remark in remarks),
+            shares=dict(wanted.shares),
+            throughput_rps={
+                by_name[model.name]: model.throughput_rps for model in solution.plan.models
+            },
+            latency_ns={
+                by_name[model.name]: max(line.latency_us for line in model.pipelines) * 1e3
+                for model in solution.plan.models
+                if model.pipelines
+            },
+            binding=solution.plan.binding,
+        )
+        return Made(placement, notes)
+
+
+def _chain_wish(wanted: Wanted) -> ChainWish:
+    agents = wanted.able(*wanted.generating)
+    return ChainWish(wanted.generating, agents, wanted.session_loads, wanted.present)
+
+
+def _joined(made: Made, chains: ChainsMade) -> Made:
+    """Returns a plan of both kinds of models."""
+    return replace(
+        made,
+        placement=Placement((*made.placement.models, *chains.models)),
+        notes=replace(made.notes, chain_lines=chains.lines),
+        problem="; ".join(chains.problems),
+        session_loads=chains.loads,
+    )

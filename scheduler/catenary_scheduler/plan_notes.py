@@ -1,0 +1,94 @@
+"""What is remembered of how a plan was made: for people, and for comparing it with the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from catenary_scheduler.state.stored import StoredFigure, StoredNotes
+from catenary_services.domain.ids import ModelKey
+
+POOLED, EVEN, HAND, CHAINS = "pooled", "even", "hand", "chains"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNotes:
+    """Who made a plan, why, and what it promises."""
+
+    planner: str
+    cause: str
+    fallback: str = ""
+    """Why it was made from sizes alone though the pooled planner was wanted, if it was."""
+    lines: tuple[str, ...] = ()
+    """The pooled planner's own words."""
+    remarks: tuple[str, ...] = ()
+    """Estimates it rests on, agents it leaves idle, and what else one should know."""
+    shares: dict[ModelKey, float] = field(default_factory=dict)
+    """Of the load, that it was made for."""
+    throughput_rps: dict[ModelKey, float] = field(default_factory=dict)
+    """That it promises."""
+    chain_lines: tuple[str, ...] = ()
+    """The chain planner's words, where models generate text."""
+    latency_ns: dict[ModelKey, float] = field(default_factory=dict)
+    """Of a batch of the slowest pipeline, as the pooled planner computed it."""
+    binding: tuple[str, ...] = ()
+    """What keeps the pooled planner from promising more."""
+
+    def in_words(self) -> list[str]:
+        """Returns one sentence a line."""
+        if self.planner == HAND:
+            return [f"It was given from outside: {self.cause}."]
+        if self.planner == CHAINS:
+            return [f"The chain planner made it because {self.cause}.", *self.chain_lines]
+        if self.planner == EVEN:
+            said = [f"It replicates whole models where memory allows, made because {self.cause}."]
+            if self.fallback:
+                said.append(f"The pooled planner was not used: {self.fallback}.")
+            return [*said, *self.remarks, *self.chain_lines]
+        shares = ", ".join(f"{model} {share:.0%}" for model, share in sorted(self.shares.items()))
+        return [
+            f"The pooled planner made it because {self.cause}.",
+            f"It was made for these shares of the load: {shares}.",
+            *self.lines,
+            *self.remarks,
+            *self.chain_lines,
+        ]
+
+    def stored(self) -> StoredNotes:
+        """Returns what Redis keeps of it."""
+        return StoredNotes(
+            planner=self.planner,
+            cause=self.cause,
+            fallback=self.fallback,
+            lines=self.lines,
+            remarks=self.remarks,
+            shares=_figures(self.shares),
+            throughput_rps=_figures(self.throughput_rps),
+            chain_lines=self.chain_lines,
+            latency_ns=_figures(self.latency_ns),
+            binding=self.binding,
+        )
+
+    @classmethod
+    def of(cls, stored: StoredNotes) -> PlanNotes:
+        """Returns the notes that were stored."""
+        return cls(
+            planner=stored.planner,
+            cause=stored.cause,
+            fallback=stored.fallback,
+            lines=stored.lines,
+            remarks=stored.remarks,
+            shares=_by_model(stored.shares),
+            throughput_rps=_by_model(stored.throughput_rps),
+            chain_lines=stored.chain_lines,
+            latency_ns=_by_model(stored.latency_ns),
+            binding=stored.binding,
+        )
+
+
+def _figures(by_model: Mapping[ModelKey, float]) -> tuple[StoredFigure, ...]:
+    return tuple(StoredFigure(*model, float(value)) for model, value in by_model.items())
+
+
+def _by_model(figures: Iterable[StoredFigure]) -> dict[ModelKey, float]:
+    return {ModelKey(each.name, each.version): each.value for each in figures}

@@ -1,0 +1,331 @@
+"""Decides what should be served by where nobody said so, and when to think again.
+
+A pooled plan is made beside the event loop; until it is there the one before stays in force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from catenary_scheduler.clock import now_ns
+from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.patience import Patience, eligible, is_settled
+from catenary_scheduler.plan_making import Made, PlanMaker, Unable, Wanted
+from catenary_scheduler.plan_notes import POOLED, PlanNotes
+from catenary_scheduler.planning import DeployedModel, Placement
+from catenary_scheduler.planning.live import SessionShape
+from catenary_scheduler.roster import Roster
+from catenary_scheduler.scaling import Replanning, SessionDemand, objective_at
+from catenary_scheduler.targets import agents_of, needs_any, without
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
+from catenary_services.errors import CatenaryError
+from catenary_services.log import get_logger
+
+_log = get_logger(__name__)
+_FIRST_RETRY_S = 30.0
+_LONGEST_RETRY_S = 600.0
+_LEAST_GAIN = 0.05
+"""A plan that takes less than this much more of the present load is not worth a switch."""
+
+
+class Planner:
+    """The present proposal, if any.
+
+    Attributes:
+        notes: How it was made; None before the first.
+        problem: Why there is none, or not the one there should be; empty if all is well.
+        answers: How many plans were made: a larger number tells that a question was answered.
+    """
+
+    def __init__(
+        self, maker: PlanMaker, patience: Patience, replanning: Replanning, started_s: float,
+        demand: SessionDemand | None = None, availability: Availability | None = None,
+    ) -> None:  # fmt: skip
+        self._availability = availability or Availability()
+        self._around: Unable = {}
+        """Who was planned around, by model, when the proposal was made."""
+        self._takes_unfit = False
+        """Without agents that are broken or in quarantine there was no plan."""
+        self._left_out: frozenset[AgentId] = frozenset()
+        self._maker = maker
+        self._demand = demand or SessionDemand()
+        self._patience = patience
+        self._replanning = replanning
+        self._started_s = started_s
+        self._placement: Placement | None = None
+        self._agents: frozenset[AgentId] = frozenset()
+        self._models: tuple[DeployedModel, ...] = ()
+        self._task: asyncio.Future[Made] | None = None
+        self._asked = ""
+        self._closed = False
+        self._retry_at_s: float | None = None
+        self._retry_s = _FIRST_RETRY_S
+        self._before: PlanNotes | None = None
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a plan was made beside the event loop."""
+        self.notes: PlanNotes | None = None
+        self.problem = ""
+        self.answers = 0
+
+    @property
+    def cause(self) -> str:
+        """Why the proposal is what it is."""
+        return self.notes.cause if self.notes is not None else ""
+
+    @property
+    def is_thinking(self) -> bool:
+        """True while a plan is being made."""
+        return self._task is not None
+
+    # ---- what happened ----
+
+    def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
+        """Rows of a model arrived."""
+        self._replanning.arrived(model, rows, now)
+
+    def session_arrived(self, model: ModelKey, prompt_tokens: int, now: Nanoseconds) -> None:
+        """Text was asked for."""
+        self._demand.arrived(model, prompt_tokens, now)
+
+    def generated(self, model: ModelKey, tokens: int, now: Nanoseconds) -> None:
+        """So many tokens were generated since the last time this was said."""
+        self._demand.generated(model, tokens, now)
+
+    def session_shape(self, model: ModelKey) -> SessionShape:
+        """Returns the mean lengths of a model's prompts and answers."""
+        load = self._demand.load(model, now_ns())
+        return SessionShape(load.prompt_tokens, load.output_tokens)
+
+    def planned_rate(self, model: ModelKey) -> float:
+        """Returns the sessions per second that chains of a model were composed for, or will be."""
+        return self._demand.planned_rate(model)
+
+    def ask(self, cause: str) -> None:
+        """Makes a plan anew at the next `follow`, whatever the one at hand is worth."""
+        self._asked = cause
+
+    def accepted(self) -> None:
+        """A proposal came into force."""
+        self._retry_at_s, self._retry_s = None, _FIRST_RETRY_S
+
+    def rejected(self, present: Placement, problem: str, now_s: float) -> None:
+        """A proposal could not be put in force: stays with what is, tries again later."""
+        self._placement = present
+        self.notes = self._before or self.notes
+        self.problem = f"the last plan was given up: {problem}"
+        self._try_again(now_s)
+
+    def restore(
+        self, placement: Placement, models: Sequence[DeployedModel], notes: PlanNotes | None,
+        now: Nanoseconds,
+    ) -> None:  # fmt: skip
+        """Goes on from what a predecessor had."""
+        self._placement = placement
+        self._agents = frozenset(agents_of(placement))
+        self._models = tuple(models)
+        self.notes = notes
+        if notes is not None:
+            self._replanning.planned(notes.shares, now)
+
+    async def close(self) -> None:
+        """Gives up a plan that is being made, and makes no other. Idempotent."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    # ---- what should be ----
+
+    def follow(
+        self, models: Sequence[DeployedModel], roster: Roster, now_s: float
+    ) -> Placement | None:
+        """Returns the placement to be served by now; None if there cannot be one yet."""
+        if self._closed:
+            return self._kept(roster)
+        patience = self._patience
+        there = eligible(
+            roster, self._availability, self._agents | self._left_out, patience,
+            started_s=self._started_s, now_s=now_s,
+        )  # fmt: skip
+        agents = self._fit(there)
+        if agents != self._agents or tuple(models) != self._models:
+            if not is_settled(roster, self._agents, agents, patience, now_s):
+                return self._kept(roster)
+            if self._placement is None and len(agents) < patience.expected_agents:
+                self.problem = (
+                    f"{len(agents)} of {patience.expected_agents} expected agents are there"
+                )
+                return None
+            cause = self._difference(agents, tuple(models))
+            self._agents, self._models = agents, tuple(models)
+            self._plan(cause, roster, now_s)
+        elif cause := self._other_abilities():
+            self._plan(cause, roster, now_s)
+        elif self._asked:
+            self._plan(self._asked, roster, now_s)
+        elif self._retry_at_s is not None and now_s >= self._retry_at_s:
+            self._plan(f"another try is due: {self.problem}", roster, now_s)
+        elif not self.is_thinking and (cause := self._replanning.decide(_ns(now_s))):
+            self._plan(cause, roster, now_s, if_better=True)
+        elif not self.is_thinking and (cause := self._demand.decide(_ns(now_s))):
+            self._plan(cause, roster, now_s, chains_only=True)
+        return self._kept(roster)
+
+    def _plan(
+        self, cause: str, roster: Roster, now_s: float, *, if_better: bool = False,
+        chains_only: bool = False,
+    ) -> None:  # fmt: skip
+        self._asked, self._retry_at_s = "", None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        wanted = Wanted(
+            cause=cause,
+            models=self._models,
+            agents=tuple(roster[a].agent for a in sorted(self._agents) if a in roster),
+            shares=self._replanning.shares(
+                [model.key for model in self._models if model.decoder is None], _ns(now_s)
+            ),
+            hosted={agent: tuple(record.loaded) for agent, record in roster.items()},
+            session_loads={
+                model.key: self._demand.load(model.key, _ns(now_s))
+                for model in self._models
+                if model.decoder is not None
+            },
+            present=self._placement or Placement(()),
+            notes=self.notes,
+            chains_only=chains_only,
+            unable=self._unable(),
+        )
+        self._around = wanted.unable
+        if not wanted.agents or not wanted.models:
+            self.problem = "no agent is there" if self._models else ""
+            self._placement = None
+            self.answers += 1
+        elif self._maker.is_immediate(wanted):
+            self._take(lambda: self._maker.make_now(wanted), _ns(now_s), if_better)
+        else:
+            making = asyncio.ensure_future(self._maker.make(wanted))
+            self._task = making
+            making.add_done_callback(lambda done: self._made(done, if_better))
+            if self._placement is None:
+                self.problem = "a plan is being made"
+
+    def _made(self, task: asyncio.Future[Made], if_better: bool) -> None:
+        if task is not self._task:
+            return  # another question was asked meanwhile
+        self._task = None
+        if task.cancelled():
+            return
+        self._take(task.result, now_ns(), if_better)
+        self.changed()
+
+    def _take(self, result: Callable[[], Made], now: Nanoseconds, if_better: bool) -> None:
+        """Makes a plan the proposal."""
+        self.answers += 1
+        try:
+            made = result()
+        except CatenaryError as error:
+            self.problem = error.message
+            self._ask_the_unfit()
+            return
+        if made.problem:
+            self._ask_the_unfit()
+        if made.has_failed and self._still_serves():
+            # A plan that works is worth more than an even split, which is for want of any plan.
+            self.problem = f"no new plan was made: {made.notes.fallback}"
+            self._try_again(now / NANOSECONDS_PER_SECOND)
+            return
+        self.problem = made.problem
+        self._replanning.planned(made.notes.shares, now)
+        if if_better and self.notes is not None and not _is_worth_it(self.notes, made.notes):
+            _log.info("plan_kept", cause=made.notes.cause)
+            return
+        _log.info("plan_made", planner=made.notes.planner, cause=made.notes.cause,
+                  fallback=made.notes.fallback)  # fmt: skip
+        if made.placement != self._placement:
+            self._before = self.notes
+        self._demand.planned(made.session_loads, now)
+        self._placement, self.notes = made.placement, made.notes
+
+    def _try_again(self, now_s: float) -> None:
+        self._retry_at_s = now_s + self._retry_s
+        self._retry_s = min(_LONGEST_RETRY_S, 2 * self._retry_s)
+
+    def _still_serves(self) -> bool:
+        """True if the proposal at hand serves every model with the agents there are."""
+        if self._placement is None:
+            return False
+        left = without(self._placement, agents_of(self._placement) - self._agents)
+        return {model.key for model in self._models} <= {model.model for model in left.models}
+
+    def _difference(self, agents: frozenset[AgentId], models: tuple[DeployedModel, ...]) -> str:
+        """Returns, in words, what is not as it was."""
+        before = {model.key: model for model in self._models}
+        said = []
+        if came := sorted(agents - self._agents):
+            said.append(f"{', '.join(came)} came")
+        if left := sorted(self._agents - agents):
+            said.append(f"{', '.join(left)} left")
+        if other := [str(m.key) for m in models if before.get(m.key) != m]:
+            said.append(f"{', '.join(other)} was deployed")
+        return " and ".join(said) or "models changed"
+
+    def _kept(self, roster: Roster) -> Placement | None:
+        if self._placement is None:
+            return None
+        if self.is_thinking:
+            # Agents that are to go serve until it is known what comes after them: else all that
+            # only they completed would be unloaded everywhere, and perhaps loaded again.
+            return self._placement
+        return without(self._placement, set(self._availability.impaired_by(Impairment.DRAINING)))
+
+    # ---- who can do what ----
+
+    def _fit(self, there: frozenset[AgentId]) -> frozenset[AgentId]:
+        """Returns the agents to plan on: the unfit only if there is no plan without them."""
+        fit = self._availability.plannable(there)
+        self._left_out = there - fit
+        if not self._left_out:
+            self._takes_unfit = False
+        return there if self._takes_unfit else fit
+
+    def _ask_the_unfit(self) -> None:
+        if self._left_out and not self._takes_unfit:
+            self._takes_unfit = True
+            self.ask("the other agents do not suffice")
+
+    def _unable(self) -> Unable:
+        """Returns, by model, the agents to plan on that could not load a part of it."""
+        known = self._availability.unable()
+        found = {model: agents & self._agents for model, agents in known.items()}
+        return {model: agents for model, agents in found.items() if agents}
+
+    def _other_abilities(self) -> str:
+        """Returns, in words, whose abilities make another plan worth while; empty if nobody's."""
+        if self._placement is None:
+            return ""
+        unable, none = self._unable(), frozenset[AgentId]()
+        for model, agents in self._around.items():
+            back = agents & self._agents & self._availability.connected_agents
+            if able := sorted(back - unable.get(model, none)):
+                return f"{', '.join(able)} can load {model} after all"
+        for placed in self._placement.models:
+            around = self._around.get(placed.model, none)
+            new = unable.get(placed.model, none) - around
+            if new and needs_any(placed, new | around) and self._agents - new - around:
+                return f"{', '.join(sorted(new))} cannot load {placed.model}"
+        return ""
+
+
+def _is_worth_it(present: PlanNotes, new: PlanNotes) -> bool:
+    """True if a new plan takes notably more of the present load than the one in force."""
+    if present.planner != POOLED or new.planner != POOLED:
+        return present.planner != new.planner
+    now = objective_at(present.throughput_rps, new.shares)
+    return objective_at(new.throughput_rps, new.shares) >= now * (1 + _LEAST_GAIN)
+
+
+def _ns(seconds: float) -> Nanoseconds:
+    return int(seconds * NANOSECONDS_PER_SECOND)

@@ -1,0 +1,37 @@
+"""A planner as the settings want it."""
+
+from __future__ import annotations
+
+import time
+
+from catenary_scheduler.chain_making import ChainMaker
+from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.dispatch.availability import Availability
+from catenary_scheduler.measured import Measured
+from catenary_scheduler.patience import Patience
+from catenary_scheduler.plan_making import PlanMaker
+from catenary_scheduler.planner import Planner
+from catenary_scheduler.planning.live import PlanningRules
+from catenary_scheduler.scaling import Replanning, SessionDemand
+from catenary_scheduler.settings import SchedulerSettings
+from catenary_scheduler.solver import Solver
+
+
+def planner_of(
+    settings: SchedulerSettings,
+    deployments: Deployments,
+    measured: Measured,
+    availability: Availability,
+) -> Planner:
+    """Returns a planner that begins now."""
+    rules = PlanningRules(settings.plan_margin, settings.plan_max_partitions)
+    solver = Solver(settings.plan_time_limit_s)
+    chains = ChainMaker(
+        deployments, measured, solver.compose, settings.chain_agents, settings.split_prefill_agents,
+        settings.cache_oversubscription,
+    )  # fmt: skip
+    maker = PlanMaker(settings.planner, rules, deployments, measured, solver.solve, chains)
+    patience = Patience(settings.settle_s, settings.replan_after_s, settings.expected_agents)
+    replanning = Replanning(settings.replan_policy())
+    demand = SessionDemand(settings.demand_policy())
+    return Planner(maker, patience, replanning, time.monotonic(), demand, availability)

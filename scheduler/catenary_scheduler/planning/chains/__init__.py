@@ -1,0 +1,57 @@
+"""Server chains: which blocks of a decoder model every server hosts, and the chains over them.
+
+problem       what is asked (`ChainTask`) and answered (`Composition`)
+gbp_cr, gca   the paper's placement and cache allocation (Algorithms 1 and 2)
+bounds, exact mean response times: Theorem 3.7, M/M/C and two chains
+tuning        choosing c; `best_composition` is what a deployment calls
+recompose     the same when servers come and go or the load drifts, moving few blocks
+windows, petals_placement, bprr_placement   the placements of the paper's baselines
+
+Source: Sun, He, Hou, "Serving Chain-structured Jobs with Large Memory Footprints".
+"""
+
+from catenary_scheduler.planning.chains.bounds import ResponseBounds, response_bounds
+from catenary_scheduler.planning.chains.gbp_cr import Placement, gbp_cr
+from catenary_scheduler.planning.chains.gca import gca
+from catenary_scheduler.planning.chains.problem import (
+    ChainTask,
+    ComposedChain,
+    ComposedHop,
+    Composition,
+    Evaluator,
+    HostedBlocks,
+    PeakRate,
+    Server,
+    Tuning,
+)
+from catenary_scheduler.planning.chains.recompose import recompose
+from catenary_scheduler.planning.chains.tuning import (
+    TunedC,
+    best_composition,
+    compose,
+    tune_by_bound,
+    tune_by_evaluation,
+)
+
+__all__ = [
+    "ChainTask",
+    "ComposedChain",
+    "ComposedHop",
+    "Composition",
+    "Evaluator",
+    "HostedBlocks",
+    "PeakRate",
+    "Placement",
+    "ResponseBounds",
+    "Server",
+    "TunedC",
+    "Tuning",
+    "best_composition",
+    "compose",
+    "gbp_cr",
+    "gca",
+    "recompose",
+    "response_bounds",
+    "tune_by_bound",
+    "tune_by_evaluation",
+]

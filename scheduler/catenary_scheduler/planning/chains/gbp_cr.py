@@ -1,0 +1,183 @@
+"""GBP-CR: greedy block placement with cache reservation (Algorithm 1 of server-chain composition).
+
+Servers, the fastest per block first, are strung into disjoint groups that host the whole model
+once each, with room for c sessions. What Algorithm 1 leaves open is settled so: servers without
+room for a block are skipped (it would add their communication time to a group), equal servers come
+in the order of the task, and servers of an unfinished group keep their blocks for GCA.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate, pairwise
+
+from catenary_scheduler.planning.chains.problem import ChainTask, HostedBlocks, exact
+from catenary_scheduler.planning.chains.sizes import Blocks, Sizes, sizes_of
+from catenary_services.errors import InvalidInput
+
+_NEAR = 1e-9
+"""Relative distance below which a rate is compared with the required one exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which blocks every server hosts, and the groups that hosted them together.
+
+    Tuples over servers are in the order of the task.
+    """
+
+    c: int
+    max_blocks: tuple[int, ...]
+    """m_j(c)."""
+    first_block: tuple[int, ...]
+    """From 0; 0 too for servers that host nothing."""
+    blocks: tuple[int, ...]
+    """0: nothing."""
+    slots: tuple[int, ...]
+    """Cache slots in blocks (eq. 3)."""
+    groups: tuple[tuple[int, ...], ...]
+    """Positions of the servers of every complete group."""
+    group_service_s: tuple[float, ...]
+    scaled_rate_per_s: float
+    """Sessions per second of all groups with one session each: nu / c."""
+    requirement_per_s: float
+    """lambda / (rho_bar c)."""
+    groups_needed: int | None
+    """K(c): groups that reach the requirement; None if all together do not."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the groups have the required rate."""
+        return self.groups_needed is not None
+
+    def hosted(self, task: ChainTask) -> tuple[HostedBlocks, ...]:
+        """Returns what every server hosts that hosts anything."""
+        return tuple(
+            HostedBlocks(server.name, first, blocks, slots)
+            for server, first, blocks, slots in zip(
+                task.servers, self.first_block, self.blocks, self.slots, strict=True
+            )
+            if blocks
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRun:
+    """Algorithm 1 without its stop: depends on c only through the blocks per server."""
+
+    order: list[int]
+    """Servers in the order they were placed."""
+    first: list[int]
+    """First block per server, by position in the task."""
+    blocks: list[int]
+    """m_j by position in the task; also of servers a stop leaves out."""
+    group_ends: list[int]
+    """For every group, how many servers were placed when it was complete."""
+    group_times: list[int]
+    """In time units."""
+    rates: list[float]
+    """Scaled rate after every group, in sessions per second."""
+
+    def groups_for(self, requirement: Fraction, unit: int) -> int | None:
+        """Returns the fewest groups whose rate is at least the requirement, None if too few."""
+        wanted = float(requirement)
+        found = bisect_left(self.rates, wanted * (1.0 - _NEAR))
+        while found < len(self.rates):
+            if self.rates[found] > wanted * (1.0 + _NEAR) or self._reaches(
+                found + 1, requirement, unit
+            ):
+                return found + 1
+            found += 1
+        return None
+
+    def _reaches(self, groups: int, requirement: Fraction, unit: int) -> bool:
+        rate = sum((Fraction(unit, time) for time in self.group_times[:groups]), Fraction(0))
+        return rate >= requirement
+
+
+def run_groups(sizes: Sizes, max_blocks: Blocks) -> GroupRun:
+    """Returns all groups that servers with so many blocks each can form."""
+    last, blocks = sizes.blocks, max_blocks.tolist()
+    order = _fastest_first(sizes, blocks)
+    first = [0] * len(blocks)
+    ends, times = [], []
+    reached = time = 0
+    communication, compute = sizes.communication, sizes.compute
+    for placed, server in enumerate(order, start=1):
+        mine = blocks[server]
+        first[server] = min(reached, last - mine)  # the last of a group moves back
+        reached += mine
+        time += communication[server] + compute[server] * mine
+        if reached >= last:
+            ends.append(placed)
+            times.append(time)
+            reached = time = 0
+    rates = list(accumulate(sizes.unit / time for time in times))
+    return GroupRun(order, first, blocks, ends, times, rates)
+
+
+def _fastest_first(sizes: Sizes, blocks: list[int]) -> list[int]:
+    # t_j / m_j as whole numbers over a common denominator, so that equal servers are equal.
+    common = math.lcm(1, *(mine for mine in set(blocks) if mine))
+    share = {mine: common // mine for mine in set(blocks) if mine}
+    keys = [
+        (communication + compute * mine) * share[mine] if mine else 0
+        for communication, compute, mine in zip(
+            sizes.communication, sizes.compute, blocks, strict=True
+        )
+    ]
+    used = [server for server, mine in enumerate(blocks) if mine]
+    used.sort(key=keys.__getitem__)
+    return used
+
+
+def requirement(task: ChainTask, c: int) -> Fraction:
+    """Returns the rate the groups must have with one session each: lambda / (rho_bar c)."""
+    return exact(task.rate_per_s) / (exact(task.load) * c)
+
+
+def servers_used(run: GroupRun, task: ChainTask, needed: int | None) -> int:
+    """Returns how many servers of the run's order get blocks under the task's stop rule."""
+    if task.stop == "all" or needed is None:
+        return len(run.order)
+    return run.group_ends[needed - 1]
+
+
+def gbp_cr(task: ChainTask, c: int) -> Placement:
+    """Returns the placement with room for `c` sessions in every block.
+
+    Raises:
+        InvalidInput: If c is below 1.
+    """
+    if c < 1:
+        raise InvalidInput("c", "must be at least 1")
+    return placement(task, sizes_of(task), c)
+
+
+def placement(task: ChainTask, sizes: Sizes, c: int) -> Placement:
+    """Returns the placement of Algorithm 1 for `c`, from numbers already scaled."""
+    limits = sizes.max_blocks(c)
+    run = run_groups(sizes, limits)
+    needs = requirement(task, c)
+    needed = run.groups_for(needs, sizes.unit)
+    used = servers_used(run, task, needed)
+    count = needed if task.stop == "rate" and needed is not None else len(run.group_ends)
+    first, blocks = [0] * len(run.blocks), [0] * len(run.blocks)
+    for server in run.order[:used]:
+        first[server], blocks[server] = run.first[server], run.blocks[server]
+    bounds = [0, *run.group_ends[:count]]
+    return Placement(
+        c=c,
+        max_blocks=tuple(run.blocks),
+        first_block=tuple(first),
+        blocks=tuple(blocks),
+        slots=tuple(sizes.cache_slots(server, mine) for server, mine in enumerate(blocks)),
+        groups=tuple(tuple(run.order[begin:end]) for begin, end in pairwise(bounds)),
+        group_service_s=tuple(sizes.seconds(time) for time in run.group_times[:count]),
+        scaled_rate_per_s=run.rates[count - 1] if count else 0.0,
+        requirement_per_s=float(needs),
+        groups_needed=needed,
+    )

@@ -1,0 +1,95 @@
+"""GCA: greedy cache allocation (Algorithm 2 of server-chain composition).
+
+Chains are cut from a placement, the fastest first; each takes all the slots its narrowest server
+has left. Departure from the text: Algorithm 2 tests only the links of the last path (lines 10-12),
+so later paths may have capacity 0; here a server can be entered only while it has the slots for
+one session, which gives the same chains without the empty ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from catenary_scheduler.planning.chains.linked_paths import LinkedPaths
+from catenary_scheduler.planning.chains.paths import BoundaryPaths
+from catenary_scheduler.planning.chains.problem import (
+    ChainTask,
+    ComposedChain,
+    ComposedHop,
+    HostedBlocks,
+)
+from catenary_scheduler.planning.chains.sizes import NANOSECONDS, Sizes, sizes_of
+from catenary_services.errors import InvalidInput
+
+Cut = tuple[list[int], int, float]
+"""A chain as servers in order, sessions at a time, and seconds of service."""
+Range = tuple[int, int, int]
+"""Server number, first block, end."""
+
+
+def gca(task: ChainTask, hosted: Sequence[HostedBlocks]) -> tuple[ComposedChain, ...]:
+    """Returns chains over a placement until no path has slots left, the fastest first.
+
+    Between equally fast paths the one with the fewest servers counts, then the one whose servers
+    come first in the task. Time is near-linear in the servers without links, and about their
+    square per chain with them.
+
+    Args:
+        task: Times and links; its memory and rate do not matter here.
+        hosted: Blocks and slots of servers of the task.
+
+    Raises:
+        InvalidInput: If what is hosted does not fit the task.
+    """
+    slots = _checked_slots(task, hosted)
+    ranges = [(task.number_of[item.server], item.first_block, item.last_block) for item in hosted]
+    cuts = cut_chains(task, sizes_of(task), ranges, slots)
+    return composed(task, ranges, cuts)
+
+
+def cut_chains(
+    task: ChainTask, sizes: Sizes, ranges: Sequence[Range], slots: Sequence[int]
+) -> Iterator[Cut]:
+    """Yields the chains of GCA by server numbers; see `gca`."""
+    if sizes.links is not None:
+        linked = LinkedPaths(task.blocks, ranges, sizes.links, slots)
+        while (path := linked.shortest()) is not None:
+            time = linked.time(path)
+            yield path, linked.take(path), time / NANOSECONDS
+        return
+    paths = BoundaryPaths(task.blocks, ranges, sizes.communication, sizes.compute, slots)
+    while (path := paths.shortest()) is not None:
+        time = paths.time(path, sizes.communication, sizes.compute)
+        yield path, paths.take(path), time / sizes.unit
+
+
+def composed(
+    task: ChainTask, ranges: Sequence[Range], cuts: Iterator[Cut]
+) -> tuple[ComposedChain, ...]:
+    """Returns the chains by server names, with the blocks really processed at every hop."""
+    end_of = {server: end for server, _, end in ranges}
+    chains = []
+    for servers, capacity, service_s in cuts:
+        ends = [0, *(end_of[server] for server in servers)]
+        hops = tuple(
+            ComposedHop(task.servers[server].name, begin, end)
+            for server, begin, end in zip(servers, ends, ends[1:], strict=False)
+        )
+        chains.append(ComposedChain(hops, capacity, service_s))
+    return tuple(chains)
+
+
+def _checked_slots(task: ChainTask, hosted: Sequence[HostedBlocks]) -> list[int]:
+    slots = [0] * len(task.servers)
+    seen = set()
+    for number, item in enumerate(hosted):
+        field = f"hosted[{number}]"
+        if item.server not in task.number_of or item.server in seen:
+            raise InvalidInput(f"{field}.server", f"{item.server!r} is unknown or there twice")
+        if not 0 <= item.first_block < item.last_block <= task.blocks:
+            raise InvalidInput(f"{field}.blocks", f"do not lie within {task.blocks} blocks")
+        if item.slots < 0:
+            raise InvalidInput(f"{field}.slots", "must not be below 0")
+        seen.add(item.server)
+        slots[task.number_of[item.server]] = item.slots
+    return slots

@@ -1,0 +1,115 @@
+"""The fastest path where the time to a server depends on the server before it (footnote 4).
+
+With peer-to-peer communication the last server of a partial path matters, not only the block that
+is wanted next, so this keeps Algorithm 2's graph over pairs of servers: edge i -> j if j hosts the
+block after the end of i and ends later. All servers with one end are one matrix of costs, swept
+from the last end to the first: O(pairs) per chain in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from catenary_scheduler.planning.chains.sizes import NO_LINK, NO_PATH, LinkTimes
+
+Numbers = npt.NDArray[np.int64]
+_ORCHESTRATOR = -1
+"""Its row and column are the last."""
+
+
+class LinkedPaths:
+    """Shortest paths over servers, with the slots that are left. Same verbs as `BoundaryPaths`."""
+
+    def __init__(
+        self,
+        blocks: int,
+        ranges: Sequence[tuple[int, int, int]],
+        links: LinkTimes,
+        slots: Sequence[int],
+    ) -> None:
+        """Takes what servers host as (server, first block, end), and per server number the rest.
+
+        Args:
+            blocks: L.
+            ranges: Only servers that host something.
+            links: Nanoseconds from server to server, and per block.
+            slots: Block slots; copied, then taken from.
+        """
+        ranges = sorted(ranges)
+        self.blocks = blocks
+        self._links = links
+        self._base = blocks + 1  # costs are time * base + hops
+        self._server = np.array([server for server, _, _ in ranges], dtype=np.int64)
+        self._first = np.array([first for _, first, _ in ranges], dtype=np.int64)
+        self._end = np.array([end for _, _, end in ranges], dtype=np.int64)
+        self._room = np.array([slots[server] for server, _, _ in ranges], dtype=np.int64)
+        self._at = {server: at for at, (server, _, _) in enumerate(ranges)}
+        self._last = np.flatnonzero(self._end == blocks)
+        self._back = links.times[self._server[self._last], _ORCHESTRATOR] * self._base
+        self._steps = self._graph()
+        self._next = np.zeros(len(ranges), dtype=np.int64)
+
+    def _graph(self) -> list[tuple[Numbers, Numbers, Numbers, Numbers]]:
+        """Returns per end, the last first: its servers, their successors, needs and costs.
+
+        Block 0 is the end of the orchestrator, which has no place of its own.
+        """
+        steps = []
+        for end in sorted({0, *self._end.tolist()} - {self.blocks}, reverse=True):
+            here = np.flatnonzero(self._end == end)
+            rows = self._server[here] if end else np.array([_ORCHESTRATOR])
+            after = np.flatnonzero((self._first <= end) & (self._end > end))
+            needs = self._end[after] - end
+            columns = self._server[after]
+            links = self._links.times[np.ix_(rows, columns)]
+            costs = (links + self._links.compute[columns] * needs) * self._base + 1
+            costs[links == NO_LINK] = NO_PATH
+            steps.append((here, after, needs, costs))
+        return steps
+
+    def shortest(self) -> list[int] | None:
+        """Returns the servers of the fastest path, or None if there is none left."""
+        rest = np.full(len(self._server), NO_PATH, dtype=np.int64)
+        rest[self._last] = self._back
+        begin, least = 0, NO_PATH
+        for here, after, needs, costs in self._steps:
+            if not len(after):
+                continue
+            onward = np.where(self._room[after] >= needs, rest[after], NO_PATH)
+            totals = np.minimum(costs + onward, NO_PATH)
+            chosen = totals.argmin(axis=1)  # the first of equals: the smallest server number
+            values = totals[np.arange(len(totals)), chosen]
+            if len(here):
+                rest[here], self._next[here] = values, after[chosen]
+            else:  # the orchestrator, last
+                begin, least = int(after[chosen[0]]), int(values[0])
+        if least >= NO_PATH:
+            return None
+        path = [int(self._server[begin])]
+        while self._end[begin] < self.blocks:
+            begin = int(self._next[begin])
+            path.append(int(self._server[begin]))
+        return path
+
+    def take(self, path: Sequence[int]) -> int:
+        """Returns the sessions that fit on the path at a time, and takes their slots."""
+        at, needs = self._places(path)
+        capacity = int((self._room[at] // needs).min())
+        self._room[at] -= capacity * needs
+        return capacity
+
+    def time(self, path: Sequence[int]) -> int:
+        """Returns T_k of a path in nanoseconds, with the way back."""
+        _, needs = self._places(path)
+        compute = int(self._links.compute[list(path)] @ needs)
+        ring = [_ORCHESTRATOR, *path, _ORCHESTRATOR]
+        return compute + sum(int(self._links.times[hop]) for hop in pairwise(ring))
+
+    def _places(self, path: Sequence[int]) -> tuple[Numbers, Numbers]:
+        """Returns positions of the servers, and blocks really processed at each."""
+        at = np.array([self._at[server] for server in path], dtype=np.int64)
+        return at, np.diff(self._end[at], prepend=0)

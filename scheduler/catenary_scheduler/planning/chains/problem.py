@@ -1,0 +1,258 @@
+"""What the planner of server chains is asked, and what it answers.
+
+Memory may be in any unit as long as it is one (GB in the paper, bytes in a cluster); it is divided
+and rounded down, so it is kept exact. Times are in seconds, rates in sessions per second. Blocks
+are numbered from 0 and ranges are half-open, as everywhere in the platform (the paper counts 1..L).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal
+
+from catenary_services.errors import InvalidInput
+
+Number = int | float | Fraction
+"""Floats stand for the shortest decimal that prints the same (0.1 is one tenth)."""
+StopRule = Literal["rate", "all"]
+"""When GBP-CR stops: at the rate it needs (Algorithm 1), or when all servers are used."""
+Links = Mapping[tuple[str | None, str | None], float]
+"""Seconds per session from one server to the next; None is the orchestrator.
+
+`(None, j)` enters a chain, `(i, j)` goes on, `(i, None)` returns; a return that is not given takes
+no time, any other pair that is not given is no connection.
+"""
+
+MOST_SLOTS = 10**12
+"""More caches than this on a server are a mistake in units."""
+
+
+def exact(value: Number) -> Fraction:
+    """Returns the number as a fraction, a float by its shortest decimal."""
+    return Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server, an agent of the platform."""
+
+    name: str
+    memory: Number
+    """M_j: for weights and caches together."""
+    communication_s: Number
+    """tau_c: time a session spends on the way to this server, all its tokens together."""
+    block_s: Number
+    """tau_p: time a session computes in one block here, all its tokens together."""
+    block_memory: Number | None = None
+    """s_m here, if it is not the task's: a model takes less on a server that keeps it in smaller
+    numbers. (The paper has one s_m and one s_c; its sums and floors hold server by server.)"""
+    cache_memory: Number | None = None
+    """s_c here, if it is not the task's."""
+
+
+@dataclass(frozen=True)
+class ChainTask:
+    """Servers, a model of equal blocks and the load it is to serve.
+
+    Raises:
+        InvalidInput: If a size, time or rate is out of range; names the field.
+    """
+
+    servers: tuple[Server, ...]
+    blocks: int
+    """L."""
+    block_memory: Number
+    """s_m: weights of one block, where a server does not say otherwise."""
+    cache_memory: Number
+    """s_c: cache of one session in one block, where a server does not say otherwise."""
+    rate_per_s: Number
+    """lambda: sessions that arrive per second."""
+    load: Number = 0.7
+    """rho_bar: the load planned for, above 0 and below 1."""
+    stop: StopRule = "all"
+    links: Links | None = None
+    """Peer-to-peer times (footnote 4 of the paper) instead of every server's `communication_s`.
+
+    GBP-CR still orders servers by `communication_s`: give it the mean of a server's links.
+    """
+
+    def __post_init__(self) -> None:
+        _check_task(self)
+
+    @cached_property
+    def number_of(self) -> Mapping[str, int]:
+        """Position of every server by its name."""
+        return {server.name: number for number, server in enumerate(self.servers)}
+
+    @property
+    def largest_c(self) -> int:
+        """Largest c worth a try: with more no server has room for a block (section 3.1.4)."""
+        most = 0
+        for server in self.servers:
+            block, cache = self.memory_at(server)
+            most = max(most, math.floor((exact(server.memory) - block) / cache))
+        return most
+
+    def memory_at(self, server: Server) -> tuple[Fraction, Fraction]:
+        """Returns s_m and s_c at a server."""
+        block, cache = server.block_memory, server.cache_memory
+        return (
+            exact(self.block_memory if block is None else block),
+            exact(self.cache_memory if cache is None else cache),
+        )
+
+    def at_rate(self, rate_per_s: Number) -> ChainTask:
+        """Returns the same task under another load."""
+        return replace(self, rate_per_s=rate_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class HostedBlocks:
+    """Blocks `[first_block, first_block + blocks)` on a server, and its cache."""
+
+    server: str
+    first_block: int
+    blocks: int
+    slots: int
+    """Block slots: caches of one session in one block that fit beside the weights (eq. 3)."""
+
+    @property
+    def last_block(self) -> int:
+        """End of the range, exclusive."""
+        return self.first_block + self.blocks
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedHop:
+    """Blocks `[first_block, last_block)` really processed at a server of a chain."""
+
+    server: str
+    first_block: int
+    last_block: int
+
+    @property
+    def blocks(self) -> int:
+        """Block slots a session takes here, m_ij."""
+        return self.last_block - self.first_block
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedChain:
+    """A path through all blocks with slots of its own."""
+
+    hops: tuple[ComposedHop, ...]
+    capacity: int
+    """c_k: sessions at a time."""
+    service_s: float
+    """T_k: time of a session of mean size."""
+
+    @property
+    def rate_per_s(self) -> float:
+        """mu_k: sessions per second of one of its `capacity` job servers."""
+        return 1.0 / self.service_s
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """A placement and the chains over it."""
+
+    c: int
+    """Sessions at a time every block was given room for when it was placed."""
+    hosted: tuple[HostedBlocks, ...]
+    """Servers that host something, in the order of the task."""
+    chains: tuple[ComposedChain, ...]
+    """In order of construction: the fastest first."""
+    arrivals_per_s: float
+    """lambda it was made for."""
+    groups: int = 0
+    """Disjoint chains GBP-CR placed."""
+    requirement_reached: bool = False
+    """Whether these alone have the rate lambda / rho_bar; the chains may well without."""
+    moved_blocks: int = 0
+    """Blocks that servers have to load which were there before (`recompose`)."""
+    loaded_blocks: int = 0
+    """The same and those of newcomers."""
+
+    @property
+    def capacity(self) -> int:
+        """C: sessions at a time over all chains."""
+        return sum(chain.capacity for chain in self.chains)
+
+    @property
+    def total_rate_per_s(self) -> float:
+        """nu: sessions per second all chains finish when all are full."""
+        return math.fsum(chain.capacity * chain.rate_per_s for chain in self.chains)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether there is a chain at all."""
+        return bool(self.chains)
+
+    @property
+    def stable(self) -> bool:
+        """Whether the chains finish more than arrives."""
+        return self.arrivals_per_s < self.total_rate_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class PeakRate:
+    """Tunes c by the lower bound at this rate instead of the mean one: for bursty load."""
+
+    rate_per_s: Number
+
+
+Evaluator = Callable[[Composition], float]
+"""Mean response time in seconds of a composition, e.g. by replaying a trace; infinity if none."""
+Tuning = Literal["lower", "upper", "surrogate"] | PeakRate | Evaluator
+"""What c is chosen by; see `catenary_scheduler.planning.chains.tuning`."""
+
+
+def _check_task(task: ChainTask) -> None:
+    _require(task.blocks >= 1, "blocks", "at least one block is needed")
+    _require(_positive(task.block_memory), "block_memory", "must be above 0")
+    _require(_positive(task.cache_memory), "cache_memory", "must be above 0")
+    _require(_positive(task.rate_per_s), "rate_per_s", "must be above 0")
+    _require(_positive(task.load) and task.load < 1, "load", "must lie between 0 and 1")
+    _require(task.stop in ("rate", "all"), "stop", "is neither 'rate' nor 'all'")
+    names = set()
+    for number, server in enumerate(task.servers):
+        field = f"servers[{number}]"
+        _require(server.name not in names, f"{field}.name", f"{server.name!r} is there twice")
+        names.add(server.name)
+        _require(_not_negative(server.memory), f"{field}.memory", "must not be below 0")
+        for name, given in (
+            ("block_memory", server.block_memory), ("cache_memory", server.cache_memory)
+        ):  # fmt: skip
+            _require(given is None or _positive(given), f"{field}.{name}", "must be above 0")
+        most = task.memory_at(server)[1] * MOST_SLOTS
+        _require(exact(server.memory) <= most, "cache_memory", f"is too little beside {field}")
+        _require(
+            _not_negative(server.communication_s), f"{field}.communication_s", "must not be below 0"
+        )
+        _require(_positive(server.block_s), f"{field}.block_s", "must be above 0")
+    for (before, after), seconds in (task.links or {}).items():
+        field = f"links[{before}, {after}]"
+        known = {before, after} - {None} <= names
+        _require(known and (before, after) != (None, None), field, "no such servers")
+        _require(_not_negative(seconds), field, "must not be below 0")
+
+
+def _not_negative(value: Number) -> bool:
+    return _finite(value) and value >= 0
+
+
+def _positive(value: Number) -> bool:
+    return _finite(value) and value > 0
+
+
+def _finite(value: Number) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _require(condition: bool, field: str, message: str) -> None:
+    if not condition:
+        raise InvalidInput(field, message)

@@ -1,0 +1,212 @@
+"""From a placement and what was measured to a plan that can be dispatched by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement, HostPlacement
+from catenary_scheduler.planning.placement import (
+    ModelPlacement,
+    PipelinePlacement,
+    Placement,
+    StagePlacement,
+)
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+    PlanId,
+)
+from catenary_services.domain.latency import LatencyLines
+from catenary_services.domain.model import BlockTable
+from catenary_services.domain.plan import (
+    CacheCapacity,
+    Chain,
+    ChainHop,
+    ModelPlan,
+    Pipeline,
+    Plan,
+    Stage,
+)
+from catenary_services.errors import PlanInfeasible
+
+ComputeTimes = Mapping[tuple[AgentId, PartitionKey], Sequence[Nanoseconds]]
+"""Measured compute time of a partition on an agent; index 0 is batch 1."""
+ServiceTime = Callable[[ModelKey, Sequence[ChainHop]], Nanoseconds]
+"""Expected time of one session on a path through a model."""
+ChainLatency = Callable[[ModelKey, Sequence[ChainHop]], LatencyLines | None]
+"""Latency lines of a path through a model; None if nothing is known of it."""
+
+
+def unknown_time(model: ModelKey, hops: Sequence[ChainHop]) -> Nanoseconds:
+    """A `ServiceTime` where nothing is known: more agents take longer."""
+    return NANOSECONDS_PER_SECOND * len(hops)
+
+
+def unknown_lines(model: ModelKey, hops: Sequence[ChainHop]) -> LatencyLines | None:
+    """A `ChainLatency` where nothing is known."""
+    return None
+
+
+def complete_plan(
+    placement: Placement,
+    tables: Mapping[ModelKey, BlockTable],
+    compute_ns: ComputeTimes,
+    plan_id: PlanId,
+    service_ns: ServiceTime = unknown_time,
+    latency: ChainLatency = unknown_lines,
+) -> Plan:
+    """Returns the plan of a placement.
+
+    A stage's times are the longest measured in its pool. A batch size whose compute alone takes
+    longer than the SLO, or that was not measured everywhere, is lowered to the largest that fits.
+    Transfers are not counted here: links are known to the book, which turns away what is too late.
+    Chains have no deadline to meet; `service_ns` only says which of them is the faster, `latency`
+    how long prompts and steps take on them.
+
+    Raises:
+        PlanInfeasible: If blocks do not cover the model, a time was not measured, or not even one
+            row meets the SLO; the message names the model and the constraint.
+    """
+    models = []
+    for model in placement.models:
+        table = tables.get(model.model)
+        if table is None:
+            raise PlanInfeasible(f"{model.model}: no block table")
+        if model.chains:
+            models.append(_generating(model, table.blocks, service_ns, latency))
+        else:
+            models.append(_model(model, table, compute_ns))
+    return Plan(plan_id, tuple(models))
+
+
+def _generating(
+    model: ModelPlacement, blocks: int, service_ns: ServiceTime, latency: ChainLatency
+) -> ModelPlan:
+    room = {host.host: host.block_slots for host in model.hosts}
+    chains = []
+    for number in range(len(model.chains)):
+        chain = _chain(model, number, blocks, room)
+        chains.append(
+            replace(
+                chain,
+                service_ns=service_ns(model.model, chain.hops),
+                lines=latency(model.model, chain.hops),
+            )
+        )
+    caches = tuple(_cache(model.model, host) for host in model.hosts)
+    return ModelPlan(
+        model.model, model.slo_ns, (), chains=tuple(chains), caches=caches,
+        session_tokens=model.session_tokens, objectives=model.objectives, packing=model.packing,
+    )  # fmt: skip
+
+
+def _chain(
+    model: ModelPlacement,
+    number: int,
+    blocks: int,
+    room: Mapping[tuple[AgentId, int, int], int],
+) -> Chain:
+    placed: ChainPlacement = model.chains[number]
+    expected = 0
+    for hop in placed.hops:
+        if hop.entry != expected or not hop.first_block <= hop.entry < hop.last_block:
+            raise PlanInfeasible(
+                f"{model.model}: chain {number} enters {hop.agent} at block {hop.entry}, not at "
+                f"{expected}"
+            )
+        if room.get(hop.host, 0) < hop.blocks:
+            raise PlanInfeasible(
+                f"{model.model}: chain {number} needs {hop.blocks} block slots on {hop.agent}"
+            )
+        expected = hop.last_block
+    if expected != blocks:
+        raise PlanInfeasible(f"{model.model}: chain {number} ends at {expected} of {blocks} blocks")
+    hops = tuple(_hop(model.model, hop) for hop in placed.hops)
+    return Chain(
+        f"{model.model}/{number}", hops, placed.capacity, service_ns=0, role=placed.role,
+        cache_tokens=float(placed.cache_tokens or placed.capacity * model.session_tokens),
+    )  # fmt: skip
+
+
+def _hop(model: ModelKey, hop: HopPlacement) -> ChainHop:
+    key = PartitionKey(model, hop.first_block, hop.last_block)
+    return ChainHop(hop.agent, key, hop.entry, hop.last_block)
+
+
+def _cache(model: ModelKey, host: HostPlacement) -> CacheCapacity:
+    key = PartitionKey(model, host.first_block, host.last_block)
+    return CacheCapacity(host.agent, key, host.block_slots, host.cache_tokens)
+
+
+def _model(model: ModelPlacement, table: BlockTable, compute_ns: ComputeTimes) -> ModelPlan:
+    if not model.pipelines:
+        raise PlanInfeasible(f"{model.model}: no pipeline")
+    pipelines = [
+        _pipeline(model, number, table, compute_ns) for number in range(len(model.pipelines))
+    ]
+    in_time = [each for each in pipelines if _compute(each.stages, 1) <= model.slo_ns]
+    if not in_time:
+        least = min(_compute(each.stages, 1) for each in pipelines)
+        raise PlanInfeasible(
+            f"{model.model}: SLO of {model.slo_ns / 1e6:g} ms cannot be met, one row takes "
+            f"{least / 1e6:.3f} ms of compute"
+        )
+    return ModelPlan(model.model, model.slo_ns, tuple(in_time), model.float16_boundaries)
+
+
+def _pipeline(
+    model: ModelPlacement, number: int, table: BlockTable, compute_ns: ComputeTimes
+) -> Pipeline:
+    placed = model.pipelines[number]
+    _check_cover(model.model, placed, table)
+    stages = tuple(_stage(model, stage, table, compute_ns) for stage in placed.stages)
+    measured = min(len(stage.compute_ns) for stage in stages)
+    batch = min(placed.batch_size, measured) if table.batched else 1
+    while batch > 1 and _compute(stages, batch) > model.slo_ns:
+        batch -= 1
+    return Pipeline(f"{model.model}/{number}", batch, stages)
+
+
+def _compute(stages: Sequence[Stage], batch: int) -> Nanoseconds:
+    return sum(stage.compute_ns[batch - 1] for stage in stages)
+
+
+def _check_cover(model: ModelKey, placed: PipelinePlacement, table: BlockTable) -> None:
+    expected = 0
+    for stage in placed.stages:
+        if stage.first_block != expected or stage.last_block <= stage.first_block:
+            raise PlanInfeasible(
+                f"{model}: blocks [{stage.first_block}, {stage.last_block}) do not follow block "
+                f"{expected}"
+            )
+        expected = stage.last_block
+    if expected != table.blocks:
+        raise PlanInfeasible(f"{model}: the partitions end at {expected} of {table.blocks} blocks")
+
+
+def _stage(
+    model: ModelPlacement, placed: StagePlacement, table: BlockTable, compute_ns: ComputeTimes
+) -> Stage:
+    key = PartitionKey(model.model, placed.first_block, placed.last_block)
+    if not placed.agents:
+        raise PlanInfeasible(f"{key}: no agent")
+    measured = []
+    for agent in placed.agents:
+        times = compute_ns.get((agent, key), ())
+        if not times:
+            raise PlanInfeasible(f"{key}: not measured on agent {agent}")
+        measured.append(times)
+    # A pool is planned at the pace of its slowest member, at the sizes all of them measured.
+    slowest = [max(times) for times in zip(*measured, strict=False)]
+    for at in range(1, len(slowest)):  # noise must not make a larger batch look faster
+        slowest[at] = max(slowest[at], slowest[at - 1])
+    if placed.first_block == 0:
+        entering = 0  # model inputs come from gateways and are not booked
+    else:
+        boundary = table.boundaries[placed.first_block]
+        entering = boundary.wire_row_bytes(float16=model.float16_boundaries)
+    return Stage(key, placed.agents, tuple(slowest), entering)

@@ -1,0 +1,68 @@
+"""Latency lines of workers: fitted, refitted while they run, added up over chains (Aladdin, 3.1).
+
+nnls       least squares without negative coefficients, from the normal equations
+fitting    eq. 1-3 from profiles, with a flat floor for short prompts
+intervals  how far off a prediction may be
+errors     how far off predictions were lately
+refit      the same from what agents report, with forgetting, the measurement at load as prior
+observed   one partition on one agent: what it reported, and its cost by now
+hops       the lines of a chain: its hops added up, with what lies between them
+cluster    the same for any chain of a model, from what its agents measured
+shape      how many devices a worker should have (eq. 5-6)
+
+Times are nanoseconds as floats; `catenary_services.domain.latency` names the coefficients.
+"""
+
+from catenary_scheduler.planning.latency.cluster import ClusterLines
+from catenary_scheduler.planning.latency.errors import ErrorWindow
+from catenary_scheduler.planning.latency.fitting import (
+    CacheSample,
+    DecodeSample,
+    Fit,
+    PrefillSample,
+    fit_cache,
+    fit_decode,
+    fit_prefill,
+    lines_of,
+)
+from catenary_scheduler.planning.latency.hops import HopCost, cache_line, chain_lines
+from catenary_scheduler.planning.latency.intervals import Interval
+from catenary_scheduler.planning.latency.observed import Observed, WorkDone, expected_work_ns, moved
+from catenary_scheduler.planning.latency.refit import Refit, RefitPolicy
+from catenary_scheduler.planning.latency.shape import (
+    DeviceShape,
+    Scaling,
+    WorkerDemand,
+    best_shape,
+    fit_compute,
+    throughput,
+)
+
+__all__ = [
+    "CacheSample",
+    "ClusterLines",
+    "DecodeSample",
+    "DeviceShape",
+    "ErrorWindow",
+    "Fit",
+    "HopCost",
+    "Interval",
+    "Observed",
+    "PrefillSample",
+    "Refit",
+    "RefitPolicy",
+    "Scaling",
+    "WorkDone",
+    "WorkerDemand",
+    "best_shape",
+    "cache_line",
+    "chain_lines",
+    "expected_work_ns",
+    "fit_cache",
+    "fit_compute",
+    "fit_decode",
+    "fit_prefill",
+    "lines_of",
+    "moved",
+    "throughput",
+]

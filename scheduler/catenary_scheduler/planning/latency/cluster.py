@@ -1,0 +1,95 @@
+"""The latency lines of any chain of one model in a cluster, by what is known at this moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from catenary_scheduler.planning.latency.hops import HOP_NS, HopCost, chain_lines
+from catenary_scheduler.planning.live.generation import GenerationTimes
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
+from catenary_services.domain.latency import LatencyLines
+from catenary_services.domain.plan import Agent, ChainHop
+
+_HIDDEN_VALUE_BYTES = 4
+
+
+class ClusterLines:
+    """Lines of chains.
+
+    A hop costs what its agent measured of the very partition, else of another range of the model,
+    in proportion to the blocks; the last norm and the projection count as so many blocks as they
+    are large. Of an agent that measured nothing the slowest of its device class speaks, else the
+    slowest there is. Where nothing was measured nothing is known: a guess must not turn requests
+    away.
+    """
+
+    def __init__(
+        self,
+        decoder: DecoderTable,
+        agents: Sequence[Agent],
+        costs: GenerationTimes,
+        model: ModelKey,
+        hop_ns: float = HOP_NS,
+        precision: str = "fp32",
+    ) -> None:
+        self._decoder = decoder
+        self._precision = precision
+        self._hop_ns = hop_ns
+        self._agents = {agent.agent_id: agent for agent in agents}
+        self._sources: dict[AgentId, list[PartitionKey]] = {}
+        for agent, key in sorted(costs, key=lambda each: (each[0], each[1].first_block)):
+            if key.model == model and _is_known(costs[agent, key].decode(1)):
+                self._sources.setdefault(agent, []).append(key)
+        self._costs = costs
+
+    def lines(self, hops: Sequence[ChainHop]) -> LatencyLines | None:
+        """Returns the lines of a chain; None if nothing is known of one of its hops."""
+        costs = [self._cost(hop) for hop in hops]
+        known = [cost for cost in costs if cost is not None]
+        return chain_lines(known, self._hop_ns) if known and len(known) == len(costs) else None
+
+    def _cost(self, hop: ChainHop) -> HopCost | None:
+        source = self._source(hop)
+        if source is None:
+            return None
+        agent, key = source
+        whole = self._weight(agent, key.first_block, key.last_block)
+        share = self._weight(agent, hop.first_block, hop.last_block) / whole
+        mine = self._agents.get(hop.agent)
+        rate = mine.link_bytes_per_second if mine is not None else 0
+        row_bytes = self._decoder.hidden_size * _HIDDEN_VALUE_BYTES
+        row_ns = row_bytes * NANOSECONDS_PER_SECOND / rate if rate else 0.0
+        return HopCost(self._costs[agent, key], share, row_ns)
+
+    def _source(self, hop: ChainHop) -> tuple[AgentId, PartitionKey] | None:
+        own = self._sources.get(hop.agent)
+        if own is not None:
+            return hop.agent, hop.partition if hop.partition in own else own[0]
+        mine = self._agents.get(hop.agent)
+        others = [(agent, key) for agent, keys in self._sources.items() for key in keys]
+        alike = [
+            (agent, key)
+            for agent, key in others
+            if mine is not None
+            and agent in self._agents
+            and self._agents[agent].device_class == mine.device_class
+        ]
+        return max(alike or others, key=self._pace, default=None)
+
+    def _pace(self, source: tuple[AgentId, PartitionKey]) -> float:
+        agent, key = source
+        return self._costs[source].decode(1) / self._weight(agent, key.first_block, key.last_block)
+
+    def _weight(self, agent: AgentId, first_block: int, last_block: int) -> float:
+        """Returns how many blocks a range is worth, as large as the agent holds them."""
+        if last_block < self._decoder.blocks:
+            return last_block - first_block
+        known = self._agents.get(agent)
+        held = self._decoder.held_by(known.runtime if known is not None else "", self._precision)
+        return last_block - first_block + held.head_bytes / max(1, held.largest_block_bytes)
+
+
+def _is_known(step_ns: float) -> bool:
+    """Agents without room for a session measure nothing and say 0."""
+    return step_ns > 0.0

@@ -1,0 +1,70 @@
+"""The planners on a cluster that is there: from agents to a problem, from a plan to agents.
+
+groups     agents that are alike; what the planner calls a class of GPUs
+profiles   block times of every model on every group, corrected by what agents measured
+problem    all of it as a `PoolingProblem`, or `PlanInfeasible` saying what is not known
+place      a `PooledPlan` on the agents, moving as little as possible
+generation what a session costs an agent, from what was measured
+chains     chains of agents for the models that generate text, in the memory pooled models leave
+rings      the same where the number of agents per chain is given
+"""
+
+from catenary_scheduler.planning.live.chains import (
+    ChainCluster,
+    ChainJob,
+    ChainLoad,
+    Compose,
+    chain_jobs,
+    explain_chains,
+    placed,
+    solve_job,
+    solve_roles,
+    taken_by,
+)
+from catenary_scheduler.planning.live.generation import (
+    ChainCosts,
+    GenerationCost,
+    GenerationTimes,
+    SessionShape,
+)
+from catenary_scheduler.planning.live.groups import DeviceGroup, device_groups
+from catenary_scheduler.planning.live.place import Hosted, place
+from catenary_scheduler.planning.live.problem import (
+    LiveCluster,
+    LiveModel,
+    PlanningRules,
+    pooling_problem,
+    with_batch_building,
+)
+from catenary_scheduler.planning.live.profiles import MeasuredTimes, estimated, unknown
+from catenary_scheduler.planning.live.roles import joined_roles
+
+__all__ = [
+    "ChainCluster",
+    "ChainCosts",
+    "ChainJob",
+    "ChainLoad",
+    "Compose",
+    "DeviceGroup",
+    "GenerationCost",
+    "GenerationTimes",
+    "Hosted",
+    "LiveCluster",
+    "LiveModel",
+    "MeasuredTimes",
+    "PlanningRules",
+    "SessionShape",
+    "chain_jobs",
+    "device_groups",
+    "estimated",
+    "explain_chains",
+    "joined_roles",
+    "place",
+    "placed",
+    "pooling_problem",
+    "solve_job",
+    "solve_roles",
+    "taken_by",
+    "unknown",
+    "with_batch_building",
+]

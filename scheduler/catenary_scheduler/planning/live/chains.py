@@ -1,0 +1,327 @@
+"""Chains for the models of a cluster that generate text: from agents to a task, and back.
+
+Every agent's memory that pooled models leave is divided among the models that generate, in
+proportion to their weights. Of its share each model keeps embedding, last norm and projection free
+on *every* agent: any may come to hold the first or the last block. That is conservative (only two
+agents of a chain need them), so no plan asks an agent for more than it has. All of it is counted as
+large as the very agent holds it (`HeldSizes`), with what a step of the largest batch takes besides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from catenary_scheduler.planning.chain_placement import (
+    ChainPlacement,
+    HopPlacement,
+    hosts_for,
+)
+from catenary_scheduler.planning.chains import ChainTask, ComposedChain, Composition, Server
+from catenary_scheduler.planning.even_split import DeployedModel
+from catenary_scheduler.planning.live.generation import ChainCosts, GenerationTimes, SessionShape
+from catenary_scheduler.planning.live.rings import composition_of, rings
+from catenary_scheduler.planning.live.roles import divided, of_role
+from catenary_scheduler.planning.live.rooms import (
+    Room,
+    forms_in_words,
+    left_out,
+    left_out_in_words,
+    rooms_of,
+    whole_bytes,
+    within_memory,
+)
+from catenary_scheduler.planning.placement import ModelPlacement, Placement
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import AgentId, ModelKey
+from catenary_services.domain.plan import Agent, ChainRole
+from catenary_services.errors import PlanInfeasible
+
+_DIGITS = 9
+"""Times are given to the planner in whole nanoseconds: it computes with them exactly."""
+
+Compose = Callable[[ChainTask, Composition | None], Composition]
+"""Composes chains, moving as few blocks as it can if chains there were are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLoad:
+    """A deployed model that generates text, and what is asked of it."""
+
+    deployed: DeployedModel
+    rate_per_s: float
+    shape: SessionShape
+
+
+@dataclass(frozen=True, slots=True)
+class ChainCluster:
+    """What there is to compose chains of.
+
+    Attributes:
+        agents: All that can be planned on.
+        loads: The models that generate text.
+        taken_bytes: Memory the pooled models take of an agent.
+        measured: Generation costs by agent and partition.
+        present: The placement before this one; its blocks are loaded already.
+        partitions: Agents per chain of a model that was not deployed with another wish; 0: free.
+        prefill_agents: Agents of a model that run prompts for the others; 0: all do both.
+        oversubscription: Slots per session of full length that fits into memory, where agents take
+            memory as it is used and the model does not say otherwise.
+    """
+
+    agents: tuple[Agent, ...]
+    loads: tuple[ChainLoad, ...]
+    taken_bytes: Mapping[AgentId, int]
+    measured: GenerationTimes
+    present: Placement
+    partitions: int = 0
+    prefill_agents: int = 0
+    oversubscription: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChainJob:
+    """One model's chains as a task for the planner (pickled for the solver process)."""
+
+    load: ChainLoad
+    task: ChainTask
+    previous: Composition | None
+    per_chain: int
+    """Agents per chain; 0: as the planner likes."""
+    role: ChainRole = "mixed"
+    roles: tuple[ChainJob, ...] = ()
+    """The same model with its agents divided by role, if that is wanted."""
+    oversubscription: float = 1.0
+    rooms: Mapping[str, Room] = field(default_factory=dict)
+    """Of every agent that may load it."""
+    left_out: Mapping[str, Sequence[AgentId]] = field(default_factory=dict)
+    """Those that cannot, by the reason in words."""
+
+    @property
+    def model_bytes(self) -> int:
+        """Weights of the whole model."""
+        return whole_bytes(_decoder(self.load.deployed).held(None))
+
+
+def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
+    """Returns one task per model."""
+    present = {model.model: model for model in cluster.present.models}
+    jobs = []
+    for load in cluster.loads:
+        rooms = rooms_of(
+            load.deployed,
+            cluster.agents,
+            [each.deployed for each in cluster.loads],
+            cluster.taken_bytes,
+        )
+        task = _task(load, cluster, rooms)
+        before = present.get(load.deployed.key)
+        previous = composition_of(before, load.rate_per_s) if before is not None else None
+        per_chain = load.deployed.partitions or cluster.partitions
+        own = load.deployed.cache_oversubscription
+        job = ChainJob(
+            load, task, previous, per_chain,
+            oversubscription=cluster.oversubscription if own is None else own,
+            rooms=rooms, left_out=left_out(load.deployed, cluster.agents),
+        )  # fmt: skip
+        jobs.append(replace(job, roles=_by_role(job, cluster, task, before)))
+    return jobs
+
+
+def _by_role(
+    job: ChainJob, cluster: ChainCluster, whole: ChainTask, before: ModelPlacement | None
+) -> tuple[ChainJob, ...]:
+    """Returns a job for the agents that run prompts and one for those that generate."""
+    parts = divided(whole, cluster.prefill_agents, before)
+    if parts is None:
+        return ()
+    shape, made = job.load.shape, []
+    roles: tuple[tuple[ChainRole, SessionShape], ...] = (
+        ("prefill", replace(shape, output_tokens=1.0)),
+        ("decode", replace(shape, prompt_tokens=1.0)),
+    )
+    for (role, done), servers in zip(roles, parts, strict=True):
+        load = replace(job.load, shape=done)
+        costs = _costs(load, cluster)
+        task = replace(whole, servers=tuple(_timed(server, costs) for server in servers))
+        mine = of_role(before, role)
+        previous = composition_of(mine, load.rate_per_s) if mine is not None else None
+        made.append(replace(job, load=load, task=task, previous=previous, role=role))
+    return tuple(made)
+
+
+def solve_roles(job: ChainJob, compose: Compose) -> list[tuple[ChainJob, Composition]]:
+    """Returns the chains of one model, by role if that is wanted and there is room for it.
+
+    Raises:
+        PlanInfeasible: If all agents together have no room for it.
+    """
+    if job.roles:
+        # Else all agents do both: `explain_chains` says so.
+        with suppress(PlanInfeasible):
+            return [(part, solve_job(part, compose)) for part in job.roles]
+    return [(job, solve_job(job, compose))]
+
+
+def solve_job(job: ChainJob, compose: Compose) -> Composition:
+    """Returns the chains of one model.
+
+    Raises:
+        PlanInfeasible: If all agents together have no room for it.
+    """
+    if not job.task.servers:
+        raise PlanInfeasible("; ".join(left_out_in_words(job.load.deployed, job.left_out)))
+    if job.per_chain:
+        return rings(job.task, job.per_chain, job.load.deployed.max_batch, job.previous)
+    try:
+        return compose(job.task, job.previous)
+    except PlanInfeasible as error:
+        raise PlanInfeasible(f"{job.load.deployed.key}: {error.message}") from error
+
+
+def placed(job: ChainJob, composition: Composition) -> ModelPlacement:
+    """Returns the placement of a composition.
+
+    A chain takes as many sessions as the model's largest batch at most, and agents keep only the
+    slots their chains can use: more would be memory that nobody needs. Where memory is taken as it
+    is used, a chain has `oversubscription` times as many slots as it holds sessions of full length.
+    """
+    deployed = job.load.deployed
+    hosted = {host.server: host for host in composition.hosted}
+    chains = tuple(
+        ChainPlacement(
+            slots,
+            tuple(
+                HopPlacement(
+                    AgentId(hop.server),
+                    hosted[hop.server].first_block,
+                    hosted[hop.server].last_block,
+                    hop.first_block,
+                )
+                for hop in chain.hops
+            ),
+            job.role,
+            tokens,
+        )
+        for chain in composition.chains
+        for slots, tokens in (_slots_and_tokens(job, chain),)
+    )
+    chains = within_memory(deployed, job.rooms, chains)
+    hosts = hosts_for(chains, deployed.session_tokens)
+    return ModelPlacement(
+        deployed.key, deployed.slo_ns, deployed.float16_boundaries, (), chains, hosts,
+        deployed.session_tokens, deployed.objectives, deployed.packing,
+    )  # fmt: skip
+
+
+def _slots_and_tokens(job: ChainJob, chain: ComposedChain) -> tuple[int, int]:
+    """Returns a chain's sessions at a time, and the tokens it holds if they are not all to be long.
+
+    The planner counts sessions of full length, so any one of them has room when others are gone.
+    """
+    deployed = job.load.deployed
+    whole = min(chain.capacity, deployed.max_batch)
+    if job.oversubscription <= 1.0 or not all(
+        job.rooms[hop.server].agent.commits_caches_on_use for hop in chain.hops
+    ):
+        return whole, 0
+    slots = min(math.floor(whole * job.oversubscription), deployed.max_batch)
+    return (slots, whole * deployed.session_tokens) if slots > whole else (whole, 0)
+
+
+def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
+    """Returns, in words, what was composed."""
+    load, model = job.load, placed(job, composition)
+    capacity = sum(chain.capacity for chain in model.chains)
+    agents = len({host.agent for host in model.hosts})
+    how = f"of {job.per_chain} agents each, as wished" if job.per_chain else f"c = {composition.c}"
+    kind = "" if job.role == "mixed" else f"{job.role} "
+    tokens = sum(chain.cache_tokens for chain in model.chains)
+    lines = [
+        f"{load.deployed.key}: {len(model.chains)} {kind}chain(s) over {agents} agent(s) ({how})"
+        f" for {capacity} sessions at a time; composed for {load.rate_per_s:.2g} sessions/s of"
+        f" {load.shape.prompt_tokens:.0f} and {load.shape.output_tokens:.0f} tokens."
+    ]
+    lines += forms_in_words(load.deployed, job.rooms, {host.agent for host in model.hosts})
+    if tokens:
+        lines.append(
+            f"{load.deployed.key}: slots are {job.oversubscription:g} times what memory holds at"
+            f" full length; chains hold {tokens} tokens in all."
+        )
+    if job.roles:
+        lines.append(
+            f"{load.deployed.key}: the agents have no room for prefill and for decode chains; all"
+            " of them do both."
+        )
+    if job.previous is not None:
+        lines.append(
+            f"{load.deployed.key}: agents that were there before host"
+            f" {composition.moved_blocks} block(s) that they did not."
+        )
+    lines += [f"{line}." for line in left_out_in_words(load.deployed, job.left_out)]
+    idle = {server.name for server in job.task.servers} - {str(h.agent) for h in model.hosts}
+    if idle:
+        lines.append(f"{load.deployed.key}: no chain uses {', '.join(sorted(idle))}.")
+    return lines
+
+
+def taken_by(
+    placement: Placement, block_weights: Mapping[ModelKey, Sequence[int]]
+) -> dict[AgentId, int]:
+    """Returns the memory pooled models take of every agent, as far as it is known."""
+    taken: dict[AgentId, dict[tuple[ModelKey, int, int], int]] = {}
+    for model in placement.models:
+        weights = block_weights.get(model.model, ())
+        for pipeline in model.pipelines:
+            for stage in pipeline.stages:
+                size = sum(weights[stage.first_block : stage.last_block])
+                for agent in stage.agents:
+                    key = (model.model, stage.first_block, stage.last_block)
+                    taken.setdefault(agent, {})[key] = size
+    return {agent: sum(sizes.values()) for agent, sizes in taken.items()}
+
+
+def _task(load: ChainLoad, cluster: ChainCluster, rooms: Mapping[str, Room]) -> ChainTask:
+    deployed, decoder = load.deployed, _decoder(load.deployed)
+    costs = _costs(load, cluster)
+    servers = []
+    for name, room in rooms.items():
+        block, slot = room.held.largest_block_bytes, room.held.slot_bytes(deployed.session_tokens)
+        # More than a whole model with all its sessions' caches is never used.
+        most = Fraction(decoder.blocks * (block + deployed.max_batch * slot))
+        memory = most if room.memory is None else max(Fraction(0), min(most, room.memory))
+        server = Server(name, memory, 0.0, 0.0, Fraction(block), Fraction(slot))
+        servers.append(_timed(server, costs))
+    return ChainTask(
+        servers=tuple(servers),
+        blocks=decoder.blocks,
+        block_memory=Fraction(decoder.block_bytes),
+        cache_memory=Fraction(decoder.slot_bytes(deployed.session_tokens)),
+        rate_per_s=load.rate_per_s,
+    )
+
+
+def _costs(load: ChainLoad, cluster: ChainCluster) -> ChainCosts:
+    decoder = _decoder(load.deployed)
+    deployed = load.deployed
+    return ChainCosts(
+        decoder, cluster.agents, cluster.measured, deployed.key, load.shape, deployed.precision
+    )
+
+
+def _timed(server: Server, costs: ChainCosts) -> Server:
+    agent = AgentId(server.name)
+    return replace(
+        server,
+        communication_s=round(costs.communication_s(agent), _DIGITS),
+        block_s=round(max(1e-9, costs.block_s(agent)), _DIGITS),
+    )
+
+
+def _decoder(deployed: DeployedModel) -> DecoderTable:
+    if deployed.decoder is None:
+        raise PlanInfeasible(f"{deployed.key} does not generate text")
+    return deployed.decoder

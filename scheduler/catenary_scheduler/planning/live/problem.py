@@ -1,0 +1,131 @@
+"""A cluster that is there as a task for the pooled planner."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from catenary_scheduler.planning.even_split import DeployedModel
+from catenary_scheduler.planning.live.groups import DeviceGroup, device_groups
+from catenary_scheduler.planning.live.profiles import MeasuredTimes, block_times
+from catenary_scheduler.planning.pooled.problem import (
+    BlockTimes,
+    Device,
+    PooledModel,
+    PooledPlan,
+    PoolingProblem,
+)
+from catenary_services.domain.model import BlockTable
+from catenary_services.domain.plan import Agent
+from catenary_services.domain.profile import ModelProfile
+from catenary_services.errors import PlanInfeasible
+
+_NS_PER_US = 1_000.0
+_BUILDING = 1.3e6
+"""A further row arrives every 1e6 / rate us on average; 1.3 times that is allowed for (PPipe)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveModel:
+    """A deployed model, its profile if there is one, and its share of the load."""
+
+    deployed: DeployedModel
+    profile: ModelProfile | None
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCluster:
+    """What there is to plan."""
+
+    agents: tuple[Agent, ...]
+    models: tuple[LiveModel, ...]
+    measured: MeasuredTimes
+
+    @property
+    def groups(self) -> tuple[DeviceGroup, ...]:
+        """The agents, like with like."""
+        return device_groups(self.agents)
+
+    @property
+    def profiled(self) -> list[tuple[DeployedModel, ModelProfile | None]]:
+        """The models with their profiles."""
+        return [(model.deployed, model.profile) for model in self.models]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningRules:
+    """What a plan has to keep to."""
+
+    margin: float = 0.4
+    """Share of the SLO kept free for queueing, noise and contention (PPipe: 0.4)."""
+    max_partitions: int = 3
+
+
+def pooling_problem(cluster: LiveCluster, rules: PlanningRules) -> PoolingProblem:
+    """Returns the planning task; classes a model has no times of are not used for it.
+
+    Raises:
+        PlanInfeasible: If there is no agent, no model, or no class a model has times of.
+    """
+    groups = cluster.groups
+    if not groups:
+        raise PlanInfeasible("no agent is there to place a model on")
+    if not cluster.models:
+        raise PlanInfeasible("no model is deployed")
+    crowd = Counter(str(agent.server) for agent in cluster.agents)
+    return PoolingProblem(
+        classes=tuple(group.as_class(crowd) for group in groups),
+        models=tuple(_model(model, groups, cluster.measured, rules) for model in cluster.models),
+        max_partitions=rules.max_partitions,
+    )
+
+
+def with_batch_building(problem: PoolingProblem, plan: PooledPlan) -> PoolingProblem:
+    """Returns the task with the time batches take to fill at the rates of a first plan.
+
+    The paper takes these rates from a first solution too (there, one without partitioning).
+    """
+    rates = {model.name: model.throughput_rps for model in plan.models}
+    return replace(
+        problem,
+        models=tuple(
+            replace(model, batch_build_us_per_row=_BUILDING / rates[model.name])
+            if rates.get(model.name, 0.0) > 0
+            else model
+            for model in problem.models
+        ),
+    )
+
+
+def _model(
+    model: LiveModel, groups: Sequence[DeviceGroup], measured: MeasuredTimes, rules: PlanningRules
+) -> PooledModel:
+    deployed, profile = model.deployed, model.profile
+    if profile is None:
+        raise PlanInfeasible(f"{deployed.key} has no profile")
+    latency: dict[Device, BlockTimes] = {}
+    for group in groups:
+        device = profile.device(group.device_class, group.level)
+        if device is not None:
+            latency[group.name, 1] = block_times(deployed, device, group, measured)
+    if not latency:
+        names = ", ".join(group.name for group in groups)
+        raise PlanInfeasible(f"the profile of {deployed.key} knows none of {names}")
+    slo_us = deployed.slo_ns / _NS_PER_US
+    return PooledModel(
+        name=str(deployed.key),
+        blocks=deployed.table.blocks,
+        latency_us=latency,
+        cut_bytes=_cut_bytes(deployed.table, float16=deployed.float16_boundaries),
+        slo_us=slo_us,
+        margin_us=rules.margin * slo_us,
+        weight=model.share,
+        block_weight_bytes=profile.block_weight_bytes,
+    )
+
+
+def _cut_bytes(table: BlockTable, *, float16: bool) -> tuple[int, ...]:
+    inner = table.boundaries[1:-1]
+    return (0, *(boundary.wire_row_bytes(float16=float16) for boundary in inner), 0)

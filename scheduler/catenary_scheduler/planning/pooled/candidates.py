@@ -1,0 +1,39 @@
+"""Per model the pipelines a solver may choose among."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from catenary_scheduler.planning.pooled.columns import Columns, enumerate_columns
+from catenary_scheduler.planning.pooled.device_tables import device_tables
+from catenary_scheduler.planning.pooled.problem import PooledModel, PoolingProblem
+from catenary_scheduler.planning.pooled.pruning import undominated
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Of one model."""
+
+    shareable: Columns
+    """Every pipeline that keeps the SLO; at most one pool on a level of use only when shared."""
+    whole: Columns
+    """Those of them without such a pool."""
+    pruned: Columns
+    """Those of `whole` that no other makes superfluous."""
+
+
+def reference_columns(problem: PoolingProblem, model: PooledModel) -> Columns:
+    """Returns every pipeline that keeps the SLO, on all levels; pools may share GPUs."""
+    tables = device_tables(problem, model)
+    most_spare = problem.max_partitions
+    return enumerate_columns(model, tables, most_spare, most_spare=most_spare)
+
+
+def candidates_of(problem: PoolingProblem, model: PooledModel) -> Candidates:
+    """Returns the candidates of a model."""
+    tables = device_tables(problem, model)
+    columns = enumerate_columns(model, tables, problem.max_partitions, most_spare=1)
+    whole = columns.take(np.flatnonzero(~columns.spare.any(axis=1)))
+    return Candidates(columns, whole, undominated(whole, len(problem.classes)))

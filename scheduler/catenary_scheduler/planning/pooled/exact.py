@@ -1,0 +1,72 @@
+"""The dynamic programme over whole GPUs: proven optimal, in milliseconds at 100 GPUs.
+
+Section 4 of the specification: a table per model (`free_rules`, `slots`), then the
+division of the GPUs among the models (`coupling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from catenary_scheduler.planning.pooled.assembly import Solution, price_of
+from catenary_scheduler.planning.pooled.axes import Axes
+from catenary_scheduler.planning.pooled.coupling import best_target, cheapest_cells
+from catenary_scheduler.planning.pooled.device_tables import Floats
+from catenary_scheduler.planning.pooled.objectives import MaxThroughput, Objective, price_per_gpu
+from catenary_scheduler.planning.pooled.problem import PoolingProblem
+from catenary_scheduler.planning.pooled.selection import Chosen
+from catenary_scheduler.planning.pooled.tables import Cell
+
+
+class ModelTable(Protocol):
+    """The best rates of one model, and how to get its pipelines back from them."""
+
+    @property
+    def table(self) -> Floats:
+        """By whole GPUs of each class; never falls with more GPUs."""
+        ...
+
+    def pipelines(self, cell: Cell, share: float = 1.0) -> list[Chosen]:
+        """Returns the pipelines behind the rate of a cell, or that yield a share of it."""
+        ...
+
+
+def solve_exactly(
+    problem: PoolingProblem,
+    models: Sequence[ModelTable],
+    axes: Axes,
+    objective: Objective,
+    rates: Sequence[float] | None,
+) -> Solution | None:
+    """Returns an optimal solution, or None if the cluster is too small.
+
+    Args:
+        problem: The cluster and the models.
+        models: Per model its table.
+        axes: Of the tables.
+        objective: What the plan is for.
+        rates: What every model must reach; None asks for the most throughput.
+    """
+    tables = [model.table for model in models]
+    weights = [model.weight for model in problem.models]
+    if rates is None:
+        target = best_target(tables, weights)
+        if target <= 0:
+            return None
+        rates = [weight * target for weight in weights]
+    prices = price_per_gpu(problem, objective)
+    cells = cheapest_cells(tables, rates, [prices[index] for index in axes.order])
+    if cells is None:
+        return None
+    if isinstance(objective, MaxThroughput):
+        # What a model gets beyond its weight costs nothing and carries bursts: it stays.
+        chosen = [model.pipelines(cell) for model, cell in zip(models, cells, strict=True)]
+        value = rates[0] / weights[0]
+    else:
+        chosen = [
+            model.pipelines(cell, min(1.0, rate / float(model.table[cell])))
+            for model, cell, rate in zip(models, cells, rates, strict=True)
+        ]
+        value = price_of(problem, chosen, objective)
+    return Solution(chosen, value, value, True, "dp")

@@ -1,0 +1,76 @@
+"""Our own rules: any number of pipelines per model, on whole GPUs or two of them sharing one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from catenary_scheduler.planning.pooled.axes import Axes
+from catenary_scheduler.planning.pooled.candidates import Candidates
+from catenary_scheduler.planning.pooled.closure import Closure
+from catenary_scheduler.planning.pooled.device_tables import Floats
+from catenary_scheduler.planning.pooled.selection import Chosen, quickest_half, quickest_pipeline
+from catenary_scheduler.planning.pooled.sharing import Half, Pairs
+from catenary_scheduler.planning.pooled.tables import Cell, single_table
+
+
+class FreeTable:
+    """The best rates of one model, and how to get its pipelines back from them."""
+
+    def __init__(self, candidates: Candidates, axes: Axes, *, share: bool = True) -> None:
+        """Fills the table.
+
+        Args:
+            candidates: The model's pipelines.
+            axes: Of the table.
+            share: Whether two pipelines may share a GPU; False only to compare with HiGHS.
+        """
+        self._candidates = candidates
+        self._axes = axes
+        self._single = single_table(candidates.pruned, axes.order, axes.counts)
+        self._closure = Closure(self._single)
+        if share:
+            self._pairs = Pairs(candidates.shareable, axes.order, self._closure.table)
+            if self._pairs.table.any():
+                self._closure = Closure(np.maximum(self._single, self._pairs.table))
+
+    @property
+    def table(self) -> Floats:
+        """By whole GPUs of each class."""
+        return self._closure.table
+
+    def pipelines(self, cell: Cell, share: float = 1.0) -> list[Chosen]:
+        """Returns the pipelines behind the rate of a cell, or that yield a share of it."""
+        chosen = []
+        for (part, rate), times in Counter(self._closure.parts(cell)).items():
+            if self._single[part] >= rate:
+                # As many of one kind are one pipeline with larger pools.
+                together = self._axes.to_classes(tuple(times * gpus for gpus in part))
+                asked = share * times * rate
+                chosen.append(quickest_pipeline(self._candidates.whole, together, asked))
+            else:
+                pair = self._pairs.at(part)
+                chosen += [self._half(pair.first, share), self._half(pair.second, share)] * times
+        return merged(chosen)
+
+    def _half(self, half: Half, share: float) -> Chosen:
+        cell = self._axes.to_classes(half.cell)
+        in_classes = replace(half, cell=cell, rate=share * half.rate)
+        return quickest_half(self._candidates.shareable, in_classes)
+
+
+def merged(chosen: Sequence[Chosen]) -> list[Chosen]:
+    """Returns the pipelines with those of the same column put together."""
+    found: dict[tuple[bytes, ...], Chosen] = {}
+    for pipeline in chosen:
+        columns, at = pipeline.columns, pipeline.index
+        parts = (columns.gpu_class, columns.level, columns.cuts, columns.batch)
+        key = tuple(part[at].tobytes() for part in parts)
+        other = found.get(key)
+        more = other.vgpus if other else (0,) * len(pipeline.vgpus)
+        vgpus = tuple(a + b for a, b in zip(pipeline.vgpus, more, strict=True))
+        found[key] = replace(pipeline, vgpus=vgpus)
+    return list(found.values())

@@ -1,0 +1,153 @@
+"""Solves the programme of `milp` with HiGHS within a limit of wall time.
+
+A plan comes out whenever rounding the relaxation gives one; the solver then improves on it. The
+bound is HiGHS's own, never what was hoped for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import highspy
+import numpy as np
+import numpy.typing as npt
+
+from catenary_scheduler.planning.pooled.assembly import Solution, least_share, price_of
+from catenary_scheduler.planning.pooled.milp import Programme, Task, build
+from catenary_scheduler.planning.pooled.objectives import MaxThroughput
+from catenary_scheduler.planning.pooled.relaxation import Relaxation, may_improve, relax
+from catenary_scheduler.planning.pooled.rounding import rounded
+from catenary_scheduler.planning.pooled.selection import Chosen
+
+PROVEN_GAP = 1e-4
+"""Relative; a plan this close to the bound counts as optimal (Gurobi's default as well)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When HiGHS stops."""
+
+    seconds: float
+    """Of wall time, both for the relaxation and the search."""
+    gap: float = PROVEN_GAP
+    """Relative, between the plan and the bound."""
+
+
+def solve_with_highs(
+    task: Task, limits: Limits, start: Sequence[Sequence[Chosen]] | None = None
+) -> Solution | None:
+    """Returns the best solution found, or None if there is none (or not in time).
+
+    Args:
+        task: What is to be solved.
+        limits: When to stop.
+        start: Pipelines known to be allowed, of the task's own columns; a search begins with the
+            better of these and the rounded relaxation.
+    """
+    relaxation = relax(task)
+    if relaxation is None:
+        return None
+    bound = relaxation.bound
+    known = (_worth(task, rounded(task, relaxation.flows)), _worth(task, start))
+    best = min(filter(None, known), key=lambda worth: worth.value, default=None)
+    if best is None or _gap(best.value, bound) > limits.gap:
+        best, bound = _search(task, relaxation, limits, best)
+    if best is None:
+        return None
+    bound = min(bound, best.value)  # they cross by rounding errors only
+    optimal = _gap(best.value, bound) <= limits.gap
+    sign = -1.0 if isinstance(task.objective, MaxThroughput) else 1.0
+    return Solution(best.chosen, sign * best.value, sign * bound, optimal, "highs")
+
+
+def _search(
+    task: Task, relaxation: Relaxation, limits: Limits, best: _Worth | None
+) -> tuple[_Worth | None, float]:
+    """Returns the best plan of a search and the bound; columns that cannot matter are left out."""
+    if best is not None:
+        kept = [
+            may_improve(task, relaxation, model, best.value) for model in range(len(task.columns))
+        ]
+        for model, pipelines in enumerate(best.chosen):
+            kept[model][[pipeline.index for pipeline in pipelines]] = True
+        task, best = _restricted(task, kept, best)
+    programme = build(task)
+    solver = _solver(programme, limits)
+    if best is not None:
+        solver.setSolution(_start(programme, task, best.chosen))
+    solver.run()
+    info = solver.getInfo()
+    bound = relaxation.bound
+    if np.isfinite(info.mip_dual_bound):
+        bound = max(bound, info.mip_dual_bound)
+    if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+        values = np.array(solver.getSolution().col_value)
+        found = _worth(task, rounded(task, [values[at] for at in programme.rate_at]))
+        if found and (best is None or found.value < best.value):
+            best = found
+    return best, bound
+
+
+def _restricted(
+    task: Task, kept: Sequence[npt.NDArray[np.bool_]], best: _Worth
+) -> tuple[Task, _Worth]:
+    """Returns the task with fewer columns, and the known plan on these."""
+    columns = [some.take(mask) for some, mask in zip(task.columns, kept, strict=True)]
+    chosen = [
+        [
+            replace(pipeline, columns=some, index=int(mask[: pipeline.index].sum()))
+            for pipeline in pipelines
+        ]
+        for some, mask, pipelines in zip(columns, kept, best.chosen, strict=True)
+    ]
+    return replace(task, columns=columns), _Worth(chosen, best.value)
+
+
+def _solver(programme: Programme, limits: Limits) -> highspy.Highs:
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 1)
+    solver.setOptionValue("time_limit", max(limits.seconds, 0.1))
+    solver.setOptionValue("mip_rel_gap", limits.gap)
+    solver.passModel(programme.lp)
+    return solver
+
+
+def _start(
+    programme: Programme, task: Task, chosen: Sequence[Sequence[Chosen]]
+) -> highspy.HighsSolution:
+    """Returns rates and pools as a first solution; HiGHS works out what follows from them."""
+    values = np.full(programme.lp.num_col_, highspy.kHighsInf)  # = not given
+    for model, pipelines in enumerate(chosen):
+        values[programme.rate_at[model]] = 0.0
+        values[programme.pool_at[model][programme.pool_at[model] >= 0]] = 0.0
+        for pipeline in pipelines:
+            values[programme.rate_at[model][pipeline.index]] = pipeline.throughput_rps
+            at = programme.pool_at[model][pipeline.index]
+            level = task.columns[model].level[pipeline.index]
+            size = np.array(pipeline.vgpus) / (1 if task.reference_rules else level)
+            values[at[at >= 0]] = size[at >= 0]
+    solution = highspy.HighsSolution()
+    solution.col_value = values.tolist()
+    return solution
+
+
+class _Worth(NamedTuple):
+    """Pipelines and their value, which is to be minimised."""
+
+    chosen: Sequence[Sequence[Chosen]]
+    value: float
+
+
+def _worth(task: Task, chosen: Sequence[Sequence[Chosen]] | None) -> _Worth | None:
+    if chosen is None:
+        return None
+    if not isinstance(task.objective, MaxThroughput):
+        return _Worth(chosen, price_of(task.problem, chosen, task.objective))
+    return _Worth(chosen, -least_share(task.problem, chosen))
+
+
+def _gap(value: float, bound: float) -> float:
+    return (value - bound) / max(abs(value), 1e-12)

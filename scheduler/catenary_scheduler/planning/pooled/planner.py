@@ -1,0 +1,99 @@
+"""`plan_pools`: from a problem to a plan that says what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+from catenary_scheduler.planning.pooled.assembly import Solution, assemble, with_promises
+from catenary_scheduler.planning.pooled.infeasible import check_problem, too_few_gpus
+from catenary_scheduler.planning.pooled.objectives import MaxThroughput, Objective, required_rates
+from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_scheduler.planning.pooled.selection import spend_left_over
+from catenary_scheduler.planning.pooled.solving import (
+    Request,
+    Solver,
+    solve_by_free_rules,
+    solve_by_reference_rules,
+)
+from catenary_services.errors import InvalidInput
+
+Rules = Literal["free", "reference"]
+Clock = Callable[[], float]
+"""Seconds; only differences count."""
+
+DEFAULT_TIME_LIMIT_S = 9.0
+"""Of HiGHS; with enumeration and rounding a plan takes 10 s at most."""
+
+
+def plan_pools(
+    problem: PoolingProblem,
+    *,
+    rules: Rules = "free",
+    solver: Solver = "auto",
+    objective: Objective | None = None,
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S,
+    clock: Clock | None = None,
+) -> PooledPlan:
+    """Returns the best plan of pooled pipelines within the rules.
+
+    Args:
+        problem: The cluster and the models.
+        rules: "free": any number of pipelines per model; every pool has whole GPUs, except that
+            two pipelines of a model may share one GPU at the same position, cut into equal
+            virtual GPUs (the dynamic programme only). "reference": those of PPipe's artifact.
+        solver: "dp" is exact and for about 200 GPUs of two classes; "highs" is for any cluster and
+            reports its gap; "auto" takes the first where it is quick.
+        objective: `MaxThroughput()` unless given.
+        time_limit_s: For HiGHS.
+        clock: For `PooledPlan.seconds`, and for what enumeration leaves of the limit.
+
+    Raises:
+        InvalidInput: If the problem contradicts itself.
+        PlanInfeasible: Naming the model and the constraint that rules every plan out; for an SLO
+            also the nearest one that can be kept.
+    """
+    _check_choice("rules", rules, Rules)
+    _check_choice("solver", solver, Solver)
+    check_problem(problem)
+    begun = clock() if clock else 0.0
+    goal = objective or MaxThroughput()
+    rates = None if isinstance(goal, MaxThroughput) else required_rates(problem, goal)
+    solve = solve_by_free_rules if rules == "free" else solve_by_reference_rules
+
+    def seconds_left() -> float:
+        return time_limit_s - (clock() - begun if clock else 0.0)
+
+    request = Request(problem, goal, rates, solver, seconds_left)
+    solution = solve(request)
+    if solution is None:
+        raise too_few_gpus(problem, _alone(request, solve), rates)
+    plan = _with_promises(problem, solution, goal, rates)
+    return replace(plan, seconds=clock() - begun if clock else 0.0)
+
+
+def _check_choice(name: str, value: str, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise InvalidInput(name, f"must be one of {', '.join(get_args(choices))}")
+
+
+def _alone(request: Request, solve: Callable[[Request], Solution | None]) -> list[float]:
+    """Returns the rate each model would reach with all GPUs to itself."""
+    found = []
+    for model in request.problem.models:
+        single = replace(request.problem, models=(replace(model, weight=1.0),))
+        solution = solve(replace(request, problem=single, objective=MaxThroughput(), rates=None))
+        found.append(solution.objective if solution else 0.0)
+    return found
+
+
+def _with_promises(
+    problem: PoolingProblem, solution: Solution, goal: Objective, rates: Sequence[float] | None
+) -> PooledPlan:
+    loads = rates or [model.weight * solution.objective for model in problem.models]
+    if isinstance(goal, MaxThroughput):
+        counts = [gpu.count for gpu in problem.classes]
+        solution = replace(solution, chosen=spend_left_over(solution.chosen, loads, counts))
+    by_name = {model.name: load for model, load in zip(problem.models, loads, strict=True)}
+    return with_promises(problem, assemble(problem, solution), by_name)

@@ -1,0 +1,95 @@
+"""Columns that another makes superfluous are dropped before anything is solved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from catenary_scheduler.planning.pooled.columns import NO_CLASS, Columns
+from catenary_scheduler.planning.pooled.device_tables import Floats, Ints
+
+_FEW_ROWS, _MANY_ROWS = 4, 300
+
+
+def undominated(columns: Columns, classes: int) -> Columns:
+    """Returns the columns worth having when every pool has whole GPUs of its own.
+
+    A pipeline is no better than one with as many pools on each class, each yielding at least as
+    much per GPU (the order of the pools does not matter to the GPUs). Of equals the one with the
+    lower latency stays.
+    """
+    if not len(columns):
+        return columns
+    by_latency = columns.take(np.argsort(columns.latency_us, kind="stable"))
+    rates = sorted_rates(by_latency, range(classes))
+    pools = np.stack([by_latency.pools_of(index) for index in range(classes)], axis=1)
+    kept = [members[pareto_front(rates[members])] for members in groups_of_equal_rows(pools)]
+    return by_latency.take(np.sort(np.concatenate(kept)))
+
+
+def sorted_rates(columns: Columns, order: Sequence[int]) -> Floats:
+    """Returns the rates per GPU, shape (columns, K), by class in the given order, then by rate."""
+    place = np.empty(len(order) + 1, dtype=np.int64)
+    place[list(order)] = np.arange(len(order))
+    place[NO_CLASS] = len(order)
+    keys = (columns.rate_per_gpu, place[columns.gpu_class])
+    rates: Floats = np.take_along_axis(columns.rate_per_gpu, np.lexsort(keys, axis=1), axis=1)
+    return rates
+
+
+def groups_of_equal_rows(rows: Ints) -> list[Ints]:
+    """Returns the indices of each set of equal rows of small numbers, ascending within a set."""
+    key = np.zeros(len(rows), dtype=np.int64)
+    for column in rows.T:  # one number per row sorts much faster than rows do
+        least, most = (int(column.min()), int(column.max())) if len(rows) else (0, 0)
+        key = key * (most - least + 1) + (column - least)
+    order = np.argsort(key, kind="stable")
+    starts = np.flatnonzero(np.diff(key[order])) + 1
+    return [np.asarray(part, dtype=np.int64) for part in np.split(order, starts)]
+
+
+def pareto_front(values: Floats) -> Ints:
+    """Returns the indices of rows that no other row reaches in all entries; firsts of equals."""
+    finite = np.where(np.isinf(values), 0.0, values)
+    # In this order nothing is dominated by something behind it; lexsort is stable for equals.
+    order = np.argsort(-finite.sum(axis=1), kind="stable")
+    rest, kept = order, []
+    while len(rest):
+        kept.append(rest[0])
+        rest = rest[(finite[rest] > finite[rest[0]]).any(axis=1)]
+    return np.sort(np.array(kept, dtype=np.int64))
+
+
+def undominated_rows(values: Floats) -> Ints:
+    """Returns what `pareto_front` does, quicker: a few rows as they are, more by all pairs."""
+    if len(values) > _MANY_ROWS:
+        return pareto_front(values)
+    if len(values) <= _FEW_ROWS:
+        return np.arange(len(values))
+    finite = np.where(np.isinf(values), 0.0, values)
+    reached = (finite[:, None, :] <= finite[None, :, :]).all(axis=2)
+    # Of equals the first stays.
+    earlier = np.tri(len(values), k=-1, dtype=np.bool_)
+    worse = reached & (~reached.T | earlier)
+    kept: Ints = np.flatnonzero(~worse.any(axis=1))
+    return kept
+
+
+def undominated_in_order(columns: Columns) -> Columns:
+    """Returns the columns worth having when virtual GPUs count one by one, by position.
+
+    A pipeline is no better than one on the same classes in the same order, each yielding at least
+    as much per GPU with virtual GPUs at least as fine. Of equals the lower latency stays.
+    """
+    by_latency = columns.take(np.argsort(columns.latency_us, kind="stable"))
+    rate = np.where(by_latency.gpu_class == NO_CLASS, 0.0, by_latency.rate_per_gpu)
+    kept = []
+    for members in groups_of_equal_rows(by_latency.gpu_class):
+        rest = members[np.argsort(-rate[members].sum(axis=1), kind="stable")]
+        while len(rest):
+            first = rest[0]
+            kept.append(first)
+            coarser = (by_latency.level[first] % by_latency.level[rest] == 0).all(axis=1)
+            rest = rest[~(coarser & (rate[rest] <= rate[first]).all(axis=1))]
+    return by_latency.take(np.sort(np.array(kept, dtype=np.int64)))

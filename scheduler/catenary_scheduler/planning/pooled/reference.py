@@ -1,0 +1,76 @@
+"""The plans of PPipe's authors, as `reference_plans.json` records them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from catenary_scheduler.planning.pooled.problem import (
+    PooledModelPlan,
+    PooledPartition,
+    PooledPipeline,
+    PooledPlan,
+    PoolingProblem,
+)
+from catenary_scheduler.planning.pooled.timing import pipeline_latency_us
+
+OPTIMAL_GAP = 1e-4
+"""Gurobi's default: a plan within it was called optimal."""
+
+
+def recorded_plan(
+    document: Mapping[str, Any], reached: Mapping[str, Any], problem: PoolingProblem
+) -> PooledPlan:
+    """Returns the recorded plan; rates are the record's, latencies are worked out here.
+
+    Args:
+        document: An entry of `reference_plans.json`. Its rates are lower bounds: the solver
+            leaves models that do not bind below what their pools could do.
+        reached: What `instances.json` says about it: objective, Gurobi's gap and seconds.
+        problem: The instance, for latencies and weights.
+    """
+    models = tuple(_model_plan(dnn["dnn"], dnn["pipelines"], problem) for dnn in document["dnns"])
+    weights = {model.name: model.weight for model in problem.models}
+    objective = min(plan.throughput_rps / weights[plan.name] for plan in models)
+    gap = float(reached.get("gurobi_mipgap") or 0.0)
+    return PooledPlan(
+        objective=objective,
+        bound=objective * (1.0 + gap),
+        optimal=gap <= OPTIMAL_GAP,
+        solver="reference",
+        seconds=float(reached.get("gurobi_seconds") or 0.0),
+        models=models,
+    )
+
+
+def _model_plan(
+    name: str, pipelines: Sequence[Mapping[str, Any]], problem: PoolingProblem
+) -> PooledModelPlan:
+    built = tuple(_pipeline(name, pipeline, problem) for pipeline in pipelines)
+    return PooledModelPlan(
+        name=name,
+        throughput_rps=sum(pipeline.throughput_rps for pipeline in built),
+        pipelines=built,
+    )
+
+
+def _pipeline(name: str, pipeline: Mapping[str, Any], problem: PoolingProblem) -> PooledPipeline:
+    partitions = tuple(
+        PooledPartition(
+            gpu=part["gpu"],
+            level=int(part["vgpus_per_gpu"]),
+            first_block=int(part["blocks"][0]),
+            last_block=int(part["blocks"][1]),
+            vgpus=int(part["vgpus"]),
+            # The record's GPUs carry the solver's rounding errors (74.999995).
+            gpus=int(part["vgpus"]) / int(part["vgpus_per_gpu"]),
+        )
+        for part in pipeline["partitions"]
+    )
+    batch = int(pipeline["batch"])
+    return PooledPipeline(
+        batch=batch,
+        throughput_rps=float(pipeline["xput_rps"]),
+        latency_us=pipeline_latency_us(problem, name, batch, partitions),
+        partitions=partitions,
+    )

@@ -1,0 +1,76 @@
+"""From rates of columns, as a solver gives them, to pools that fit the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from catenary_scheduler.planning.pooled.columns import Columns
+from catenary_scheduler.planning.pooled.device_tables import Floats
+from catenary_scheduler.planning.pooled.milp import Task, slot_limits
+from catenary_scheduler.planning.pooled.objectives import MaxThroughput
+from catenary_scheduler.planning.pooled.selection import Chosen, used_gpus
+
+SOLVER_TOLERANCE = 1e-6
+"""Of a GPU: solvers keep their constraints only this well."""
+_HALVINGS = 40
+
+
+def rounded(task: Task, flows: Sequence[Floats]) -> list[list[Chosen]] | None:
+    """Returns pipelines for the rates, or None if they do not fit.
+
+    For the most throughput all rates may be lowered by one factor until their pools fit.
+
+    Args:
+        task: For its columns, rules and number of GPUs.
+        flows: Per model the rate of each column.
+    """
+    chosen = _pipelines(task, flows, 1.0)
+    if not _fits(task, chosen) and isinstance(task.objective, MaxThroughput):
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if _fits(task, _pipelines(task, flows, middle)):
+                low = middle
+            else:
+                high = middle
+        chosen = _pipelines(task, flows, low)
+    allowed = _fits(task, chosen) and all(chosen) and keeps_slots(task, chosen)
+    return chosen if allowed else None
+
+
+def _pipelines(task: Task, flows: Sequence[Floats], fraction: float) -> list[list[Chosen]]:
+    return [
+        _of_model(columns, flow * fraction, whole_gpus=not task.reference_rules)
+        for columns, flow in zip(task.columns, flows, strict=True)
+    ]
+
+
+def _of_model(columns: Columns, flow: Floats, *, whole_gpus: bool) -> list[Chosen]:
+    used = np.flatnonzero(flow > 0)
+    some = columns.take(used)
+    unit = some.level if whole_gpus else np.ones_like(some.level)
+    size = np.ceil(flow[used, None] / (some.rate * unit) - SOLVER_TOLERANCE).clip(0)
+    kept = np.flatnonzero(size.max(axis=1, initial=0) > 0)
+    # A pool that needs next to nothing needs one all the same.
+    least = (some.gpu_class >= 0).astype(np.int64)
+    vgpus = np.maximum(size.astype(np.int64), least) * unit
+    return [Chosen(columns, int(used[at]), tuple((vgpus[at] * least[at]).tolist())) for at in kept]
+
+
+def _fits(task: Task, chosen: Sequence[Sequence[Chosen]]) -> bool:
+    used = used_gpus(chosen, len(task.problem.classes))
+    return all(taken <= gpu.count for taken, gpu in zip(used, task.problem.classes, strict=True))
+
+
+def keeps_slots(task: Task, chosen: Sequence[Sequence[Chosen]]) -> bool:
+    """Returns whether no model has more pipelines than the rules have slots for them."""
+    if not task.reference_rules:
+        return True
+    for columns, pipelines in zip(task.columns, chosen, strict=True):
+        index = [pipeline.index for pipeline in pipelines]
+        for some, slots in slot_limits(columns, len(task.problem.classes)):
+            if some[index].sum() > slots:
+                return False
+    return True

@@ -1,0 +1,83 @@
+"""Two pipelines of a model that share one GPU: what that gains over whole GPUs.
+
+The artifact's MILP adds up the virtual GPUs of a model per position and class before it rounds up
+to whole GPUs, so that pools at the same position may share a GPU. Here a shared GPU is cut into
+equal virtual GPUs, as it was profiled (the artifact also mixes sizes), between two pipelines, and
+a pipeline takes part in one such pair at most. Pairs count only where they beat whole GPUs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from catenary_scheduler.planning.pooled.columns import Columns
+from catenary_scheduler.planning.pooled.device_tables import Floats
+from catenary_scheduler.planning.pooled.halves import Place, Points, find_halves
+from catenary_scheduler.planning.pooled.tables import TOLERANCE, Cell
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """One of the two pipelines of a pair."""
+
+    place: Place
+    vgpus: int
+    """Of the shared GPU."""
+    cell: Cell
+    """Whole GPUs, besides the shared one, in the order of the table's axes."""
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two pipelines; their cells and the shared GPU add up to a cell."""
+
+    first: Half
+    second: Half
+
+
+class Pairs:
+    """The best pair in each cell that beats whole GPUs; `table` is 0 elsewhere."""
+
+    def __init__(self, columns: Columns, order: Sequence[int], whole: Floats) -> None:
+        """Finds them; the arguments are those of `find_halves`."""
+        self.table: Floats = np.zeros_like(whole)
+        self._whole = whole
+        self._order = order
+        self._origin: dict[Cell, Pair] = {}
+        for place, halves in find_halves(columns, order, whole).items():
+            for vgpus in range(1, place.level // 2 + 1):
+                self._combine(place, vgpus, halves[vgpus - 1], halves[place.level - vgpus - 1])
+
+    def at(self, cell: Cell) -> Pair:
+        """Returns the pair behind a rate of the table."""
+        return self._origin[cell]
+
+    def _combine(self, place: Place, vgpus: int, one: Points, other: Points) -> None:
+        if not len(one.rates) or not len(other.rates):
+            return
+        shape = self.table.shape
+        shared = np.array([index == place.gpu_class for index in self._order], dtype=np.int64)
+        cells = (one.cells[:, None, :] + other.cells[None, :, :] + shared).reshape(-1, len(shape))
+        rates = (one.rates[:, None] + other.rates[None, :]).reshape(-1)
+        inside = np.flatnonzero((cells < shape).all(axis=1))
+        at = np.ravel_multi_index(tuple(cells[inside].T), shape)
+        known = np.maximum(self._whole, self.table).reshape(-1)
+        better = rates[inside] > known[at] * (1 + TOLERANCE)
+        at, found = at[better], inside[better]
+        by_rate = np.argsort(rates[found], kind="stable")  # of several the last one stays
+        at, found = at[by_rate], found[by_rate]
+        self.table.reshape(-1)[at] = rates[found]
+        for flat, pair in dict(zip(at.tolist(), found.tolist(), strict=True)).items():
+            a, b = divmod(pair, len(other.rates))
+            cell = tuple(int(index) for index in np.unravel_index(flat, shape))
+            self._origin[cell] = Pair(
+                _half(place, vgpus, one, a), _half(place, place.level - vgpus, other, b)
+            )
+
+
+def _half(place: Place, vgpus: int, points: Points, at: int) -> Half:
+    return Half(place, vgpus, tuple(points.cells[at].tolist()), float(points.rates[at]))

@@ -1,0 +1,122 @@
+"""Which solver takes a task, under each of the two sets of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from catenary_scheduler.planning.pooled.assembly import Solution
+from catenary_scheduler.planning.pooled.axes import Axes, axes_of
+from catenary_scheduler.planning.pooled.candidates import (
+    Candidates,
+    candidates_of,
+    reference_columns,
+)
+from catenary_scheduler.planning.pooled.columns import Columns
+from catenary_scheduler.planning.pooled.exact import solve_exactly
+from catenary_scheduler.planning.pooled.free_rules import FreeTable
+from catenary_scheduler.planning.pooled.infeasible import why_no_pipeline
+from catenary_scheduler.planning.pooled.objectives import Objective
+from catenary_scheduler.planning.pooled.problem import PoolingProblem
+from catenary_scheduler.planning.pooled.reference_rules import (
+    MAX_CLASSES,
+    MAX_PARTITIONS,
+    ReferenceTable,
+)
+from catenary_services.errors import InvalidInput
+
+Solver = Literal["auto", "dp", "highs"]
+
+_MOST_CELLS, _MOST_ROWS = 20_000, 400
+"""Of a table that the dynamic programme fills in about a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A task and who is to solve it."""
+
+    problem: PoolingProblem
+    objective: Objective
+    rates: Sequence[float] | None
+    """What every model must reach; None asks for the most throughput."""
+    solver: Solver
+    seconds_left: Callable[[], float]
+    """For HiGHS."""
+
+    def takes_dp(self, axes: Axes) -> bool:
+        """Returns whether the dynamic programme is asked for, or is quick enough to take."""
+        small = axes.cells <= _MOST_CELLS and axes.rows <= _MOST_ROWS
+        return self.solver == "dp" or (self.solver == "auto" and small)
+
+
+def solve_by_free_rules(request: Request) -> Solution | None:
+    """Returns the best solution under our own rules, or None if the cluster is too small."""
+    candidates = all_candidates(request.problem)
+    axes = axes_of(request.problem)
+    if request.takes_dp(axes):
+        return free_exactly(request, candidates, axes)
+    # Imported where it is needed: HiGHS takes longer to load than a small plan takes to make.
+    from catenary_scheduler.planning.pooled.large import free_by_highs
+
+    return free_by_highs(request, candidates)
+
+
+def solve_by_reference_rules(request: Request) -> Solution | None:
+    """Returns the best solution under the artifact's rules, or None."""
+    problem = request.problem
+    axes = axes_of(problem)
+    if request.takes_dp(axes):
+        if problem.max_partitions == 1:
+            # Nothing to share: the best pipeline of each class is all a model can have.
+            return free_exactly(request, all_candidates(problem), axes, share=False)
+        if len(problem.classes) <= MAX_CLASSES and problem.max_partitions == MAX_PARTITIONS:
+            levels = [problem.classes[index].levels for index in axes.order]
+            tables = [
+                ReferenceTable(columns, axes, levels) for columns in all_reference_columns(problem)
+            ]
+            return solve_exactly(problem, tables, axes, request.objective, request.rates)
+        if request.solver == "dp":
+            raise InvalidInput(
+                "solver",
+                f"with the reference's rules dp takes up to {MAX_PARTITIONS} partitions and "
+                f"{MAX_CLASSES} classes; use highs",
+            )
+    from catenary_scheduler.planning.pooled.large import reference_by_highs
+
+    return reference_by_highs(request, axes)
+
+
+def free_exactly(
+    request: Request, candidates: Sequence[Candidates], axes: Axes, *, share: bool = True
+) -> Solution | None:
+    """Returns the optimum of our own rules by the dynamic programme, or None.
+
+    Args:
+        request: What is to be solved.
+        candidates: Per model.
+        axes: Of the tables.
+        share: Whether two pipelines may share a GPU.
+    """
+    tables = [FreeTable(per_model, axes, share=share) for per_model in candidates]
+    return solve_exactly(request.problem, tables, axes, request.objective, request.rates)
+
+
+def all_candidates(problem: PoolingProblem) -> list[Candidates]:
+    """Returns the candidates of every model; raises for one without a feasible pipeline."""
+    candidates = []
+    for model in problem.models:
+        candidates.append(candidates_of(problem, model))
+        if not len(candidates[-1].whole):
+            raise why_no_pipeline(problem, model)
+    return candidates
+
+
+def all_reference_columns(problem: PoolingProblem) -> list[Columns]:
+    """Returns the same under the reference's rules, on all levels."""
+    columns = []
+    for model in problem.models:
+        columns.append(reference_columns(problem, model))
+        if not len(columns[-1]):
+            raise why_no_pipeline(problem, model)
+    return columns

@@ -1,0 +1,75 @@
+"""How long a pipeline takes and how fast its pools are: the definitions every planner shares.
+
+Latency = compute of every partition + batch x transfer of one request at every cut + the time
+until the batch is full. Rate of a virtual GPU = what its compute allows, capped by its share of
+the server's uplink and downlink (PPipe, appendix A.2 with the artifact's additions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from catenary_scheduler.planning.pooled.problem import (
+    GpuClass,
+    Microseconds,
+    PooledModel,
+    PooledPartition,
+    PoolingProblem,
+)
+from catenary_services.errors import InvalidInput
+
+
+def transfer_us(size_bytes: int, sender: GpuClass, receiver: GpuClass) -> Microseconds:
+    """Returns how long one request's feature map takes between two servers."""
+    slowest = min(sender.server_bits_per_second, receiver.server_bits_per_second)
+    return size_bytes * 8e6 / slowest
+
+
+def link_rate_rps(size_bytes: int, gpu: GpuClass, level: int) -> float:
+    """Returns how many requests a second a virtual GPU's share of its server's link carries."""
+    if size_bytes == 0:
+        return float("inf")
+    return gpu.server_bits_per_second / (size_bytes * 8.0) / (level * gpu.gpus_per_server)
+
+
+def batch_building_us(model: PooledModel, batch: int) -> Microseconds:
+    """Returns how long the first row of a batch waits for the last."""
+    return (batch - 1) * model.batch_build_us_per_row
+
+
+def compute_us(model: PooledModel, partition: PooledPartition, batch: int) -> Microseconds:
+    """Returns how long a virtual GPU computes the partition; raises if that was not profiled."""
+    times = model.latency_us.get((partition.gpu, partition.level))
+    if times is None or batch > times.shape[1]:
+        raise InvalidInput(
+            model.name,
+            f"no profile on 1/{partition.level} of a {partition.gpu} with batch {batch}",
+        )
+    return float(times[partition.first_block : partition.last_block, batch - 1].sum())
+
+
+def pool_rate_rps(
+    model: PooledModel, gpu: GpuClass, partition: PooledPartition, batch: int
+) -> float:
+    """Returns the rate of a whole pool: its virtual GPUs times the rate of one."""
+    one = min(
+        1e6 * batch / compute_us(model, partition, batch),
+        link_rate_rps(model.cut_bytes[partition.first_block], gpu, partition.level),
+        link_rate_rps(model.cut_bytes[partition.last_block], gpu, partition.level),
+    )
+    return one * partition.vgpus
+
+
+def pipeline_latency_us(
+    problem: PoolingProblem, name: str, batch: int, partitions: Sequence[PooledPartition]
+) -> Microseconds:
+    """Returns the latency of one batch through the partitions, without the margin."""
+    model = next(model for model in problem.models if model.name == name)
+    classes = {gpu.name: gpu for gpu in problem.classes}
+    total = batch_building_us(model, batch)
+    total += sum(compute_us(model, partition, batch) for partition in partitions)
+    for before, after in pairwise(partitions):
+        size = model.cut_bytes[after.first_block]
+        total += batch * transfer_us(size, classes[before.gpu], classes[after.gpu])
+    return total

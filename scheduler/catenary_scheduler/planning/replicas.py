@@ -1,0 +1,164 @@
+"""A placement from sizes alone that survives the loss of an agent wherever memory allows that.
+
+Whole models are replicated first: every replica is a way around the loss of another, and none of
+them waits for a link. Agents of one class share a pool, so that a pool is planned at the pace of
+its own class. Agents too small for a whole model are cut into a pipeline of as few partitions as
+their memory allows, because few partitions over many agents leave several agents for each.
+
+Speed is not looked at; the pooled planner does that where profiles are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from catenary_scheduler.planning.even_split import MOST_PARTITIONS, DeployedModel, even_split
+from catenary_scheduler.planning.placement import (
+    ModelPlacement,
+    PipelinePlacement,
+    Placement,
+    StagePlacement,
+)
+from catenary_services.domain.ids import AgentId
+from catenary_services.domain.plan import Agent
+from catenary_services.errors import PlanInfeasible
+
+_WORKING_SHARE = 0.2
+"""Memory a partition needs while it runs, as a share of its weights."""
+
+
+Able = Callable[[DeployedModel], Sequence[Agent]]
+"""Returns the agents that may be given a part of a model."""
+
+
+def replicated(
+    models: Sequence[DeployedModel],
+    agents: Sequence[Agent],
+    *,
+    memory_share: float = 0.9,
+    able: Able | None = None,
+) -> Placement:
+    """Returns a placement of every model, whole on as many agents as have room for it.
+
+    Models take turns, the largest first: each gets its first replica before any gets a second,
+    on an agent of a server that has none of it yet if there is one, and there on the agent with
+    most room. A model whose deployment names a number of partitions is cut into them instead.
+
+    Args:
+        models: What to place; without `block_bytes` a model is taken to fit anywhere.
+        agents: Where; `memory_bytes` of 0 stands for "unknown", which is taken to be enough.
+        memory_share: Of each agent's memory, what these models may take.
+        able: Leaves out the agents that could not load a model; by default all may be given any.
+
+    Raises:
+        PlanInfeasible: There is no agent, or a model has no blocks.
+    """
+    if not agents:
+        raise PlanInfeasible("no agent is there to place a model on")
+    room = _Room(agents, memory_share)
+    ables = [able(model) if able is not None else agents for model in models]
+    replicas = _replicas(models, ables, room)
+    placed = []
+    for number, (model, mine) in enumerate(zip(models, ables, strict=True)):
+        fallback = even_split(models, mine).models[number]
+        placed.append(_placed(model, mine, replicas.get(number, ()), room, fallback))
+    return Placement(tuple(placed))
+
+
+class _Room:
+    """The memory that is left on each agent, in bytes."""
+
+    def __init__(self, agents: Iterable[Agent], share: float) -> None:
+        self._left = {
+            agent.agent_id: agent.memory_bytes * share if agent.memory_bytes else float("inf")
+            for agent in agents
+        }
+
+    def left(self, agent: AgentId) -> float:
+        return self._left[agent]
+
+    def fits(self, agent: AgentId, size: float) -> bool:
+        return size <= self._left[agent]
+
+    def take(self, agent: AgentId, size: float) -> None:
+        self._left[agent] -= size
+
+
+def _size(model: DeployedModel, first: int, last: int) -> float:
+    return sum(model.block_bytes[first:last]) * (1 + _WORKING_SHARE)
+
+
+def _replicas(
+    models: Sequence[DeployedModel], ables: Sequence[Sequence[Agent]], room: _Room
+) -> Mapping[int, list[Agent]]:
+    """Returns the agents that hold each model whole, by the model's place among `models`."""
+    held: dict[int, list[Agent]] = {
+        number: [] for number, model in enumerate(models) if model.partitions is None
+    }
+    sizes = [_size(model, 0, model.table.blocks) for model in models]
+    largest_first = sorted(held, key=lambda number: -sizes[number])
+    orders = [sorted(able, key=lambda agent: agent.agent_id) for able in ables]
+    for _turn in range(max(map(len, orders), default=0)):
+        for number in largest_first:
+            mine = {agent.agent_id for agent in held[number]}
+            servers = {agent.server for agent in held[number]}
+            open_to = [
+                agent
+                for agent in orders[number]
+                if agent.agent_id not in mine and room.fits(agent.agent_id, sizes[number])
+            ]
+            if open_to:
+                best = min(open_to, key=lambda a: (a.server in servers, -room.left(a.agent_id)))
+                held[number].append(best)
+                room.take(best.agent_id, sizes[number])
+    return held
+
+
+def _placed(
+    model: DeployedModel,
+    agents: Sequence[Agent],
+    replicas: Sequence[Agent],
+    room: _Room,
+    cut: ModelPlacement,
+) -> ModelPlacement:
+    """Returns one model's pipelines; `cut` is what it gets where nothing is known to fit."""
+    if model.partitions is not None:
+        return cut
+    batch = cut.pipelines[0].batch_size
+    pipelines = [
+        PipelinePlacement(batch, (StagePlacement(0, model.table.blocks, pool),))
+        for pool in _by_class(replicas)
+    ]
+    others = [agent for agent in agents if agent not in replicas]
+    stages = _cut_to_fit(model, others, room)
+    if stages:
+        pipelines.append(PipelinePlacement(batch, stages))
+    return replace(cut, pipelines=tuple(pipelines)) if pipelines else cut
+
+
+def _by_class(agents: Iterable[Agent]) -> list[tuple[AgentId, ...]]:
+    pools: dict[tuple[str, int], list[AgentId]] = {}
+    for agent in agents:
+        pools.setdefault((agent.device_class, agent.virtual_level), []).append(agent.agent_id)
+    return [tuple(sorted(pool)) for _, pool in sorted(pools.items())]
+
+
+def _cut_to_fit(
+    model: DeployedModel, agents: Sequence[Agent], room: _Room
+) -> tuple[StagePlacement, ...]:
+    """Returns the shortest pipeline whose partitions fit on their agents; empty if none does."""
+    most = min(model.table.blocks, max(MOST_PARTITIONS, len(agents)))
+    for partitions in range(2, most + 1) if len(agents) > 1 else ():
+        (placed,) = even_split([replace(model, partitions=partitions)], agents).models
+        stages = placed.pipelines[0].stages
+        load: dict[AgentId, float] = {}
+        for stage in stages:
+            for agent in stage.agents:
+                size = _size(model, stage.first_block, stage.last_block)
+                load[agent] = load.get(agent, 0.0) + size
+        if all(room.fits(agent, size) for agent, size in load.items()):
+            for agent, size in load.items():
+                room.take(agent, size)
+            return stages
+    return ()

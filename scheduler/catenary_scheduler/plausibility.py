@@ -1,0 +1,262 @@
+"""Whether what a peer says can be true, as far as this scheduler knows it.
+
+Rules of messages (`catenary_services.rules`) see a message alone; here it is held against what was
+ordered and what is known: a peer speaks for its own batches, sessions and partitions only, and
+nothing ends before it began. What cannot be true is left out and its sender accused; what may be
+late, or of a predecessor's time, is left to whoever handles it, who ignores what nobody waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_scheduler.converters import partition_of
+from catenary_scheduler.dispatch.events import DispatchBatch
+from catenary_scheduler.planning.latency import expected_work_ns
+from catenary_scheduler.roster import AgentRecord
+from catenary_scheduler.session_converters import work_of
+from catenary_services.domain.groups import may_be_given_out
+from catenary_services.domain.ids import AgentId, BatchId, GatewayId, Nanoseconds, SessionId
+from catenary_services.errors import InvalidMessage
+from catenary_services.security.identity import Role
+
+if TYPE_CHECKING:
+    from catenary_scheduler.term import Term
+
+_SLACK_NS = 50_000_000
+"""Clocks of two machines, and how long a message may wait to be read, differ by less."""
+_DRIFT = 1_000
+"""Between two machines a second differs by less than one part in so many."""
+_FASTEST_BYTES_PER_NS = 1_000
+"""No link carries a terabyte per second."""
+_MOST_OFF = 10_000
+"""What was measured when it was loaded is not off by such a factor."""
+_LEAST_WORK_NS = 10_000_000
+_MOST_PARTITIONS = 4_096
+"""On one agent."""
+
+
+class Plausibility:
+    """What peers of one term say, held against what the term knows."""
+
+    def __init__(self, term: Term) -> None:
+        self._term = term
+        self._of_agents: dict[str, Callable[[AgentRecord, Any, Nanoseconds], None]] = {
+            "stage_report": self._stage_report,
+            "batch_failed": self._batch_failed,
+            "partition_loaded": self._partition_loaded,
+            "session_failed": self._session_failed,
+            "session_moved": self._session_moved,
+            "sessions_closed": self._sessions_closed,
+            "generation_report": self._generation_report,
+            "caches_sent": self._caches_sent,
+        }
+
+    def believes_agent(
+        self, record: AgentRecord, message: scheduler_pb2.AgentMessage, now: Nanoseconds
+    ) -> bool:
+        """Returns whether what an agent says may be true; if not, it is accused."""
+        kind = message.WhichOneof("kind")
+        question = self._of_agents.get(kind or "")
+        if question is None or kind is None:
+            return True
+        try:
+            question(record, getattr(message, kind), now)
+        except InvalidMessage as error:
+            self._term.offenders.accuse(Role.AGENT, record.agent.agent_id, error)
+            return False
+        return True
+
+    def believes_gateway(self, gateway: GatewayId, message: scheduler_pb2.GatewayMessage) -> bool:
+        """Returns whether what a gateway says may be true; if not, it is accused."""
+        kind = message.WhichOneof("kind")
+        try:
+            if kind == "submit" and message.submit.in_flight:
+                for each in message.submit.in_flight:
+                    self._is_given_out("InFlight", each.batch_id)
+            elif kind == "submit_session" and message.submit_session.session_id:
+                self._is_begun("SubmitSession", message.submit_session.session_id)
+            elif kind == "delivery_failed":
+                self._delivery_failed(gateway, message.delivery_failed)
+            elif kind == "session_failed":
+                self._gateways_session(gateway, message.session_failed.session_id)
+        except InvalidMessage as error:
+            self._term.offenders.accuse(Role.GATEWAY, gateway, error)
+            return False
+        return True
+
+    def check_hello(self, hello: scheduler_pb2.AgentHello) -> None:
+        """Returns if what an agent says that it holds was given out.
+
+        Raises:
+            InvalidMessage: an id was not, or it has more memory in use than there is.
+        """
+        for batch in hello.batches:
+            self._is_given_out("BatchInAgent", batch.batch_id)
+        for session in hello.sessions:
+            self._is_begun("SessionInAgent", session.session_id)
+        for partition in hello.partitions:
+            _fits(partition, hello.memory_bytes)
+
+    # ---- agents ----
+
+    def _stage_report(
+        self, record: AgentRecord, report: scheduler_pb2.StageReport, now: Nanoseconds
+    ) -> None:
+        self._is_given_out("StageReport", report.batch_id)
+        entry = self._term.timelines.entry(BatchId(report.batch_id))
+        agent = record.agent.agent_id
+        if entry is None:
+            return
+        path = entry.command.path
+        if report.position >= len(path) or path[report.position].agent != agent:
+            raise InvalidMessage("StageReport", "position", "that hop was not ordered from it")
+        took_ns = report.compute_ended_ago_ns + report.compute_ns
+        elapsed_ns = now - entry.dispatched_ns
+        if took_ns > elapsed_ns + elapsed_ns // _DRIFT + _SLACK_NS:
+            raise InvalidMessage(
+                "StageReport", "compute_ns", f"began before it was ordered {elapsed_ns} ns ago"
+            )
+
+    def _batch_failed(
+        self, record: AgentRecord, failed: scheduler_pb2.BatchFailed, _: Nanoseconds
+    ) -> None:
+        self._is_given_out("BatchFailed", failed.batch_id)
+        entry = self._term.timelines.entry(BatchId(failed.batch_id))
+        if entry is None:
+            return
+        agents = {hop.agent for hop in entry.command.path}
+        if record.agent.agent_id not in agents:
+            raise InvalidMessage("BatchFailed", "batch_id", "was not ordered from it")
+        _is_blamable("BatchFailed", failed.failure, entry.command)
+
+    def _partition_loaded(
+        self, record: AgentRecord, done: scheduler_pb2.PartitionLoaded, _: Nanoseconds
+    ) -> None:
+        _fits(done, record.agent.memory_bytes)
+        key = partition_of(done.key)
+        if key not in record.loaded and len(record.loaded) >= _MOST_PARTITIONS:
+            raise InvalidMessage("PartitionLoaded", "key", "nobody has so many partitions")
+        deployment = self._term.deployments.ready.get(key.model)
+        if deployment is not None and key.last_block > deployment.table.blocks:
+            raise InvalidMessage(
+                "PartitionKey", "last_block", f"{key.model} has {deployment.table.blocks} blocks"
+            )
+
+    def _session_failed(
+        self, record: AgentRecord, failed: scheduler_pb2.SessionFailed, _: Nanoseconds
+    ) -> None:
+        self._is_begun("SessionFailed", failed.session_id)
+        agents = self._agents_of(SessionId(failed.session_id))
+        if agents and record.agent.agent_id not in agents:
+            raise InvalidMessage("SessionFailed", "session_id", "runs on other agents")
+
+    def _session_moved(
+        self, record: AgentRecord, moved: scheduler_pb2.SessionMoved, _: Nanoseconds
+    ) -> None:
+        self._is_begun("SessionMoved", moved.session_id)
+        self._is_begun("SessionMoved", moved.moved_session_id)
+        agents = self._agents_of(SessionId(moved.moved_session_id))
+        if agents and record.agent.agent_id not in agents:
+            raise InvalidMessage("SessionMoved", "moved_session_id", "ran on other agents")
+
+    def _sessions_closed(
+        self, _: AgentRecord, closed: scheduler_pb2.SessionsClosed, __: Nanoseconds
+    ) -> None:
+        if closed.session_ids:
+            self._is_begun("SessionsClosed", max(closed.session_ids))
+
+    def _generation_report(
+        self, record: AgentRecord, report: scheduler_pb2.GenerationReport, _: Nanoseconds
+    ) -> None:
+        """Work that cannot have taken so long, or so little, would spoil the latency lines."""
+        observed = self._term.measured.observed_at(record.agent.agent_id, partition_of(report.key))
+        if observed is None:
+            return
+        busy_ns = report.decode_ns + report.prefill_ns
+        expected_ns = expected_work_ns(observed.measured, work_of(report))
+        if expected_ns <= 0 or max(busy_ns, expected_ns) < _LEAST_WORK_NS:
+            return
+        if not expected_ns <= busy_ns * _MOST_OFF <= expected_ns * _MOST_OFF**2:
+            raise InvalidMessage(
+                "GenerationReport", "decode_ns",
+                f"{busy_ns} ns for what was measured to take {expected_ns:.0f} ns",
+            )  # fmt: skip
+
+    def _caches_sent(
+        self, record: AgentRecord, sent: scheduler_pb2.CachesSent, _: Nanoseconds
+    ) -> None:
+        roster = self._term.cluster.roster
+        # An agent that was just forgotten is no lie; links to nobody are of no use either.
+        known = [link for link in sent.links if AgentId(link.peer_id) in roster]
+        for link in known:
+            if link.bytes > max(1, link.sending_ns) * _FASTEST_BYTES_PER_NS + _SLACK_NS:
+                raise InvalidMessage("Link", "bytes", "no link is as fast as that")
+            if link.peer_id == record.agent.agent_id:
+                raise InvalidMessage("Link", "peer_id", "nobody sends caches to itself")
+        if len(known) < len(sent.links):
+            kept = [scheduler_pb2.CachesSent.Link.FromString(k.SerializeToString()) for k in known]
+            del sent.links[:]
+            sent.links.extend(kept)
+
+    # ---- gateways ----
+
+    def _delivery_failed(self, gateway: GatewayId, failed: scheduler_pb2.DeliveryFailed) -> None:
+        self._is_given_out("DeliveryFailed", failed.batch_id)
+        entry = self._term.timelines.entry(BatchId(failed.batch_id))
+        if entry is None:
+            return
+        command = entry.command
+        if not any(piece.request.gateway == gateway for piece in command.slices):
+            raise InvalidMessage("DeliveryFailed", "batch_id", "has no rows of it")
+        _is_blamable("DeliveryFailed", failed.failure, command)
+
+    def _gateways_session(self, gateway: GatewayId, number: int) -> None:
+        self._is_begun("SessionFailed", number)
+        request = self._term.live.request_of(SessionId(number))
+        if request is not None and request.gateway != gateway:
+            raise InvalidMessage("SessionFailed", "session_id", "is another gateway's")
+
+    # ---- both ----
+
+    def _is_given_out(self, kind: str, batch: int) -> None:
+        following = self._term.dispatcher.pooled.next_batch
+        if not may_be_given_out(batch, following, self._term.epoch):
+            raise InvalidMessage(kind, "batch_id", f"{batch} was never given out")
+
+    def _is_begun(self, kind: str, session: int) -> None:
+        following = self._term.dispatcher.chained.next_session
+        if not may_be_given_out(session, following, self._term.epoch):
+            raise InvalidMessage(kind, "session_id", f"{session} was never given out")
+
+    def _agents_of(self, session: SessionId) -> set[AgentId]:
+        """Returns who may speak of a session: its agents and those of what it moves from or to.
+
+        Empty: nothing is known of it.
+        """
+        live, chained = self._term.live, self._term.dispatcher.chained
+        request = live.request_of(session)
+        if request is None:
+            return set()
+        view = chained.session_of(request)
+        sessions = {session}
+        if view is not None:
+            sessions.update(each for each in (view.session, view.moving_to, view.was) if each)
+        return {hop.agent for each in sessions for hop in live.hops_of(each)}
+
+
+def _fits(loaded: scheduler_pb2.PartitionLoaded, memory_bytes: int) -> None:
+    if memory_bytes and loaded.memory_bytes > memory_bytes:
+        raise InvalidMessage(
+            "PartitionLoaded", "memory_bytes",
+            f"{loaded.memory_bytes} of {memory_bytes} that the agent has",
+        )  # fmt: skip
+
+
+def _is_blamable(kind: str, failure: common_pb2.Failure, batch: DispatchBatch) -> None:
+    """Returns if a failure blames an agent or a gateway of its batch, or nobody."""
+    known = {hop.agent for hop in batch.path} | {p.request.gateway for p in batch.slices}
+    if failure.agent_id and failure.agent_id not in known:
+        raise InvalidMessage(kind, "failure.agent_id", "has no part in it")

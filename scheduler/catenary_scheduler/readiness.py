@@ -1,0 +1,55 @@
+"""Which models can be served this moment, and in words why the others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from catenary_scheduler import targets
+from catenary_scheduler.dispatch.availability import Availability
+from catenary_scheduler.planning import Placement
+from catenary_scheduler.roster import Roster, hosts_in
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.plan import Plan
+
+
+def judge(
+    models: Iterable[ModelKey],
+    plan: Plan | None,
+    target: Placement | None,
+    roster: Roster,
+    availability: Availability,
+) -> dict[ModelKey, str]:
+    """Returns, for every model, why it is not ready; empty if it is."""
+    plans = {each.model: each for each in plan.models} if plan else {}
+    serves = availability.can_serve
+    verdict = {}
+    for model in models:
+        served = plans.get(model)
+        if served is None:
+            verdict[model] = _loading(model, target, roster, availability)
+        elif any(targets.can_serve(pipeline, serves) for pipeline in served.pipelines) or any(
+            targets.can_generate(chain, serves) for chain in served.chains
+        ):
+            verdict[model] = ""
+        else:
+            verdict[model] = "; ".join(targets.empty_pools(served, serves))
+    return verdict
+
+
+def _loading(
+    model: ModelKey, target: Placement | None, roster: Roster, availability: Availability
+) -> str:
+    if target is None:
+        return "no plan yet"
+    lacking = targets.missing(target, hosts_in(roster), lambda agent: False)
+    mine = [
+        (agent, key)
+        for agent, key in lacking
+        if key.model == model and not availability.failure(agent, key)
+    ]
+    absent = {a for a, _ in mine if a not in roster or roster[a].session is None}
+    if absent:
+        return f"waiting for {', '.join(sorted(absent))}"
+    if mine:
+        return "loading " + ", ".join(f"{key} on {agent}" for agent, key in mine)
+    return "no plan contains it"

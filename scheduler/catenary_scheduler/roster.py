@@ -1,0 +1,120 @@
+"""The agents a leader knows, whether they are there or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.planning.live import GenerationCost
+from catenary_scheduler.sessions import Session
+from catenary_scheduler.state.stored import StoredAgent
+from catenary_scheduler.targets import CacheNeed, Need
+from catenary_services.domain.ids import AgentId, PartitionKey, ServerId
+from catenary_services.domain.plan import Agent
+
+AgentSession = Session[scheduler_pb2.SchedulerToAgentMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A partition an agent hosts."""
+
+    memory_bytes: int
+    compute_ns: tuple[int, ...]
+    """Measured at batch 1, 2, .."""
+    generation: GenerationCost | None = None
+    """Of decoder blocks, which have no `compute_ns`."""
+    cache: CacheNeed | None = None
+    """Room for key-value caches, as far as the agent said."""
+    content: str = ""
+    """Digest of the model's content; empty if the agent knows nothing of it."""
+
+
+@dataclass(slots=True)
+class AgentRecord:
+    """One agent process.
+
+    Invariants: `session` is None while it is not connected; `complete` implies a session.
+    """
+
+    agent: Agent
+    incarnation: int
+    peer: common_pb2.Peer
+    device: str
+    since_s: float
+    """When it connected or was lost, on `time.monotonic`."""
+    session: AgentSession | None = None
+    complete: bool = False
+    """It hosts all that the plan in force wants of it. What it has, it serves before that."""
+    loaded: dict[PartitionKey, Loaded] = field(default_factory=dict)
+    layouts: dict[PartitionKey, CacheNeed] = field(default_factory=dict)
+    """What was ordered last of the caches of decoder blocks."""
+    software_version: str = ""
+    """Empty: it did not say."""
+
+    def state(self, availability: Availability) -> str:
+        """Returns for people: "joining", "ready", "draining" or "lost"."""
+        if self.session is None:
+            return "lost"
+        if is_draining(self.agent.agent_id, availability):
+            return "draining"
+        return "ready" if self.complete else "joining"
+
+    def hosts(self, partition: PartitionKey, need: Need) -> bool:
+        """True if it has `partition` loaded as it is needed."""
+        loaded = self.loaded.get(partition)
+        if loaded is None:
+            return False
+        if need.cache is None:
+            return len(loaded.compute_ns) >= need.batch
+        return loaded.cache is not None and loaded.cache.includes(need.cache)
+
+    def stored(self, availability: Availability) -> StoredAgent:
+        """Returns what Redis keeps for people and dashboards."""
+        agent = self.agent
+        return StoredAgent(
+            server=agent.server,
+            device=self.device,
+            device_class=agent.device_class,
+            memory_bytes=agent.memory_bytes,
+            link_bytes_per_second=agent.link_bytes_per_second,
+            virtual_level=agent.virtual_level,
+            device_id=agent.device_id,
+            incarnation=self.incarnation,
+            state=self.state(availability),
+            partitions=[str(key) for key in self.loaded],
+        )
+
+
+Roster = dict[AgentId, AgentRecord]
+
+
+def servers_of(roster: Roster) -> dict[AgentId, ServerId]:
+    """Returns the server of every agent that was ever seen."""
+    return {agent: record.agent.server for agent, record in roster.items()}
+
+
+def is_draining(agent: AgentId, availability: Availability) -> bool:
+    """Returns whether an agent is to go."""
+    return availability.mark_of(agent, Impairment.DRAINING) is not None
+
+
+def staying(roster: Roster, availability: Availability) -> list[AgentRecord]:
+    """Returns the agents that are there and not to go."""
+    return [
+        record
+        for agent, record in roster.items()
+        if record.session is not None and not is_draining(agent, availability)
+    ]
+
+
+def hosts_in(roster: Roster) -> Callable[[AgentId, PartitionKey, Need], bool]:
+    """Returns a test: is an agent there and hosts a partition as it is needed."""
+
+    def hosts(agent: AgentId, partition: PartitionKey, need: Need) -> bool:
+        record = roster.get(agent)
+        return record is not None and record.session is not None and record.hosts(partition, need)
+
+    return hosts

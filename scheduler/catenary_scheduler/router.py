@@ -1,0 +1,145 @@
+"""Carries out the dispatcher's commands: the way from a decision to the streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import Histogram
+
+from catenary_scheduler import converters, session_converters
+from catenary_scheduler.agent_sessions import AgentSessions
+from catenary_scheduler.dispatch.events import (
+    CancelBatch,
+    CloseSessions,
+    Command,
+    DispatchBatch,
+    Reject,
+    StartSession,
+)
+from catenary_scheduler.gateway_sessions import GatewaySessions
+from catenary_scheduler.in_flight import InFlight
+from catenary_scheduler.live_sessions import LiveSessions
+from catenary_scheduler.timelines import Timelines
+from catenary_services.domain.ids import Epoch, ModelKey, Nanoseconds, RequestId
+from catenary_services.telemetry import names
+from catenary_services.telemetry.metrics import Metrics
+from catenary_services.telemetry.tracing import Tracer, parse_traceparent
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What every dispatch carries."""
+
+    epoch: Epoch
+    plan_id: str
+
+
+class Router:
+    """Turns commands into messages for the gateways and agents they concern."""
+
+    def __init__(
+        self,
+        gateways: GatewaySessions,
+        agents: AgentSessions,
+        in_flight: tuple[InFlight, LiveSessions, Timelines],
+        telemetry: tuple[Metrics, Tracer],
+        stamp: Callable[[], Stamp],
+    ) -> None:
+        self._gateways = gateways
+        self._agents = agents
+        self._in_flight, self._live, self._timelines = in_flight
+        self._metrics, self._tracer = telemetry
+        self._stamp = stamp
+        self._batch_rows: dict[ModelKey, Histogram] = {}
+
+    def route(self, command: Command, now: Nanoseconds) -> None:
+        """Sends a command on its way."""
+        if isinstance(command, DispatchBatch):
+            self._dispatch(command, now)
+        elif isinstance(command, Reject):
+            self._metrics.admission_rejected.labels(command.reason).inc()
+            self._gateways.refuse(command, now)
+        elif isinstance(command, CancelBatch):
+            self._in_flight.over(command.batch)
+            message = converters.cancel_batches_message([command.batch], self._stamp().epoch)
+            for agent in command.agents:
+                self._agents.send(agent, message)
+        elif isinstance(command, StartSession):
+            self._start(command)
+        elif isinstance(command, CloseSessions):
+            message = session_converters.close_sessions_message(
+                command.sessions, self._stamp().epoch
+            )
+            self._agents.send(command.agent, message)
+
+    def _start(self, command: StartSession) -> None:
+        stamp = self._stamp()
+        message = session_converters.start_session_message(command, stamp.epoch, stamp.plan_id)
+        self._gateways.send(command.request.gateway, message)
+        self._live.started(command)
+        if command.request in self._gateways.sampled:
+            self._record_span(
+                command.request,
+                command.hops[0].partition.model,
+                {
+                    names.ATTRIBUTE_SESSION_ID: command.session,
+                    names.ATTRIBUTE_CHAIN_ID: command.chain_id,
+                },
+            )
+
+    def _dispatch(self, command: DispatchBatch, now: Nanoseconds) -> None:
+        stamp = self._stamp()
+        sampled = self._gateways.sampled
+        traceparents: dict[RequestId, str] = {}
+        if sampled:
+            traceparents = {
+                piece.request: sampled[piece.request].traceparent
+                for piece in command.slices
+                if piece.request in sampled
+            }
+        messages = converters.dispatch_messages(
+            command, stamp.epoch, stamp.plan_id, traceparents, now
+        )
+        for gateway, message in messages.items():
+            self._gateways.send(gateway, message)
+        self._in_flight.dispatched(command)
+        self._timelines.dispatched(command, now)
+        self._observe(command)
+        for request in traceparents:
+            self._record_span(
+                request,
+                command.path[0].partition.model,
+                {
+                    names.ATTRIBUTE_BATCH_ID: command.batch,
+                    names.ATTRIBUTE_BATCH_ROWS: command.rows,
+                },
+            )
+
+    def _observe(self, command: DispatchBatch) -> None:
+        model = command.path[0].partition.model
+        histogram = self._batch_rows.get(model)
+        if histogram is None:
+            histogram = self._batch_rows[model] = self._metrics.batch_rows.labels(model.name)
+        histogram.observe(command.rows)
+
+    def _record_span(
+        self, request: RequestId, model: ModelKey, attributes: dict[str, str | int]
+    ) -> None:
+        sampled = self._gateways.sampled[request]
+        parent = parse_traceparent(sampled.traceparent)
+        if parent is None:
+            return
+        self._tracer.record(
+            context=parent.child(),
+            parent_span_id=parent.span_id,
+            name=names.SPAN_SCHEDULE,
+            start_unix_ns=sampled.arrived_unix_ns,
+            end_unix_ns=time.time_ns(),
+            attributes={
+                names.ATTRIBUTE_MODEL: model.name,
+                names.ATTRIBUTE_MODEL_VERSION: model.version,
+                **attributes,
+            },
+        )

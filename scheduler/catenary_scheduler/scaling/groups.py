@@ -1,0 +1,113 @@
+"""How many scheduler groups a cluster needs (Aladdin, Appendix A, eq. 8).
+
+Requests go round robin to groups, so group i of N_i of all N_w workers gets the rate
+r_i = N_i / N_w * r_a. Every second group wastes one worker on average, half a worker each: a waste
+of at most a share e of N_i workers needs N_i >= 1 / (2e). A scheduler answers within its latency
+bound T_s up to a rate r(T_s) only. Eq. 8 as read here (R13): N_i >= ceil(1 / (2e)),
+r_i <= r(T_s), sum r_i = r_a, and of all divisions the one with the fewest groups, which wastes
+least. A single group wastes nothing by being divided, so its size has no lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from catenary_services.errors import InvalidInput, PlanInfeasible
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One scheduler and its share of the cluster."""
+
+    workers: int
+    arrivals_per_s: float
+    """r_i."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """How a cluster is divided."""
+
+    groups: tuple[Group, ...]
+    """Largest first; sizes differ by one at most."""
+    least_workers: int
+    """Bound of every N_i from below, unless there is only one group."""
+    most_workers: int
+    """Bound of every N_i from above, by r(T_s)."""
+    wasted_workers: float
+    """Half a worker a group, if there are several."""
+
+    @property
+    def waste_ratio(self) -> float:
+        """Share of all workers that dividing the cluster wastes."""
+        return self.wasted_workers / sum(group.workers for group in self.groups)
+
+
+def divide(
+    workers: int, arrivals_per_s: float, waste_ratio: float, scheduler_arrivals_per_s: float
+) -> Grouping:
+    """Returns the division of a cluster into the fewest groups that eq. 8 allows.
+
+    Args:
+        workers: N_w, all of the cluster's.
+        arrivals_per_s: r_a, of the whole cluster.
+        waste_ratio: e, the share of its workers that a group may waste, in (0, 1].
+        scheduler_arrivals_per_s: r(T_s), see `rate_within`.
+
+    Raises:
+        InvalidInput: a figure is out of its range.
+        PlanInfeasible: groups small enough for their schedulers would waste more than that.
+    """
+    _check(workers, arrivals_per_s, waste_ratio, scheduler_arrivals_per_s)
+    least = math.ceil(_unrounded(1.0 / (2.0 * waste_ratio)))
+    most = workers
+    if arrivals_per_s > 0:
+        allowed = scheduler_arrivals_per_s * workers / arrivals_per_s
+        most = min(workers, math.floor(_unrounded(allowed)))
+    count = math.ceil(workers / most) if most > 0 else 0
+    smallest = workers // count if count else 0
+    if count == 0 or (count > 1 and smallest < least):
+        raise PlanInfeasible(
+            f"a scheduler that takes {scheduler_arrivals_per_s:g} requests/s can lead {most} of"
+            f" {workers} workers; groups of fewer than {least} waste more than {waste_ratio:.0%}"
+        )
+    larger = workers - smallest * count
+    sizes = [smallest + 1] * larger + [smallest] * (count - larger)
+    groups = tuple(Group(size, arrivals_per_s * size / workers) for size in sizes)
+    return Grouping(groups, least, most, count / 2 if count > 1 else 0.0)
+
+
+def rate_within(decision_s: float, latency_s: float) -> float:
+    """Returns r(T_s): the rate at which a scheduler decides within `latency_s` on average.
+
+    Decisions take `decision_s` each, one at a time, and requests arrive at random (M/D/1):
+    latency = s + rho * s / (2 * (1 - rho)), solved for the rate rho / s. 0 if a lone decision
+    takes longer.
+
+    Raises:
+        InvalidInput: a time is not positive.
+    """
+    if not (0 < decision_s < math.inf and 0 < latency_s < math.inf):
+        raise InvalidInput("latency", "times must be positive and finite")
+    waiting_s = latency_s - decision_s
+    if waiting_s <= 0:
+        return 0.0
+    return 2.0 * waiting_s / (decision_s * (2.0 * latency_s - decision_s))
+
+
+def _check(workers: int, arrivals_per_s: float, waste_ratio: float, rate: float) -> None:
+    if workers < 1:
+        raise InvalidInput("workers", "must be 1 or more")
+    if not 0 <= arrivals_per_s < math.inf:
+        raise InvalidInput("arrivals_per_s", "must be 0 or more, and finite")
+    if not 0 < waste_ratio <= 1:
+        raise InvalidInput("waste_ratio", "must be above 0 and at most 1")
+    if not rate > 0:
+        raise InvalidInput("scheduler_arrivals_per_s", "must be above 0")
+
+
+def _unrounded(value: float) -> float:
+    """Returns a value without the rounding error that would cost or grant a worker."""
+    nearest = round(value) if math.isfinite(value) else value
+    return nearest if math.isclose(value, nearest, rel_tol=1e-12) else value

@@ -1,0 +1,56 @@
+"""Arrival rates of models, exponentially weighted: the last time constant counts most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
+
+
+@dataclass(slots=True)
+class _Count:
+    rows: float
+    """Decayed to `at_ns`."""
+    at_ns: Nanoseconds
+
+
+class ArrivalRates:
+    """Rows per second of every model, of which an event weighs 1/e after one time constant."""
+
+    def __init__(self, time_constant_ns: Nanoseconds) -> None:
+        self._time_constant_ns = time_constant_ns
+        self._counts: dict[ModelKey, _Count] = {}
+        self._since_ns: Nanoseconds | None = None
+
+    def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
+        """Counts rows that arrived."""
+        if self._since_ns is None:
+            self._since_ns = now
+        count = self._counts.get(model)
+        if count is None:
+            self._counts[model] = _Count(rows, now)
+            return
+        count.rows = count.rows * self._decay(now - count.at_ns) + rows
+        count.at_ns = now
+
+    def observed_rows(self, model: ModelKey, now: Nanoseconds) -> float:
+        """Returns how many rows the rate of a model rests on: old ones count for less."""
+        count = self._counts.get(model)
+        return 0.0 if count is None else count.rows * self._decay(now - count.at_ns)
+
+    def rate(self, model: ModelKey, now: Nanoseconds) -> float:
+        """Returns rows per second.
+
+        Soon after the first arrival the weights do not add up to one yet; that is divided out.
+        """
+        if self._since_ns is None:
+            return 0.0
+        weight = 1.0 - self._decay(now - self._since_ns)
+        if weight <= 0.0:
+            return 0.0
+        seconds = self._time_constant_ns / NANOSECONDS_PER_SECOND
+        return self.observed_rows(model, now) / (seconds * weight)
+
+    def _decay(self, elapsed_ns: Nanoseconds) -> float:
+        return exp(-max(0, elapsed_ns) / self._time_constant_ns)

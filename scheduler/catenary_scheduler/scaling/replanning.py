@@ -1,0 +1,134 @@
+"""Whether the load has moved so far from what was planned for that a new plan is due.
+
+A plan maximises the least throughput / weight over the models: it is made for *shares* of the
+load. Its distance from the present is the share that moved from one model to another (half the sum
+of absolute differences). Three things keep noise from moving a cluster about: shares are only
+believed when enough rows stand behind them, a distance must last, with a lower threshold for
+letting go than for taking hold, and plans are some time apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from catenary_scheduler.scaling.rates import ArrivalRates
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
+
+Shares = Mapping[ModelKey, float]
+"""Of the load, by model; they add up to 1."""
+
+_LET_GO = 0.6
+"""A distance below this part of the threshold no longer counts as a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanPolicy:
+    """When load alone is a reason to plan anew."""
+
+    moved_share: float = 0.15
+    """At least this share of the load is another model's than planned for."""
+    lasting_ns: Nanoseconds = 10 * NANOSECONDS_PER_SECOND
+    """For at least this long."""
+    interval_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND
+    """Plans are at least this far apart."""
+    every_ns: Nanoseconds = 0
+    """Plan anew after this long whatever happened; 0: never."""
+    time_constant_ns: Nanoseconds = 30 * NANOSECONDS_PER_SECOND
+    """Of the arrival rates."""
+    least_rows: float = 100.0
+    """Fewer rows within the time constant say nothing about shares."""
+    least_share: float = 0.05
+    """Every model is planned for at least this share: it may be called any moment."""
+
+
+class Replanning:
+    """Follows the load and says when to plan anew.
+
+    Feed it `arrived` and `planned`; ask `decide` from time to time.
+    """
+
+    def __init__(self, policy: ReplanPolicy) -> None:
+        self._policy = policy
+        self._rates = ArrivalRates(policy.time_constant_ns)
+        self._planned: dict[ModelKey, float] = {}
+        self._planned_ns: Nanoseconds | None = None
+        self._moved_ns: Nanoseconds | None = None
+        """Since when the distance has been too large; None while it is not."""
+
+    def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
+        """Rows of a model arrived."""
+        self._rates.arrived(model, rows, now)
+
+    def planned(self, shares: Shares, now: Nanoseconds) -> None:
+        """A plan was made for these shares; none if it does not depend on them."""
+        self._planned = dict(shares)
+        self._planned_ns = now
+        self._moved_ns = None
+
+    def shares(self, models: Iterable[ModelKey], now: Nanoseconds) -> dict[ModelKey, float]:
+        """Returns the shares to plan for: what was seen lately, else what was planned for last.
+
+        Models of which nothing is known share equally.
+        """
+        wanted = list(dict.fromkeys(models))
+        if not wanted:
+            return {}
+        seen = {model: self._rates.observed_rows(model, now) for model in wanted}
+        if sum(seen.values()) >= self._policy.least_rows:
+            return self._with_floor(seen)
+        known = [self._planned[model] for model in wanted if model in self._planned]
+        usual = sum(known) / len(known) if known else 1.0
+        return self._with_floor({model: self._planned.get(model, usual) for model in wanted})
+
+    def rate(self, model: ModelKey, now: Nanoseconds) -> float:
+        """Returns the rows per second a model got lately."""
+        return self._rates.rate(model, now)
+
+    def decide(self, now: Nanoseconds) -> str:
+        """Returns why a new plan is due now, in words; empty if none is."""
+        policy = self._policy
+        if self._planned_ns is None:
+            return ""
+        if policy.every_ns and now - self._planned_ns >= policy.every_ns:
+            return "the schedule says so"
+        if not self._planned:
+            return ""
+        present = self.shares(self._planned, now)
+        moved = distance(self._planned, present)
+        if moved < policy.moved_share * _LET_GO:
+            self._moved_ns = None
+        elif moved >= policy.moved_share and self._moved_ns is None:
+            self._moved_ns = now
+        lasting = self._moved_ns is not None and now - self._moved_ns >= policy.lasting_ns
+        if not lasting or now - self._planned_ns < policy.interval_ns:
+            return ""
+        return f"{moved:.0%} of the load moved between models: {_in_words(present)}"
+
+    def _with_floor(self, amounts: Mapping[ModelKey, float]) -> dict[ModelKey, float]:
+        total = sum(amounts.values())
+        floor = min(self._policy.least_share, 1.0 / len(amounts))
+        raised = {
+            model: max(floor, amount / total if total > 0 else floor)
+            for model, amount in amounts.items()
+        }
+        whole = sum(raised.values())
+        return {model: share / whole for model, share in raised.items()}
+
+
+def distance(one: Shares, other: Shares) -> float:
+    """Returns the share of the load that is elsewhere (total variation distance), 0 to 1."""
+    models = {*one, *other}
+    return sum(abs(one.get(model, 0.0) - other.get(model, 0.0)) for model in models) / 2
+
+
+def objective_at(throughput_rps: Mapping[ModelKey, float], shares: Shares) -> float:
+    """Returns the total load at these shares that models of such throughput can take."""
+    return min(
+        (throughput_rps.get(model, 0.0) / share for model, share in shares.items() if share > 0),
+        default=0.0,
+    )
+
+
+def _in_words(shares: Shares) -> str:
+    return ", ".join(f"{model} {share:.0%}" for model, share in sorted(shares.items()))

@@ -1,0 +1,92 @@
+"""Tells what scales a model what becomes of its sessions: a few dictionary operations each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from catenary_scheduler.dispatch.events import (
+    Event,
+    RequestCancelled,
+    RequestCompleted,
+    SessionProgress,
+    SessionRequested,
+    SessionsProgressed,
+)
+from catenary_scheduler.scaling import ModelScaling
+from catenary_services.domain.ids import ModelKey, Nanoseconds, RequestId
+from catenary_services.domain.latency import TokenObjectives
+
+_MOST_OPEN = 100_000
+"""A request that is refused is heard of no more; more than these are never open at a time."""
+
+
+@dataclass(slots=True)
+class _Open:
+    scaling: ModelScaling
+    arrived_ns: Nanoseconds
+    objectives: TokenObjectives | None
+    tokens: int = 0
+
+
+class ScalingWatch:
+    """Requests that generate text and are not finished.
+
+    Args:
+        scaling_of: Finds, or makes, what decides about a model.
+        usual: What sessions of a model are held to that name no objectives.
+    """
+
+    def __init__(
+        self,
+        scaling_of: Callable[[ModelKey], ModelScaling],
+        usual: Callable[[ModelKey], TokenObjectives | None],
+    ) -> None:
+        self._scaling_of = scaling_of
+        self._usual = usual
+        self._open: dict[RequestId, _Open] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def heard(self, event: Event, now: Nanoseconds) -> None:
+        """Takes from an event what scaling needs of it."""
+        if isinstance(event, SessionsProgressed):
+            for progress in event.sessions:
+                self._progressed(progress)
+        elif isinstance(event, RequestCompleted):
+            if event.progress is not None:
+                self._completed(event.progress, now)
+            else:
+                self._open.pop(event.request, None)
+        elif isinstance(event, SessionRequested):
+            self._requested(event, now)
+        elif isinstance(event, RequestCancelled):
+            self._open.pop(event.request, None)
+
+    def _requested(self, event: SessionRequested, now: Nanoseconds) -> None:
+        if event.request in self._open:
+            return  # submitted again after a broken stream
+        scaling = self._scaling_of(event.model)
+        arrived = event.arrived_ns if event.arrived_ns is not None else now
+        entry = _Open(scaling, arrived, event.objectives or self._usual(event.model))
+        if event.progress is not None:
+            entry.tokens = event.progress.generated_tokens
+        if event.in_flight is None:
+            scaling.arrived(event.prompt_tokens, now)
+        if len(self._open) >= _MOST_OPEN:
+            del self._open[next(iter(self._open))]
+        self._open[event.request] = entry
+
+    def _progressed(self, progress: SessionProgress) -> None:
+        entry = self._open.get(progress.request)
+        if entry is not None and progress.generated_tokens > entry.tokens:
+            entry.scaling.generated(progress.generated_tokens - entry.tokens)
+            entry.tokens = progress.generated_tokens
+
+    def _completed(self, progress: SessionProgress, now: Nanoseconds) -> None:
+        self._progressed(progress)
+        entry = self._open.pop(progress.request, None)
+        if entry is not None:
+            outcome = (progress.generated_tokens, progress.first_token_ns, progress.decode_ns)
+            entry.scaling.finished(outcome, entry.objectives, entry.arrived_ns, now)

@@ -1,0 +1,117 @@
+"""What operators ask about running sessions: messages to calls and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import cast
+
+from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.dispatch.chained.views import SessionView
+from catenary_scheduler.dispatch.events import MoveMode
+from catenary_scheduler.session_moves import BegunMove, EndedMove
+from catenary_scheduler.term import Term
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, SessionId
+from catenary_services.domain.plan import ChainHop
+from catenary_services.errors import InvalidInput, NotSupported
+
+_MODES = ("kv", "tokens")
+
+
+def sessions_of(term: Term, request: admin_pb2.ListSessionsRequest) -> Iterable[SessionView]:
+    """Returns the sessions of a model, named with or without its version, or of all.
+
+    Raises:
+        InvalidInput: no such model is deployed.
+    """
+    views = term.moves.sessions()
+    if not request.model:
+        return views
+    name, _, version = request.model.partition(":")
+    model = term.resolve(name, version)
+    if model is None:
+        raise InvalidInput("model", f"{request.model!r} is not deployed")
+    return [view for view in views if view.model == model]
+
+
+def session_list(term: Term, views: Iterable[SessionView]) -> admin_pb2.ListSessionsResponse:
+    """Returns sessions as operators see them."""
+    return admin_pb2.ListSessionsResponse(
+        sessions=[
+            admin_pb2.SessionStatus(
+                session_id=view.session,
+                gateway_id=view.request.gateway,
+                request_number=view.request.number,
+                model=view.model.name,
+                version=view.model.version,
+                chain_id=view.chain_id,
+                hops=[hop_status(hop) for hop in view.hops],
+                tokens=view.tokens,
+                moving_to=view.moving_chain,
+                moving_by=view.moving_by,
+                group=term.group,
+                generates=view.runs,
+            )
+            for view in views
+        ]
+    )
+
+
+async def move_session(
+    term: Term, request: admin_pb2.MoveSessionRequest, time_left_s: float
+) -> admin_pb2.MoveSessionResponse:
+    """Moves a session and, if that is asked for, waits for the end of it.
+
+    Args:
+        term: Of the scheduler that leads.
+        request: As an operator sent it.
+        time_left_s: The answer is given within so long.
+
+    Raises:
+        InvalidInput: it names no session, or a chain or mode that there is not.
+        NotSupported: it names a request, which only its gateway knows.
+        Unavailable: it cannot be moved now; the message says why.
+    """
+    if not request.session_id:
+        raise NotSupported("requests are known to their gateways; ask one of them")
+    if request.mode and request.mode not in _MODES:
+        raise InvalidInput("mode", f"{request.mode!r} is none of {', '.join(_MODES)}")
+    mode = cast("MoveMode", request.mode) if request.mode else None
+    begun = term.moves.begin(SessionId(request.session_id), request.chain_id, mode)
+    wait_s = min(request.wait_ns / NANOSECONDS_PER_SECOND, time_left_s)
+    ended = await term.moves.ended(begun, wait_s) if wait_s > 0 else EndedMove("begun")
+    return _answer(begun, ended)
+
+
+def _answer(begun: BegunMove, ended: EndedMove) -> admin_pb2.MoveSessionResponse:
+    return admin_pb2.MoveSessionResponse(
+        outcome=ended.outcome,
+        session_id=begun.session,
+        chain_id=begun.chain_id,
+        mode=begun.mode,
+        tokens=ended.tokens,
+        rounds=ended.rounds,
+        duration_ns=ended.duration_ns,
+        held_ns=ended.held_ns,
+        problem=ended.problem,
+    )
+
+
+def hop_status(hop: ChainHop) -> admin_pb2.ChainHopStatus:
+    """Returns a hop as operators see it."""
+    return admin_pb2.ChainHopStatus(
+        agent_id=hop.agent, first_block=hop.first_block, last_block=hop.last_block
+    )
+
+
+class SessionFigures:
+    """Sums over the sessions there are, made once for a page."""
+
+    def __init__(self, views: Iterable[SessionView]) -> None:
+        self.moving: Counter[ModelKey] = Counter()
+        """Sessions on their way to another chain, by model."""
+        self.cached_tokens: Counter[str] = Counter()
+        """Prompts and answers, by chain."""
+        for view in views:
+            self.moving[view.model] += view.moving_to is not None
+            self.cached_tokens[view.chain_id] += view.tokens

@@ -1,0 +1,64 @@
+"""Which partitions the hops of a session on the wire run on: hops only say what is processed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from catenary_protos.catenary.v1 import common_pb2
+from catenary_scheduler.live_sessions import LiveSessions
+from catenary_scheduler.planning import Placement
+from catenary_scheduler.roster import Roster
+from catenary_scheduler.state.stored import Hops
+from catenary_scheduler.targets import Wanted, wanted_by_agent
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, SessionId
+from catenary_services.domain.plan import ChainHop
+
+
+class SessionRoutes:
+    """Reads routes. The book of a predecessor says it; else the agents do, or the plan."""
+
+    def __init__(self, live: LiveSessions, roster: Roster) -> None:
+        self._live = live
+        self._roster = roster
+        self._known: tuple[Placement, dict[AgentId, Wanted]] | None = None
+
+    def hops(
+        self, session: SessionId, route: Iterable[common_pb2.Hop], placement: Placement
+    ) -> Hops:
+        """Returns the hops of a session.
+
+        Args:
+            session: Whose.
+            route: As a gateway or an agent names it.
+            placement: In force, or a predecessor's.
+        """
+        noted = {(h.agent, h.first_block, h.last_block): h for h in self._live.remembered(session)}
+        wanted = self._wanted(placement)
+        found = []
+        for hop in route:
+            agent, first, last = AgentId(hop.agent_id), hop.first_block, hop.last_block
+            known = noted.get((agent, first, last))
+            if known is None:
+                model = ModelKey(hop.model, hop.model_version)
+                record = self._roster.get(agent)
+                loaded = record.loaded if record is not None else {}
+                keys = [*wanted.get(agent, {}), *loaded]
+                known = ChainHop(agent, _containing(model, first, last, keys), first, last)
+            found.append(known)
+        return tuple(found)
+
+    def _wanted(self, placement: Placement) -> dict[AgentId, Wanted]:
+        """Returns who hosts what, done once: after a fail-over all sessions are asked for."""
+        if self._known is None or self._known[0] is not placement:
+            self._known = placement, wanted_by_agent(placement)
+        return self._known[1]
+
+
+def _containing(
+    model: ModelKey, first: int, last: int, keys: Iterable[PartitionKey]
+) -> PartitionKey:
+    """Returns the partition that is entered at `first` and left at `last`."""
+    for key in keys:
+        if key.model == model and key.first_block <= first and key.last_block == last:
+            return key
+    return PartitionKey(model, first, last)

@@ -1,0 +1,138 @@
+"""Solves planning tasks in a process of its own, so that no request waits for it.
+
+The process gets a pickled `Task` or `ChainCluster` on standard input and answers with a pickled
+`Solution`, `Composed` or `Infeasible`; both ends are this program. It runs at low priority, is
+killed when it takes too long, and whatever becomes of it costs a plan and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+
+from catenary_scheduler.chain_making import Composed
+from catenary_scheduler.planning.live import ChainCluster
+from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_services.errors import InternalError, PlanInfeasible, Unavailable
+from catenary_services.log import get_logger
+
+_log = get_logger(__name__)
+_MODULE = "catenary_scheduler.solver_process"
+_GRACE_S = 10.0
+"""Starting Python and importing takes this long at most; it is no part of the solver's limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the process is given."""
+
+    problem: PoolingProblem
+    time_limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What it answers: the problem with the times batches take to fill, its plan, and why."""
+
+    problem: PoolingProblem
+    plan: PooledPlan
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """There is no plan, and this is the constraint."""
+
+    message: str
+
+
+class Solver:
+    """Runs one process per task.
+
+    Args:
+        time_limit_s: For solving.
+        module: What is run; tests give modules that crash or hang.
+    """
+
+    def __init__(self, time_limit_s: float, module: str = _MODULE) -> None:
+        self._time_limit_s = time_limit_s
+        self._module = module
+
+    async def solve(self, problem: PoolingProblem) -> Solution:
+        """Returns the best plan found within the limit.
+
+        Raises:
+            PlanInfeasible: there is none.
+            Unavailable: none was found in time.
+            InternalError: the process crashed.
+        """
+        answer = await self._ask(Task(problem, self._time_limit_s))
+        if not isinstance(answer, Solution):
+            raise InternalError("the solver answered something else than a plan")
+        return answer
+
+    async def compose(self, cluster: ChainCluster) -> Composed:
+        """Returns the chains of the models of a cluster.
+
+        Raises:
+            Unavailable: they were not found in time.
+            InternalError: the process crashed.
+        """
+        answer = await self._ask(cluster)
+        if not isinstance(answer, Composed):
+            raise InternalError("the solver answered something else than chains")
+        return answer
+
+    async def _ask(self, question: Task | ChainCluster) -> object:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", self._module,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE, env=_environment(),
+        )  # fmt: skip
+        talking = asyncio.ensure_future(process.communicate(pickle.dumps(question)))
+        try:
+            done, _ = await asyncio.wait({talking}, timeout=self._time_limit_s + _GRACE_S)
+            if not done:
+                raise Unavailable(f"the solver found no plan within {self._time_limit_s:g} s")
+            output, errors = talking.result()
+        finally:
+            await _end(process, talking)
+        return _answer(process.returncode, output, errors)
+
+
+async def _end(
+    process: asyncio.subprocess.Process, talking: asyncio.Future[tuple[bytes, bytes]]
+) -> None:
+    """Leaves no process and no task behind, whatever happened."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+    talking.cancel()
+    await asyncio.wait({talking})
+    if process.returncode is None:
+        await process.wait()
+
+
+def _answer(code: int | None, output: bytes, errors: bytes) -> object:
+    said = errors.decode(errors="replace").strip().splitlines()
+    last = said[-1] if said else "it said nothing"
+    if code != 0:
+        _log.error("solver_crashed", exit_code=code, error=last)
+        raise InternalError(f"the solver ended with exit code {code}: {last}")
+    try:
+        answer: object = pickle.loads(output)  # from a child of this process
+    except Exception as error:
+        raise InternalError(f"the solver's answer cannot be read: {error!r}; {last}") from error
+    if isinstance(answer, Infeasible):
+        raise PlanInfeasible(answer.message)
+    return answer
+
+
+def _environment() -> dict[str, str]:
+    """Returns our environment, with the import path this process really has."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {**os.environ, "PYTHONPATH": path}

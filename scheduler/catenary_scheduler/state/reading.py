@@ -1,0 +1,118 @@
+"""Reads hashes as they are, whatever they are: page by page, no value larger than is ever written.
+
+A server whose ACL file is older than this may not grant what that takes; then a hash is read in
+one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from catenary_scheduler.state.codec import LARGEST_VALUE_BYTES
+from catenary_scheduler.state.quarantine import LARGEST_KEPT_BYTES
+from catenary_scheduler.state.script import pass_cancellation
+from catenary_scheduler.state.tables import Damage
+
+MOST_FIELDS: Final = 200_000
+"""Of one table; what comes beyond is not ours, for the rest is bounded by the cluster."""
+_LONGEST_NAME: Final = 4096
+_PAGE: Final = 1_000
+_KEYS_PER_TURN: Final = 64
+
+# KEYS: a hash. ARGV: cursor, fields per page, largest value, how much of a larger one is wanted.
+# Returns its type, the next cursor, then name, value and size of each field.
+_PAGE_OF_HASH = """
+local kind = redis.call('TYPE', KEYS[1]).ok
+if kind ~= 'hash' then
+  return {kind, '0', {}}
+end
+local page = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2])
+local found = {}
+for i = 1, #page[2], 2 do
+  local name, value = page[2][i], page[2][i + 1]
+  local size = #value
+  if size > tonumber(ARGV[3]) then
+    value = string.sub(value, 1, tonumber(ARGV[4]))
+  end
+  found[#found + 1] = name
+  found[#found + 1] = value
+  found[#found + 1] = size
+end
+return {kind, page[1], found}
+"""
+
+
+@dataclass(slots=True)
+class RawTable:
+    """The fields of one hash, and what of it was not even looked at."""
+
+    table: str
+    fields: dict[bytes, bytes] = field(default_factory=dict)
+    damage: list[Damage] = field(default_factory=list)
+
+
+async def read_hashes(redis: Redis, keys: Mapping[str, str]) -> dict[str, RawTable]:
+    """Returns what is in the hashes of these keys, by the names of their tables."""
+    found = {table: RawTable(table) for table in keys}
+    cursors: dict[str, bytes] = dict.fromkeys(keys, b"0")
+    while cursors:
+        turn = list(cursors)[:_KEYS_PER_TURN]
+        async with redis.pipeline(transaction=False) as pipeline:
+            for table in turn:
+                pipeline.eval(
+                    _PAGE_OF_HASH, 1, keys[table], cursors[table], _PAGE,
+                    LARGEST_VALUE_BYTES, LARGEST_KEPT_BYTES,
+                )  # fmt: skip
+            answers = await pipeline.execute(raise_on_error=False)
+        pass_cancellation()
+        for table, answer in zip(turn, answers, strict=True):
+            if isinstance(answer, ResponseError):
+                await _read_whole(redis, keys[table], found[table])
+                cursor = b"0"
+            elif isinstance(answer, Exception):
+                raise answer
+            else:
+                cursor = _take_page(answer, found[table])
+            if cursor == b"0" or len(found[table].fields) > MOST_FIELDS:
+                if cursor != b"0":
+                    found[table].damage.append(Damage(table, b"", "has too many fields"))
+                    found[table].fields.clear()
+                del cursors[table]
+            else:
+                cursors[table] = cursor
+    return found
+
+
+def _take_page(answer: Any, into: RawTable) -> bytes:
+    kind, cursor, texts = cast(tuple[bytes, bytes, list[Any]], answer)
+    if kind not in (b"hash", b"none"):
+        into.damage.append(Damage(into.table, b"", f"is a {kind.decode(errors='replace')}"))
+        return b"0"
+    for name, value, size in zip(texts[::3], texts[1::3], texts[2::3], strict=True):
+        _take(into, name, value, size)
+    return cursor
+
+
+def _take(into: RawTable, name: bytes, value: bytes, size: int) -> None:
+    if size > LARGEST_VALUE_BYTES or len(name) > _LONGEST_NAME:
+        # By its name it is found again and taken out, however long that is.
+        into.damage.append(Damage(into.table, name, "is too large", value, size))
+    else:
+        into.fields[name] = value
+
+
+async def _read_whole(redis: Redis, key: str, into: RawTable) -> None:
+    try:
+        fields = cast(dict[bytes, bytes], await redis.hgetall(key))
+    except ResponseError:
+        pass_cancellation()
+        into.damage.append(Damage(into.table, b"", "is not a hash"))
+        return
+    pass_cancellation()
+    for name, value in fields.items():
+        _take(into, name, value, len(value))

@@ -1,0 +1,121 @@
+"""What of the book goes into which table, and what of it a successor can believe."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
+from typing import Final, cast
+
+from catenary_scheduler.book import Reservation, ReservationChange
+from catenary_scheduler.dispatch.events import DispatchBatch
+from catenary_scheduler.state.codec import encode_document
+from catenary_scheduler.state.journal import Fields, Journal
+from catenary_scheduler.state.keys import Table, book_table
+from catenary_scheduler.state.stored import Link, Place, StoredBatch, StoredCost, StoredMeasurements
+from catenary_scheduler.state.tables import Damage, agent_of_resource, owner_name, reservation_text
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds, ResourceId
+
+_FARTHEST_NS: Final = 3600 * NANOSECONDS_PER_SECOND
+"""No work is booked further ahead than this."""
+_LONGEST_NS: Final = 7 * 24 * _FARTHEST_NS
+"""No session is kept for longer."""
+
+
+def write_reservations(journal: Journal, changes: Iterable[ReservationChange]) -> None:
+    """Puts the book's own journal into ours."""
+    # Most reservations are made, corrected and released between two flushes: only the last counts.
+    latest: dict[tuple[ResourceId, str], ReservationChange] = {}
+    for change in changes:
+        r = change.reservation
+        latest[r.resource, owner_name(r)] = change
+    for resource in {key[0] for key in latest}:
+        journal.put(Table.RESOURCES, resource, "1")
+    for change in latest.values():
+        r = change.reservation
+        value = reservation_text(r) if change.op == "put" else None
+        journal.put(book_table(r.resource), owner_name(r), value)
+
+
+def tables_of(reservations: Iterable[Reservation]) -> dict[str, Fields]:
+    """Returns the reservation tables of a whole book, and the list of its resources."""
+    tables: dict[str, Fields] = {Table.RESOURCES: {}}
+    for reservation in reservations:
+        tables[Table.RESOURCES][reservation.resource] = "1"
+        table = tables.setdefault(book_table(reservation.resource), {})
+        table[owner_name(reservation)] = reservation_text(reservation)
+    return tables
+
+
+def believable(
+    reservations: list[Reservation],
+    resource: ResourceId,
+    written_ns: Nanoseconds,
+    agents: Container[str],
+) -> tuple[list[Reservation], list[Damage]]:
+    """Returns the reservations that can be true, and those that cannot.
+
+    Args:
+        reservations: All of one resource.
+        resource: Of an agent or a server.
+        written_ns: The last moment at which anything was written, on the same clock.
+        agents: Those that were known; empty: nothing is known of that.
+    """
+    owner = agent_of_resource(resource)
+    if agents and owner is not None and owner not in agents:
+        why = f"there is no agent {owner}"
+        return [], [_damage(each, why) for each in reservations]
+    good, damaged = [], []
+    for each in reservations:
+        latest_ns = written_ns + (_LONGEST_NS if each.slots else _FARTHEST_NS)
+        if max(each.start_ns, each.end_ns, each.expires_ns) > latest_ns:
+            damaged.append(_damage(each, "lies too far in the future"))
+        else:
+            good.append(each)
+    return good, damaged
+
+
+def shifted(reservations: Iterable[Reservation], shift_ns: Nanoseconds) -> list[Reservation]:
+    """Returns the same reservations, so much later."""
+    return [
+        replace(
+            each,
+            start_ns=each.start_ns + shift_ns,
+            end_ns=each.end_ns + shift_ns,
+            expires_ns=each.expires_ns + shift_ns,
+        )
+        for each in reservations
+    ]
+
+
+def measurements_of(
+    records: Mapping[Place | Link, list[int] | int | StoredCost],
+) -> StoredMeasurements:
+    """Returns what was measured, by kind."""
+    times: dict[Place, list[int]] = {}
+    costs: dict[Place, StoredCost] = {}
+    links: dict[Link, int] = {}
+    for name, value in records.items():
+        if isinstance(value, int):
+            links[cast(Link, name)] = value
+        elif isinstance(value, StoredCost):
+            costs[cast(Place, name)] = value
+        else:
+            times[cast(Place, name)] = value
+    return StoredMeasurements(times, costs, links)
+
+
+def batch_text(batch: DispatchBatch) -> str:
+    """Returns a batch in flight as JSON, for people and dashboards."""
+    path = [(hop.agent, str(hop.partition), hop.start_ns, hop.duration_ns) for hop in batch.path]
+    slices = [
+        (str(piece.request), piece.request_row, piece.rows, piece.batch_row)
+        for piece in batch.slices
+    ]
+    rows, finish_ns = batch.rows, batch.expected_finish_ns
+    return encode_document(StoredBatch.of(rows, finish_ns, path, slices))
+
+
+def _damage(reservation: Reservation, why: str) -> Damage:
+    value = reservation_text(reservation).encode()
+    name = owner_name(reservation).encode()
+    return Damage(book_table(reservation.resource), name, why, value, len(value))

@@ -1,0 +1,122 @@
+"""Looks at the store of a cluster from outside, and puts away what no scheduler could use.
+
+A scheduler does the same when it begins to lead; this is for a store that is to be looked at
+before one starts, and for schedulers of an older version, which cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from catenary_scheduler.state.keys import Keys
+from catenary_scheduler.state.quarantine import LARGEST_KEPT_BYTES, Holder, Quarantine
+from catenary_scheduler.state.store import Store
+from catenary_scheduler.state.tables import Damage
+from catenary_services.domain.groups import FARTHEST_EPOCH, HIGHEST_GRANTED
+
+_NO_EXPIRY: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What a store holds that cannot be used.
+
+    Attributes:
+        damage: Each thing, with the reason.
+        leader: Token of the scheduler that leads; empty if none does.
+        epoch: The epoch; None if it is unreadable or there is none.
+        quarantined: Entries that lie in the quarantine already.
+    """
+
+    damage: tuple[Damage, ...]
+    leader: str
+    epoch: int | None
+    quarantined: int
+
+
+async def examine(redis: Redis, keys: Keys) -> Examination:
+    """Looks at everything stored under `keys`; changes nothing."""
+    damage: list[Damage] = []
+    last = await _last_epoch(redis, keys)
+    epoch, why = _epoch_of(await _text(redis, keys.epoch, "epoch", damage), last)
+    if why:
+        damage.append(why)
+    leader = await _text(redis, keys.lease, "lease", damage)
+    if leader is not None and await redis.pttl(keys.lease) == _NO_EXPIRY:
+        damage.append(Damage("lease", b"", "would never end", leader, len(leader)))
+        leader = None
+    await _text(redis, keys.wanted, "wanted", damage)
+    for key, table in ((keys.events, "events"), (keys.quarantine, "quarantine")):
+        if (kind := await _kind(redis, key)) not in ("stream", "none"):
+            damage.append(Damage(table, b"", f"is a {kind}, not a stream"))
+    stored = await Store(redis, keys).load()
+    damage += stored.damage
+    is_stream = not any(each.table == "quarantine" for each in damage)
+    return Examination(
+        tuple(damage),
+        leader.decode(errors="replace") if leader is not None else "",
+        epoch,
+        await redis.xlen(keys.quarantine) if is_stream else 0,
+    )
+
+
+async def put_away(redis: Redis, keys: Keys, damage: Sequence[Damage]) -> None:
+    """Moves what was found into the quarantine, whoever leads.
+
+    The next leader takes an epoch above that of the last batch, and above what agents obey.
+    """
+    own = [each for each in damage if each.table == "quarantine"]
+    if own:  # it cannot be put into itself
+        await redis.delete(keys.quarantine)
+    rest = [each for each in damage if each.table != "quarantine"]
+    await Quarantine(redis, keys).put_away(rest, Holder())
+
+
+async def _kind(redis: Redis, key: str) -> str:
+    found = await redis.type(key)
+    return found.decode() if isinstance(found, bytes) else str(found)
+
+
+async def _text(redis: Redis, key: str, table: str, damage: list[Damage]) -> bytes | None:
+    kind = await _kind(redis, key)
+    if kind == "none":
+        return None
+    if kind != "string":
+        damage.append(Damage(table, b"", f"is a {kind}, not a text"))
+        return None
+    return _bytes(await redis.getrange(key, 0, LARGEST_KEPT_BYTES - 1))
+
+
+async def _last_epoch(redis: Redis, keys: Keys) -> int | None:
+    try:
+        found = await redis.hget(keys.clock, "epoch")
+    except ResponseError:
+        return None
+    return None if found is None else _number(_bytes(found))
+
+
+def _epoch_of(raw: bytes | None, last: int | None) -> tuple[int | None, Damage | None]:
+    if raw is None:
+        return None, None
+    epoch = _number(raw)
+    if epoch is None:
+        return None, Damage("epoch", b"", "is no epoch", raw, len(raw))
+    if last is not None and abs(epoch - last) > FARTHEST_EPOCH:
+        why = f"is too far from {last}, the epoch of the last batch"
+        return None, Damage("epoch", b"", why, raw, len(raw))
+    return epoch, None
+
+
+def _bytes(answer: bytes | str) -> bytes:
+    return answer.encode() if isinstance(answer, str) else answer
+
+
+def _number(raw: bytes) -> int | None:
+    if len(raw) > 13 or not raw.isdigit():
+        return None
+    return int(raw) if int(raw) <= HIGHEST_GRANTED else None

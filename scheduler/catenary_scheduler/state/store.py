@@ -1,0 +1,308 @@
+"""A cluster's state in Redis: one fenced batch of changes in, everything out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from catenary_protos.catenary.v1 import common_pb2
+from catenary_scheduler.book import Reservation
+from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
+from catenary_scheduler.state.codec import Unreadable
+from catenary_scheduler.state.journal import Changes
+from catenary_scheduler.state.keys import Keys, Table, book_table
+from catenary_scheduler.state.lease import Lease
+from catenary_scheduler.state.quarantine import PRELUDE, Holder, Quarantine
+from catenary_scheduler.state.reading import read_hashes
+from catenary_scheduler.state.records import believable, measurements_of
+from catenary_scheduler.state.script import Script, pass_cancellation
+from catenary_scheduler.state.stored import (
+    Hops,
+    StoredAgent,
+    StoredMeasurements,
+    StoredPlan,
+    StoredWish,
+)
+from catenary_scheduler.state.tables import SHAPES, Damage, book_shape, read_clock, read_table
+from catenary_services.domain.ids import (
+    AgentId,
+    Epoch,
+    ModelKey,
+    Nanoseconds,
+    ResourceId,
+    SessionId,
+)
+from catenary_services.errors import StaleEpoch
+
+_EVENTS_KEPT = 5_000
+_FIXED = frozenset(Table)
+_FIELDS_PER_COMMAND = 1_000  # Lua's unpack takes a few thousand values at most
+
+# KEYS: lease, epoch, clock, quarantine, events, then every key the commands touch.
+# ARGV: token, epoch, scheduler_ns, the scheduler_ns of our batch before (empty: any will do), the
+# length of what all keys begin with, then the commands in JSON: name, key index, arguments. One
+# long argument costs both sides less than many short ones. Returns 1 if applied, 0 if the lease is
+# not ours, -1 if the batch before is not here: this is a replica that was promoted without it; 2 if
+# it was applied, but a key had to be put away for that: what else it held is only in our memory.
+# The clock pair is written by the same script, so that it is never older than the changes; a batch
+# that was sent twice, because its answer was lost, is applied once.
+_APPLY = Script(
+    PRELUDE
+    + """
+if holds(KEYS[1], KEYS[2], ARGV[1], ARGV[2], KEYS[4], KEYS[5]) == 0 then
+  return 0
+end
+local applied = 1
+local function spoiled(key)
+  put_away(key, KEYS[4], KEYS[5], string.sub(key, tonumber(ARGV[5]) + 1), 'is of another type')
+  applied = 2
+end
+local function run(name, key, ...)
+  if name == 'DEL' then
+    local kind = redis.pcall('TYPE', key)
+    if kind.ok and kind.ok ~= 'hash' and kind.ok ~= 'none' then
+      spoiled(key)
+    end
+  end
+  local done = redis.pcall(name, key, ...)
+  if type(done) == 'table' and done.err and string.find(done.err, 'WRONGTYPE') then
+    spoiled(key)
+    done = redis.pcall(name, key, ...)
+  end
+  return type(done) == 'table' and done.err and done
+end
+local before = redis.pcall('HGET', KEYS[3], 'scheduler_ns')
+if before == ARGV[3] then
+  return 1
+end
+if type(before) ~= 'table' and ARGV[4] ~= '' and before ~= ARGV[4] then
+  return -1
+end
+local now = redis.call('TIME')
+local now_us = string.format('%.0f', tonumber(now[1]) * 1000000 + tonumber(now[2]))
+local failed = run(
+  'HSET', KEYS[3], 'scheduler_ns', ARGV[3], 'redis_us', now_us, 'epoch', ARGV[2])
+for _, command in ipairs(cjson.decode(ARGV[6])) do
+  if failed then
+    return failed
+  end
+  failed = run(command[1], KEYS[command[2]], unpack(command, 3))
+end
+if failed then
+  return failed
+end
+return applied
+"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockAnchor:
+    """The same moment on a scheduler's monotonic clock and on Redis' wall clock."""
+
+    scheduler_ns: Nanoseconds
+    redis_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """What a predecessor left behind, as far as it can be read."""
+
+    deployments: Mapping[str, StoredWish]
+    plan: StoredPlan
+    measured: StoredMeasurements
+    agents: Mapping[str, StoredAgent]
+    peers: Mapping[str, common_pb2.Peer]
+    draining: Mapping[AgentId, int]
+    sessions: Mapping[SessionId, Hops]
+    lengths: Mapping[ModelKey, LengthPredictor]
+    book: list[Reservation]
+    """On the clock of the predecessor."""
+    anchor: ClockAnchor | None
+    """None if nothing was ever written."""
+    now: ClockAnchor
+    """Our own clock against Redis', taken when this was read."""
+    books: tuple[str, ...] = ()
+    """The tables of the book there are."""
+    damage: tuple[Damage, ...] = ()
+    """What could not be read."""
+
+    def without_records(self) -> StoredState:
+        """Returns what is left if every table is taken for damaged: the clock."""
+        why = "taking over failed with it"
+        whole = tuple(Damage(table, b"", why) for table in (*Table, *self.books))
+        return StoredState(
+            {}, StoredPlan(), StoredMeasurements(), {}, {}, {}, {}, {}, [],
+            None, self.now, damage=(*self.damage, *whole),
+        )  # fmt: skip
+
+
+class Behind(Exception):  # noqa: N818 - what happened
+    """Redis lacks what this leader wrote before; only a snapshot makes it right again.
+
+    Attributes:
+        why: In one word, for the log.
+    """
+
+    def __init__(self, why: str = "missing") -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Store:
+    """Reads and writes one cluster. Errors of the connection pass through as redis-py's."""
+
+    def __init__(
+        self, redis: Redis, keys: Keys, spoiled: Callable[[], object] = lambda: None
+    ) -> None:
+        """Opens nothing; `spoiled` is called when a key of another type had to be put away."""
+        self._spoiled = spoiled
+        self._redis = redis
+        self._keys = keys
+        self._books: set[str] = set()  # reservation tables that exist, for a snapshot to replace
+        self._before = ""  # moment of the last batch that arrived, under this epoch
+        self._epoch = Epoch(0)
+
+    async def apply(self, lease: Lease, changes: Changes) -> None:
+        """Applies a batch if `lease` is still held with its epoch, all of it or nothing.
+
+        Raises:
+            StaleEpoch: the lease is gone or somebody else's.
+            Behind: an earlier batch of this leader is missing; or a key was of another type, which
+                was put away, so that the rest of that table is missing now.
+        """
+        keys = [
+            self._keys.lease, self._keys.epoch, self._keys.clock,
+            self._keys.quarantine, self._keys.events,
+        ]  # fmt: skip
+        places: dict[str, int] = {}
+        commands: list[list[str | int]] = []
+        for command, key, arguments in self._commands(changes):
+            if key not in places:
+                keys.append(key)
+                places[key] = len(keys)  # Lua counts from 1
+            commands.append([command, places[key], *arguments])
+        if lease.epoch != self._epoch:
+            self._epoch, self._before = lease.epoch, ""
+        moment = str(time.monotonic_ns())
+        before = "" if changes.replace else self._before
+        own = str(len(self._keys.table("")))
+        head = [lease.token, str(lease.epoch), moment, before, own, json.dumps(commands)]
+        answer = await _APPLY.run(self._redis, keys, head)
+        if answer == -1:
+            raise Behind
+        if answer not in (1, 2):
+            raise StaleEpoch(f"epoch {lease.epoch} no longer holds the lease")
+        self._before = moment
+        if answer == 2:
+            self._spoiled()
+            if not changes.replace:
+                raise Behind("spoiled")
+
+    def _commands(self, changes: Changes) -> Iterator[tuple[str, str, list[str]]]:
+        if changes.replace:
+            for name in (*Table, *self._books):
+                yield "DEL", self._keys.table(name), []
+        for table, fields in changes.tables.items():
+            if table not in _FIXED:
+                self._books.add(table)
+            key = self._keys.table(table)
+            pairs = [text for name, value in fields.items() if value is not None
+                     for text in (name, value)]  # fmt: skip
+            gone = [name for name, value in fields.items() if value is None]
+            yield from (("HSET", key, part) for part in _parts(pairs))
+            yield from (("HDEL", key, part) for part in _parts(gone))
+        for facts in changes.events:
+            flat = [text for pair in facts.items() for text in pair]
+            yield "XADD", self._keys.events, ["MAXLEN", "~", str(_EVENTS_KEPT), "*", *flat]
+
+    async def load(self) -> StoredState:
+        """Returns what is stored and can be read, and how our clock stands to Redis' now.
+
+        Nothing that is stored makes this fail; `put_away` takes care of what is damaged.
+        """
+        keys = self._keys
+        found = await read_hashes(self._redis, {str(t): keys.table(t) for t in Table})
+        clock = (await read_hashes(self._redis, {"clock": keys.clock}))["clock"]
+        damage = [each for raw in (*found.values(), clock) for each in raw.damage]
+        tables: dict[Table, Any] = {}
+        for table, shape in SHAPES.items():
+            tables[table], bad = read_table(table, shape, found[table].fields)
+            damage += bad
+        resources: list[ResourceId] = list(tables[Table.RESOURCES])
+        names = {book_table(each): keys.table(book_table(each)) for each in resources}
+        self._books.update(names)
+        anchor = _anchor_of(clock.fields, damage)
+        agents = {} if _is_damaged(damage, Table.AGENTS) else tables[Table.AGENTS]
+        book: list[Reservation] = []
+        for resource, raw in zip(
+            resources, (await read_hashes(self._redis, names)).values(), strict=True
+        ):
+            records, bad = read_table(raw.table, book_shape(resource), raw.fields)
+            reservations = list(records.values())
+            damage += [*raw.damage, *bad]
+            if anchor is not None:
+                reservations, odd = believable(reservations, resource, anchor.scheduler_ns, agents)
+                damage += odd
+            book += reservations
+        return StoredState(
+            deployments=tables[Table.DEPLOYMENTS],
+            plan=_plan_of(tables[Table.PLAN], damage),
+            measured=measurements_of(tables[Table.MEASURED]),
+            agents=tables[Table.AGENTS],
+            peers=tables[Table.PEERS],
+            draining=tables[Table.DRAINING],
+            sessions=tables[Table.SESSIONS],
+            lengths=tables[Table.LENGTHS],
+            book=book,
+            anchor=anchor,
+            now=await self.read_clock(),
+            books=tuple(names),
+            damage=tuple(damage),
+        )
+
+    async def put_away(self, damage: Sequence[Damage], lease: Lease) -> None:
+        """Moves what `load` could not read into the quarantine.
+
+        Raises:
+            StaleEpoch: the lease is gone or somebody else's.
+        """
+        holder = Holder(lease.token, lease.epoch)
+        await Quarantine(self._redis, self._keys).put_away(damage, holder)
+
+    async def read_clock(self) -> ClockAnchor:
+        """Returns this moment on both clocks, right to half a round trip."""
+        before = time.monotonic_ns()
+        seconds, micros = await self._redis.time()
+        pass_cancellation()
+        middle = (before + time.monotonic_ns()) // 2
+        return ClockAnchor(middle, int(seconds) * 1_000_000 + int(micros))
+
+
+def _parts(texts: list[str]) -> Iterator[list[str]]:
+    for first in range(0, len(texts), _FIELDS_PER_COMMAND):
+        yield texts[first : first + _FIELDS_PER_COMMAND]
+
+
+def _anchor_of(fields: Mapping[bytes, bytes], damage: list[Damage]) -> ClockAnchor | None:
+    try:
+        clock = read_clock(fields)
+    except Unreadable as error:
+        damage.append(Damage("clock", b"", str(error)))
+        return None
+    return ClockAnchor(clock.scheduler_ns, clock.redis_us) if clock is not None else None
+
+
+def _plan_of(fields: Mapping[str, Any], damage: list[Damage]) -> StoredPlan:
+    lost = (d.name.decode(errors="replace") for d in damage if d.table == Table.PLAN)
+    known = {name: value for name, value in fields.items() if value is not None}
+    return StoredPlan(**known, lost=frozenset(lost))
+
+
+def _is_damaged(damage: list[Damage], table: str) -> bool:
+    return any(each.table == table for each in damage)

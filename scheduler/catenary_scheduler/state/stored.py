@@ -1,0 +1,327 @@
+"""What the values of every table hold: one struct for each kind of record.
+
+`codec` has the rules by which they may grow: fields are added with a default, never renamed, never
+given another meaning. Bounds are part of the type, so that a value can be well-formed and still be
+refused as nonsense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from catenary_scheduler.book import Reservation
+from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
+from catenary_scheduler.planning import Placement
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, SessionId
+from catenary_services.domain.packing import PackingGoal
+from catenary_services.domain.plan import ChainHop
+
+Name = Annotated[str, Meta(min_length=1, max_length=512)]
+Text = Annotated[str, Meta(max_length=65_536)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
+"""Bytes, or identifiers: whatever fits in 62 bits."""
+Moment = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
+"""Nanoseconds on the clock of who wrote it; one that was started late may know negative ones."""
+Span = Annotated[int, Meta(ge=0, le=86_400_000_000_000)]
+"""A duration in nanoseconds, of a day at most."""
+Share = Annotated[float, Meta(ge=0, lt=1e18)]
+"""A number that is neither negative nor infinite nor none at all."""
+Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
+
+
+# ---- deployments ----
+
+
+class StoredWish(Struct, frozen=True):
+    """How a model is to be served, as far as somebody said so."""
+
+    slo_ns: Span = 0
+    max_batch: Count = 0
+    partitions: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    packing: PackingGoal | None = None
+
+
+# ---- plan ----
+
+
+class _StoredStage(Struct, frozen=True):
+    blocks: list[Count]
+    agents: list[Name]
+
+
+class _StoredPipeline(Struct, frozen=True):
+    batch: Count
+    partitions: list[_StoredStage]
+
+
+class _StoredHop(Struct, frozen=True, omit_defaults=True):
+    agent: Name
+    blocks: list[Count]
+    entry: Count | UnsetType = UNSET
+
+
+class _StoredChain(Struct, frozen=True, omit_defaults=True):
+    capacity: Count
+    hops: list[_StoredHop]
+    role: Name | UnsetType = UNSET
+    cache_tokens: Size | UnsetType = UNSET
+
+
+class _StoredHost(Struct, frozen=True, omit_defaults=True):
+    agent: Name
+    blocks: list[Count]
+    block_slots: Count
+    cache_tokens: Size | UnsetType = UNSET
+
+
+class _StoredModel(Struct, frozen=True, omit_defaults=True):
+    name: Name
+    version: Name | UnsetType = UNSET
+    slo_ms: Share | UnsetType = UNSET
+    float16_boundaries: bool | UnsetType = UNSET
+    pipelines: list[_StoredPipeline] | UnsetType = UNSET
+    chains: list[_StoredChain] | UnsetType = UNSET
+    hosts: list[_StoredHost] | UnsetType = UNSET
+    session_tokens: Count | UnsetType = UNSET
+    packing: PackingGoal | UnsetType = UNSET
+    time_to_first_token_slo_ms: Share | UnsetType = UNSET
+    time_per_output_token_slo_ms: Share | UnsetType = UNSET
+
+
+class StoredPlacement(Struct, frozen=True):
+    """The fields of a placement document that this version knows; `parse_placement` reads on."""
+
+    models: list[_StoredModel]
+
+
+class StoredFigure(Struct, frozen=True, array_like=True):
+    """A number of one model."""
+
+    name: Name
+    version: Name
+    value: Finite
+
+
+class StoredNotes(Struct, frozen=True):
+    """What is remembered of how a plan was made."""
+
+    planner: Text
+    cause: Text
+    fallback: Text = ""
+    lines: tuple[Text, ...] = ()
+    remarks: tuple[Text, ...] = ()
+    shares: tuple[StoredFigure, ...] = ()
+    throughput_rps: tuple[StoredFigure, ...] = ()
+    chain_lines: tuple[Text, ...] = ()
+    latency_ns: tuple[StoredFigure, ...] = ()
+    binding: tuple[Text, ...] = ()
+
+
+class StoredDowntime(Struct, frozen=True, array_like=True):
+    """How long a model was not dispatched."""
+
+    model: tuple[Name, Name]
+    duration_ns: Size
+
+
+class StoredSwitch(Struct, frozen=True):
+    """The last change of plan."""
+
+    from_plan: Text
+    to_plan: Text
+    phase: Name
+    cause: Text = ""
+    problem: Text = ""
+    duration_ns: Size = 0
+    downtime_ns: tuple[StoredDowntime, ...] = ()
+
+
+class _StoredSums(Struct, frozen=True):
+    prior: Annotated[list[Finite], Meta(min_length=5, max_length=5)]
+    history: Annotated[list[Finite], Meta(min_length=5, max_length=5)]
+
+
+class StoredScaling(Struct, frozen=True):
+    """What was learned of how many workers a model needs."""
+
+    line: _StoredSums
+    cold_start_ns: Span
+
+
+# ---- measured ----
+
+
+class StoredGeneration(Struct, frozen=True, array_like=True):
+    """What generating costs in a range of decoder blocks; the last numbers were added later."""
+
+    prefill_ns: Share
+    prefill_token_ns: Share
+    decode_ns: Share
+    decode_session_ns: Share
+    decode_context_token_ns: Share = 0.0
+    decode_lone_ns: Share = 0.0
+    prefill_floor_ns: Share = 0.0
+    prefill_chunk_tokens: Share = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCost:
+    """What generating cost when it was measured at load, and what it has become if it differs."""
+
+    at_load: StoredGeneration
+    by_now: StoredGeneration | None = None
+
+
+StoredTimes = Annotated[list[Span], Meta(min_length=1, max_length=1024)]
+"""Compute nanoseconds at batch 1, 2, .."""
+StoredRate = Annotated[list[Annotated[int, Meta(ge=1, lt=1 << 50)]], Meta(min_length=1)]
+"""Bytes per second, the only number of its line."""
+Identifier = Annotated[int, Meta(ge=0)]
+"""Of a batch, a session or the start of a process. The bounds of a type end at 2^63, so whoever
+reads one sees to it that it is below 2^64."""
+Identifiers = Annotated[list[Identifier], Meta(min_length=1)]
+"""The only identifier of its line, and what later versions add."""
+
+
+# ---- for people ----
+
+
+class StoredAgent(Struct, frozen=True):
+    """An agent, for dashboards; the next leader reads only which ones there were, and where."""
+
+    server: Text
+    device: Text = ""
+    device_class: Text = ""
+    memory_bytes: Size = 0
+    link_bytes_per_second: Size = 0
+    virtual_level: Count = 1
+    device_id: Text = ""
+    incarnation: Annotated[int, Meta(ge=0)] = 0
+    state: Literal["joining", "ready", "draining", "lost"] | Name = "lost"
+    partitions: list[Name] = []
+
+
+class _StoredBatchHop(Struct, frozen=True, array_like=True):
+    agent: Name
+    partition: Name
+    start_ns: Moment
+    duration_ns: Size
+
+
+class _StoredSlice(Struct, frozen=True, array_like=True):
+    request: Name
+    request_row: Count
+    rows: Count
+    batch_row: Count
+
+
+class StoredBatch(Struct, frozen=True):
+    """A batch on its way, for people: agents report what they hold."""
+
+    rows: Count
+    expected_finish_ns: Moment
+    path: list[_StoredBatchHop] = []
+    slices: list[_StoredSlice] = []
+
+    @classmethod
+    def of(
+        cls,
+        rows: int,
+        expected_finish_ns: int,
+        path: Iterable[tuple[str, str, int, int]],
+        slices: Iterable[tuple[str, int, int, int]],
+    ) -> StoredBatch:
+        """Returns the record of a batch; a hop is (agent, partition, start, duration)."""
+        return cls(
+            rows,
+            expected_finish_ns,
+            [_StoredBatchHop(*hop) for hop in path],
+            [_StoredSlice(*piece) for piece in slices],
+        )
+
+
+# ---- sessions and book ----
+
+
+class StoredSessionHop(Struct, frozen=True, array_like=True):
+    """Blocks `[first_block, last_block)` of a session, on a partition of an agent."""
+
+    agent: Name
+    partition: Name
+    first_block: Count
+    last_block: Count
+
+
+class StoredSession(Struct, frozen=True):
+    """A generation on its way."""
+
+    hops: list[StoredSessionHop]
+    request: Text = ""
+    chain: Text = ""
+
+
+class StoredReservation(Struct, frozen=True, array_like=True):
+    """A line of the book, on the clock of who wrote it."""
+
+    start_ns: Moment
+    end_ns: Moment
+    expires_ns: Moment
+    done: Annotated[int, Meta(ge=0, le=1)] = 0
+    slots: Count = 0
+
+
+class StoredOwner(Struct, frozen=True, array_like=True):
+    """Who has it: a batch and the position of its hop; of a cache a session and 0."""
+
+    number: Identifier
+    position: Annotated[int, Meta(ge=0, lt=1 << 16)]
+
+
+class StoredClock(Struct, frozen=True, array_like=True):
+    """The same moment on the clock of who wrote last, and on that of Redis."""
+
+    scheduler_ns: Moment
+    redis_us: Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
+# ---- all of it ----
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """The table of plans; every field is there or not."""
+
+    file: str = ""
+    fixed: Placement | None = None
+    fixed_before: Placement | None = None
+    active: Placement | None = None
+    active_id: str = ""
+    notes: StoredNotes | None = None
+    last_switch: StoredSwitch | None = None
+    scaling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
+    """Fields that were there and could not be read."""
+
+
+Place = tuple[AgentId, PartitionKey]
+Link = tuple[AgentId, AgentId]
+Hops = tuple[ChainHop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMeasurements:
+    """The table of what was measured, by kind."""
+
+    times: Mapping[Place, list[int]] = field(default_factory=dict)
+    costs: Mapping[Place, StoredCost] = field(default_factory=dict)
+    links: Mapping[Link, int] = field(default_factory=dict)
+
+
+Lengths = Mapping[ModelKey, LengthPredictor]
+Sessions = Mapping[SessionId, Hops]
+Book = list[Reservation]

@@ -1,0 +1,192 @@
+"""Empties the journal into Redis every few milliseconds and keeps the lease, across outages.
+
+Nobody waits for this task. While Redis is away the leader goes on dispatching from memory; when it
+is back, the lease decides: still ours - go on; gone - take it with a higher epoch and write
+everything anew; somebody else's, or somebody led in between - this leader's term is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from catenary_scheduler.state.journal import Changes, Journal
+from catenary_scheduler.state.lease import Lease
+from catenary_scheduler.state.script import pass_cancellation
+from catenary_scheduler.state.store import Behind, Store
+from catenary_services.domain.groups import HIGHEST_GRANTED
+from catenary_services.domain.ids import Epoch
+from catenary_services.errors import StaleEpoch
+from catenary_services.log import get_logger
+from catenary_services.redis_client import problem_of
+
+_REDIS_FAILURES = (RedisError, OSError, TimeoutError)
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often the task does what."""
+
+    flush_s: float = 0.01
+    """Changes of this long go in one batch."""
+    renew_s: float = 0.5
+    """The lease is renewed this often."""
+    longest_backoff_s: float = 1.0
+    """Between attempts to reach Redis again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the state comes from, and who wants to know about changes of leadership."""
+
+    collect: Callable[[], None]
+    """Moves what changed since the last call into the journal."""
+    snapshot: Callable[[], Changes]
+    """Returns the whole state of this very moment, with `replace` set."""
+    epoch_raised: Callable[[Epoch], None]
+    """Called when the lease had to be taken again and orders must carry a higher epoch."""
+    failed: Callable[[str], None] = lambda _kind: None
+    """Called with a word for what went wrong (`catenary_services.redis_client.problem_of`)."""
+
+
+class WriteBehind:
+    """One leader's line to Redis.
+
+    Attributes:
+        connected: False while Redis does not answer, or takes no writes.
+        problem: Why, in one line; empty while it does.
+    """
+
+    def __init__(
+        self, store: Store, lease: Lease, journal: Journal, sources: Sources, rhythm: Rhythm
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._journal = journal
+        self._sources = sources
+        self._rhythm = rhythm
+        self._work = asyncio.Event()
+        self._renew_at = 0.0
+        self._beyond = 0
+        self._backoff_s = 0.0
+        self._kind = ""
+        self.connected = True
+        self.problem = ""
+
+    def touch(self) -> None:
+        """Says that something changed; it is written within a flush interval or two."""
+        self._work.set()
+
+    def go_beyond(self, epoch: int, *, shared: bool = False) -> None:
+        """Makes the epoch exceed one that an agent obeys: Redis must have lost its last writes.
+
+        Args:
+            epoch: What the agent obeys.
+            shared: Another leader has it, even if it is ours too.
+        """
+        if epoch > HIGHEST_GRANTED:
+            return  # nobody could go beyond
+        if epoch > self._lease.epoch or (shared and epoch == self._lease.epoch):
+            self._beyond = max(self._beyond, epoch)
+            self._work.set()
+
+    async def run(self) -> None:
+        """Runs until cancelled.
+
+        Raises:
+            StaleEpoch: this process no longer leads.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await self._wait_for_work(loop.time())
+                await self._beat(loop.time())
+            except _REDIS_FAILURES as failure:
+                pass_cancellation()
+                await self._back_off(failure)
+
+    async def flush(self) -> None:
+        """Writes what is pending now; errors of the connection pass through."""
+        self._sources.collect()
+        if self._journal:
+            await self._write()
+
+    async def _wait_for_work(self, now: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, self._renew_at - now)):
+                await self._work.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(self._rhythm.flush_s)  # what comes meanwhile goes along
+
+    async def _beat(self, now: float) -> None:
+        self._work.clear()
+        if self._beyond > 0:
+            await self._jump()
+        if now >= self._renew_at or not self.connected:
+            if not await self._lease.renew():
+                await self._reacquire()
+            self._renew_at = now + self._rhythm.renew_s
+        await self.flush()
+        if not self.connected:
+            _log.info("redis_connected", epoch=self._lease.epoch)
+        self.connected = True
+        self.problem = self._kind = ""
+        self._backoff_s = 0.0
+
+    async def _write(self) -> None:
+        journal = self._journal
+        if journal.needs_snapshot:
+            changes = self._sources.snapshot()
+            journal.snapshot_taken()
+        else:
+            changes = journal.take()
+        try:
+            await self._store.apply(self._lease, changes)
+        except StaleEpoch:
+            journal.put_back(changes)
+            await self._reacquire()
+        except Behind as behind:
+            _log.warning("redis_behind", epoch=self._lease.epoch, why=behind.why)
+            journal.require_snapshot()
+            self._work.set()
+        except BaseException:
+            journal.put_back(changes)
+            raise
+
+    async def _reacquire(self) -> None:
+        """Takes an expired lease again, unless anybody has led since it was ours."""
+        before = max(self._lease.epoch, self._beyond)
+        if not await self._lease.try_acquire(self._beyond):
+            raise StaleEpoch(f"another scheduler leads; epoch {before} is over")
+        if not self._lease.follows(before):
+            await self._lease.release()
+            raise StaleEpoch(f"another scheduler led since epoch {before}")
+        self._beyond = 0
+        self._journal.require_snapshot()
+        self._work.set()
+        _log.warning("lease_reacquired", epoch=self._lease.epoch)
+        self._sources.epoch_raised(self._lease.epoch)
+
+    async def _jump(self) -> None:
+        if not await self._lease.renew():
+            self._beyond = 0  # a real successor: an ordinary loss of the lease
+            return await self._reacquire()
+        await self._lease.release()
+        return await self._reacquire()
+
+    async def _back_off(self, failure: BaseException) -> None:
+        kind, self.problem = problem_of(failure)
+        if kind != self._kind:  # once for each: an outage may last, and disks fill up with logs too
+            _log.warning("redis_lost", reason=kind, error=self.problem)
+        self._kind = kind
+        self.connected = False
+        self._sources.failed(kind)
+        self._sources.collect()  # keeps the dispatcher's own list short
+        self._backoff_s = min(self._rhythm.longest_backoff_s, max(0.02, self._backoff_s * 2))
+        await asyncio.sleep(self._backoff_s)
+        self._work.set()

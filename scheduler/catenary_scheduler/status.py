@@ -1,0 +1,105 @@
+"""The cluster at one moment, as operators see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.agent_status import add_agents
+from catenary_scheduler.clock import now_ns
+from catenary_scheduler.session_admin import SessionFigures, hop_status
+from catenary_scheduler.software_versions import add_versions
+from catenary_scheduler.term import Term
+from catenary_services.domain.plan import Chain, Pipeline
+
+
+def status_of(term: Term) -> admin_pb2.GetStatusResponse:
+    """Returns the cluster as operators see it."""
+    dispatcher = term.dispatcher.statistics()
+    status = admin_pb2.GetStatusResponse(
+        scheduler_id=term.settings.scheduler_id,
+        epoch=term.epoch,
+        plan_id=term.cluster.plan_id,
+        gateways=[g.gateway_id for g in term.gateways.gateways.values() if g.session is not None],
+        queued_requests=len(term.waiting)
+        + dispatcher["queued_rows"]
+        + dispatcher["queued_requests"],
+        batches_in_flight=len(term.in_flight),
+        live_reservations=len(term.dispatcher.snapshot()),
+        redis_connected=term.write_behind.connected,
+        redis_problem=term.write_behind.problem,
+        sessions_in_flight=len(term.live),
+        moves_done=dispatcher["kv_moves"] + dispatcher["tokens_moves"],
+        moves_failed=dispatcher["failed_moves"],
+        audits=term.audits.audits,
+        leaks_mended=term.audits.leaks_mended,
+        takeover_problems=term.takeover_problems,
+        quarantined_records=term.quarantined,
+    )
+    add_agents(status, term)
+    add_versions(status, term)
+    _add_models(status, term)
+    for reference, problem in term.deployments.problems.items():
+        name, _, version = reference.partition(":")
+        status.models.add(name=name, version=version, ready=False, reason=problem)
+    return status
+
+
+def _add_models(status: admin_pb2.GetStatusResponse, term: Term) -> None:
+    active = term.cluster.active
+    plans = {model.model: model for model in active.plan.models} if active else {}
+    sessions, by_chain = term.live.by_model(), term.live.by_chain()
+    figures = SessionFigures(term.moves.sessions())
+    for key in term.deployments.ready:
+        reason = term.cluster.reason(key)
+        plan = plans.get(key)
+        status.models.add(
+            name=key.name,
+            version=key.version,
+            ready=not reason,
+            reason=reason,
+            pipelines=len(plan.pipelines) if plan is not None else 0,
+            queued_requests=term.waiting.count(key) + term.dispatcher.chained.queued(key),
+            chains=[
+                _chain(chain, by_chain, figures, term.sessions.latency.message(key, chain))
+                for chain in (plan.chains if plan is not None else ())
+            ],
+            sessions=sessions[key],
+            packing=plan.packing if plan is not None and plan.chains else "",
+            sessions_moving=figures.moving[key],
+            attainment_ratio=term.autoscaler.attainment(key, now_ns()),
+            pipelines_served=[_pipeline(each) for each in (plan.pipelines if plan else ())],
+        )
+
+
+def _pipeline(pipeline: Pipeline) -> admin_pb2.PipelineStatus:
+    return admin_pb2.PipelineStatus(
+        batch=pipeline.batch_size,
+        stages=[
+            admin_pb2.PoolStatus(
+                first_block=stage.partition.first_block,
+                last_block=stage.partition.last_block,
+                agent_ids=stage.agents,
+            )
+            for stage in pipeline.stages
+        ],
+    )
+
+
+def _chain(
+    chain: Chain,
+    sessions: Mapping[str, int],
+    figures: SessionFigures,
+    lines: admin_pb2.LatencyLines | None,
+) -> admin_pb2.ChainStatus:
+    return admin_pb2.ChainStatus(
+        chain_id=chain.chain_id,
+        hops=[hop_status(hop) for hop in chain.hops],
+        capacity=chain.capacity,
+        sessions=sessions.get(chain.chain_id, 0),
+        service_ns=chain.service_ns,
+        role=chain.role,
+        lines=lines,
+        cache_tokens=round(chain.cache_tokens),
+        cached_tokens=figures.cached_tokens[chain.chain_id],
+    )

@@ -1,0 +1,266 @@
+"""One change from the plan in force to the next, as a state machine without I/O.
+
+    loading ──► done                          everything fits side by side: no pause at all
+       │
+       └──► flushing ──► moving ──► done      crowded agents must give up old partitions first
+
+    loading, flushing ──► rolled back         nothing was given up yet: the old plan just goes on
+    moving ──► returning ──► rolled back      crowded agents load their old partitions again
+
+While flushing, moving and returning, models that lose a pool on a crowded agent are dispatched to
+what is left of their pipelines; one without a whole pipeline is *paused*: its requests wait in
+their queue, and the time until they can be dispatched again is its downtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from catenary_scheduler.planning import Placement
+from catenary_scheduler.targets import can_go_back, only
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+)
+from catenary_services.domain.plan import ModelPlan, Pipeline, Plan
+
+_FLUSH_GRACE_NS = 5 * NANOSECONDS_PER_SECOND
+
+
+class Phase(StrEnum):
+    """Where a switch is; the last two are ends."""
+
+    LOADING = "loading"
+    FLUSHING = "flushing"
+    MOVING = "moving"
+    RETURNING = "returning"
+    DONE = "done"
+    ROLLED_BACK = "rolled back"
+
+
+ENDS = (Phase.DONE, Phase.ROLLED_BACK)
+Hosting = tuple[AgentId, PartitionKey]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The cluster as a switch sees it at one moment.
+
+    Attributes:
+        now_ns: The moment.
+        active: The placement in force.
+        missing: What a placement still lacks; agents that need not be waited for do not count.
+        is_present: True for an agent that is connected.
+        gave_up: Why an agent cannot load a partition; empty while it may still succeed.
+        is_crowded: True for an agent that cannot hold what it lacks beside what it has.
+        is_ordered: True while an agent was told to load a partition and has not answered.
+        in_use: True while a batch on its way, or a session, needs a partition.
+        surplus: What an agent has loaded that is not part of a placement.
+        objection: Why a placement cannot be dispatched by although it is loaded; empty if it can.
+    """
+
+    now_ns: Nanoseconds
+    active: Placement
+    missing: Callable[[Placement], list[Hosting]]
+    is_present: Callable[[AgentId], bool]
+    gave_up: Callable[[AgentId, PartitionKey], str]
+    is_crowded: Callable[[AgentId], bool]
+    is_ordered: Callable[[AgentId, PartitionKey], bool]
+    in_use: Callable[[AgentId, PartitionKey], bool]
+    surplus: Callable[[AgentId, Placement], list[PartitionKey]]
+    objection: Callable[[Placement], str]
+
+
+@dataclass(slots=True)
+class Switch:
+    """One attempt to change the plan.
+
+    Invariant: `crowded`, `affected` and `paused` are empty while loading; `problem` is set from the
+    moment it was decided to go back.
+    """
+
+    new: Placement
+    """What is to be in force in the end: the whole cluster."""
+    models: frozenset[ModelKey]
+    """Those served before and after, but not alike: what this switch is about."""
+    cause: str
+    """In words: who or what wanted it."""
+    from_plan: str
+    began_ns: Nanoseconds
+    timeout_ns: Nanoseconds
+    witnesses: frozenset[AgentId] = frozenset()
+    """Agents of the new placement that were there when it began: losing one ends the switch."""
+    phase: Phase = Phase.LOADING
+    since_ns: Nanoseconds = 0
+    """When the phase began."""
+    crowded: frozenset[AgentId] = frozenset()
+    """Agents that must give up old partitions before they can load new ones."""
+    affected: frozenset[ModelKey] = frozenset()
+    """Models of the old plan that lose a pool on a crowded agent."""
+    paused: dict[ModelKey, Nanoseconds] = field(default_factory=dict)
+    """Models without a whole pipeline, and since when."""
+    downtime_ns: dict[ModelKey, Nanoseconds] = field(default_factory=dict)
+    has_moved: bool = False
+    """Old partitions were given up: they have to be loaded again before the old plan is whole."""
+    problem: str = ""
+    to_plan: str = ""
+    ended_ns: Nanoseconds = 0
+
+    @property
+    def part(self) -> Placement:
+        """What this switch waits for; models that are new are served as soon as they can be."""
+        return only(self.new, self.models)
+
+    @property
+    def is_over(self) -> bool:
+        """True once it is done or rolled back."""
+        return self.phase in ENDS
+
+    @property
+    def is_holding(self) -> bool:
+        """True while affected models must not be dispatched to crowded agents."""
+        return self.phase in (Phase.FLUSHING, Phase.MOVING, Phase.RETURNING)
+
+    def advance(self, facts: Facts) -> bool:
+        """Does one step if one is possible; True if the phase changed."""
+        before = self.phase
+        if self.phase is Phase.LOADING:
+            self._load(facts)
+        elif self.phase is Phase.FLUSHING:
+            self._flush(facts)
+        elif self.phase is Phase.MOVING:
+            self._move(facts)
+        elif self.phase is Phase.RETURNING:
+            self._return(facts)
+        return self.phase is not before
+
+    def go_back(self, problem: str, facts: Facts) -> None:
+        """Gives the new plan up."""
+        self.problem = problem
+        self._enter(Phase.RETURNING if self.has_moved else Phase.ROLLED_BACK, facts)
+
+    def reduced(self, plan: Plan) -> Plan:
+        """Returns what of the old plan may be dispatched by: all of it unless something is held."""
+        if not self.is_holding:
+            return plan
+        return replace(
+            plan,
+            models=tuple(
+                _without(model, self.crowded) if model.model in self.affected else model
+                for model in plan.models
+            ),
+        )
+
+    def pause(self, models: Iterable[ModelKey], now_ns: Nanoseconds) -> None:
+        """Notes which models cannot be dispatched from now on."""
+        self.paused = dict.fromkeys(models, now_ns)
+
+    def resume(self, now_ns: Nanoseconds) -> None:
+        """Notes that every model can be dispatched again."""
+        for model, since_ns in self.paused.items():
+            self.downtime_ns[model] = self.downtime_ns.get(model, 0) + now_ns - since_ns
+        self.paused = {}
+
+    # ---- one phase each ----
+
+    def _load(self, facts: Facts) -> None:
+        if self._turned_back(facts):
+            return
+        lacking = facts.missing(self.part)
+        if not lacking:
+            self._finish(facts)
+            return
+        crowded = frozenset(agent for agent, _ in lacking if facts.is_crowded(agent))
+        waited_for = any(
+            agent not in crowded or facts.is_ordered(agent, key) for agent, key in lacking
+        )
+        if waited_for:
+            return
+        self.crowded = crowded
+        served = {model.model for model in facts.active.models}
+        surplus = {key.model for agent in crowded for key in facts.surplus(agent, self.new)}
+        self.affected = frozenset(surplus & served)
+        self._enter(Phase.FLUSHING, facts)
+
+    def _flush(self, facts: Facts) -> None:
+        if self._turned_back(facts):
+            return
+        busy = any(
+            facts.in_use(agent, key)
+            for agent in self.crowded
+            for key in facts.surplus(agent, self.new)
+        )
+        longest = max((model.slo_ns for model in facts.active.models), default=0)
+        if not busy:
+            self.has_moved = True
+            self._enter(Phase.MOVING, facts)
+        elif facts.now_ns - self.since_ns > 2 * longest + _FLUSH_GRACE_NS:
+            self.go_back("batches of the old plan did not come to an end", facts)
+
+    def _move(self, facts: Facts) -> None:
+        if not self._turned_back(facts) and not facts.missing(self.part):
+            self._finish(facts)
+
+    def _return(self, facts: Facts) -> None:
+        # Nobody waits here for an agent that is gone or cannot: what is whole goes on without it.
+        lacking = [
+            agent
+            for agent, key in facts.missing(facts.active)
+            if facts.is_present(agent) and not facts.gave_up(agent, key)
+        ]
+        if not lacking:
+            self._enter(Phase.ROLLED_BACK, facts)
+
+    def _finish(self, facts: Facts) -> None:
+        objection = facts.objection(self.part)
+        if objection and can_go_back(facts.active, self.new, facts.is_present):
+            self.go_back(objection, facts)
+        else:
+            self._enter(Phase.DONE, facts)
+
+    def _enter(self, phase: Phase, facts: Facts) -> None:
+        self.phase, self.since_ns = phase, facts.now_ns
+        if self.is_over:
+            self.ended_ns = facts.now_ns
+
+    def _turned_back(self, facts: Facts) -> bool:
+        problem = self._trouble(facts)
+        if not problem or not can_go_back(facts.active, self.new, facts.is_present):
+            return False
+        self.go_back(problem, facts)
+        return True
+
+    def _trouble(self, facts: Facts) -> str:
+        """Returns why the new plan will not come about; empty while it may."""
+        for agent in sorted(self.witnesses):
+            if not facts.is_present(agent):
+                return f"{agent} was lost"
+        lacking = facts.missing(self.part)
+        for agent, key in lacking:
+            problem = facts.gave_up(agent, key)
+            # What a crowded agent refused beside its old partitions it will be asked again.
+            if problem and (self.has_moved or not facts.is_crowded(agent)):
+                return f"{agent} cannot load {key}: {problem}"
+        if facts.now_ns - self.began_ns > self.timeout_ns:
+            what = ", ".join(f"{key} on {agent}" for agent, key in lacking)
+            seconds = self.timeout_ns / NANOSECONDS_PER_SECOND
+            return f"not ready within {seconds:.0f} s" + (f", waiting for {what}" if what else "")
+        return ""
+
+
+def _without(model: ModelPlan, gone: frozenset[AgentId]) -> ModelPlan:
+    pipelines = []
+    for pipeline in model.pipelines:
+        stages = tuple(
+            replace(stage, agents=tuple(agent for agent in stage.agents if agent not in gone))
+            for stage in pipeline.stages
+        )
+        if all(stage.agents for stage in stages):
+            pipelines.append(Pipeline(pipeline.pipeline_id, pipeline.batch_size, stages))
+    chains = tuple(c for c in model.chains if not any(hop.agent in gone for hop in c.hops))
+    return replace(model, pipelines=tuple(pipelines), chains=chains)

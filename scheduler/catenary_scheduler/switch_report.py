@@ -1,0 +1,127 @@
+"""What is told of a switch: to operators, to the event stream, to the next leader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.state.stored import StoredDowntime, StoredSwitch
+from catenary_scheduler.switch import Phase, Switch
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_MILLISECOND,
+    NANOSECONDS_PER_SECOND,
+    ModelKey,
+    Nanoseconds,
+)
+from catenary_services.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchReport:
+    """A switch under way, or one that is over."""
+
+    from_plan: str
+    to_plan: str
+    phase: Phase
+    cause: str
+    problem: str
+    duration_ns: Nanoseconds
+    downtime_ns: tuple[tuple[ModelKey, Nanoseconds], ...]
+
+    @classmethod
+    def of(cls, switch: Switch, now_ns: Nanoseconds) -> SwitchReport:
+        """Returns the report of a switch as of now."""
+        downtime = dict(switch.downtime_ns)
+        for model, since_ns in switch.paused.items():
+            downtime[model] = downtime.get(model, 0) + now_ns - since_ns
+        return cls(
+            switch.from_plan,
+            switch.to_plan,
+            switch.phase,
+            switch.cause,
+            switch.problem,
+            (switch.ended_ns if switch.is_over else now_ns) - switch.began_ns,
+            tuple(sorted(downtime.items())),
+        )
+
+    @classmethod
+    def of_stored(cls, stored: StoredSwitch) -> SwitchReport | None:
+        """Returns the report that was stored; None if its phase is one of a later version."""
+        if stored.phase not in {phase.value for phase in Phase}:
+            return None
+        return cls(
+            from_plan=stored.from_plan,
+            to_plan=stored.to_plan,
+            phase=Phase(stored.phase),
+            cause=stored.cause,
+            problem=stored.problem,
+            duration_ns=stored.duration_ns,
+            downtime_ns=tuple(
+                (ModelKey(*each.model), each.duration_ns) for each in stored.downtime_ns
+            ),
+        )
+
+    def stored(self) -> StoredSwitch:
+        """Returns what Redis keeps of it."""
+        downtime = tuple(
+            StoredDowntime((key.name, key.version), ns) for key, ns in self.downtime_ns
+        )
+        return StoredSwitch(
+            self.from_plan, self.to_plan, self.phase.value, self.cause, self.problem,
+            self.duration_ns, downtime,
+        )  # fmt: skip
+
+    def as_event(self) -> tuple[str, dict[str, str]]:
+        """Returns kind and facts for the log and the event stream."""
+        longest_ns = max((ns for _, ns in self.downtime_ns), default=0)
+        kind = "plan_switched" if self.phase is Phase.DONE else "plan_rolled_back"
+        return kind, {
+            "from": self.from_plan,
+            "to": self.to_plan,
+            "cause": self.cause,
+            "problem": self.problem,
+            "duration_ms": f"{self.duration_ns / NANOSECONDS_PER_MILLISECOND:.1f}",
+            "downtime_ms": f"{longest_ns / NANOSECONDS_PER_MILLISECOND:.1f}",
+        }
+
+    def as_message(self) -> admin_pb2.PlanSwitch:
+        """Returns what Admin answers."""
+        return admin_pb2.PlanSwitch(
+            from_plan=self.from_plan,
+            to_plan=self.to_plan,
+            phase=self.phase,
+            cause=self.cause,
+            problem=self.problem,
+            duration_ns=self.duration_ns,
+            downtime=[
+                admin_pb2.ModelDowntime(model=key.name, version=key.version, downtime_ns=ns)
+                for key, ns in self.downtime_ns
+            ],
+        )
+
+    def in_words(self) -> str:
+        """Returns one or two sentences."""
+        taken = _seconds(self.duration_ns)
+        if self.phase is Phase.DONE:
+            said = f"The last switch, from {self.from_plan} to {self.to_plan}, took {taken}"
+        elif self.phase is Phase.ROLLED_BACK:
+            said = f"The last switch went back to {self.from_plan} after {taken}: {self.problem}"
+        elif self.phase is Phase.RETURNING:
+            said = f"A switch is going back to {self.from_plan}: {self.problem}"
+        else:
+            said = f"A switch from {self.from_plan} is {self.phase} since {taken}"
+        pauses = [f"{key} was not dispatched for {_seconds(ns)}" for key, ns in self.downtime_ns]
+        pause = ", ".join(pauses) or "no model was paused"
+        return f"{said}; {pause}. Its cause: {self.cause}."
+
+
+def observe_switch(report: SwitchReport, metrics: Metrics) -> None:
+    """Counts a switch that is over."""
+    metrics.plan_switches.labels(report.phase.value).inc()
+    metrics.plan_switch_seconds.observe(report.duration_ns / NANOSECONDS_PER_SECOND)
+    for model, downtime_ns in report.downtime_ns:
+        metrics.plan_downtime.labels(model.name).inc(downtime_ns / NANOSECONDS_PER_SECOND)
+
+
+def _seconds(duration_ns: Nanoseconds) -> str:
+    return f"{duration_ns / NANOSECONDS_PER_SECOND:.3f} s"

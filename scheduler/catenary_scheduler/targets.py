@@ -1,0 +1,239 @@
+"""Questions about placements, without state: who must host what, and is it enough to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from catenary_scheduler.planning import (
+    ModelPlacement,
+    PipelinePlacement,
+    Placement,
+    StagePlacement,
+    without_agents,
+)
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
+from catenary_services.domain.plan import Chain, ModelPlan, Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNeed:
+    """The key-value caches a range of decoder blocks must have room for."""
+
+    block_slots: int
+    session_tokens: int
+    entry_blocks: tuple[int, ...]
+    """Where chains enter, in order; the first block of the partition is always one."""
+    cache_tokens: int = 0
+    """What its memory must hold, tokens counted once per block; 0: every slot at full length."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens there must be memory for, counted once per block."""
+        return self.cache_tokens or self.block_slots * self.session_tokens
+
+    def includes(self, other: CacheNeed) -> bool:
+        """True if whoever has this lacks nothing of `other`."""
+        return (
+            self.block_slots >= other.block_slots
+            and self.session_tokens >= other.session_tokens
+            and self.tokens >= other.tokens
+            and set(other.entry_blocks) <= set(self.entry_blocks)
+        )
+
+    def joined(self, other: CacheNeed) -> CacheNeed:
+        """Returns what serves both."""
+        slots = max(self.block_slots, other.block_slots)
+        most = max(self.session_tokens, other.session_tokens)
+        tokens = max(self.tokens, other.tokens)
+        entries = tuple(sorted({*self.entry_blocks, *other.entry_blocks}))
+        return CacheNeed(slots, most, entries, tokens if tokens < slots * most else 0)
+
+
+class Need(NamedTuple):
+    """How an agent must host a partition."""
+
+    batch: int
+    """The largest batch it must run; of decoder blocks the most sessions at a time."""
+    float16: bool
+    """Whether feature maps cross its boundaries as float16."""
+    cache: CacheNeed | None = None
+    """Set for decoder blocks."""
+
+
+Wanted = dict[PartitionKey, Need]
+"""What an agent must host, and how."""
+
+
+def joined(one: Wanted, other: Wanted) -> Wanted:
+    """Returns what serves both; where only one can be, it is `other`."""
+    both = {**one, **other}
+    for key in one.keys() & other.keys():
+        mine, theirs = one[key].cache, other[key].cache
+        if mine is not None and theirs is not None:
+            batch = max(one[key].batch, other[key].batch)
+            both[key] = Need(batch, other[key].float16, mine.joined(theirs))
+    return both
+
+
+def agents_of(placement: Placement) -> set[AgentId]:
+    """Returns every agent a placement names."""
+    named = {agent for _, _, stage in stages_of(placement) for agent in stage.agents}
+    return named | {host.agent for model in placement.models for host in model.hosts}
+
+
+def stages_of(
+    placement: Placement,
+) -> Iterator[tuple[ModelPlacement, PipelinePlacement, StagePlacement]]:
+    """Returns every stage with the model and pipeline it belongs to."""
+    for model in placement.models:
+        for pipeline in model.pipelines:
+            for stage in pipeline.stages:
+                yield model, pipeline, stage
+
+
+def partition_of(model: ModelPlacement, stage: StagePlacement) -> PartitionKey:
+    """Returns the key of a stage's partition."""
+    return PartitionKey(model.model, stage.first_block, stage.last_block)
+
+
+def wanted_of(placement: Placement, agent: AgentId) -> Wanted:
+    """Returns what one agent must host."""
+    return wanted_by_agent(placement).get(agent, {})
+
+
+def wanted_by_agent(placement: Placement | None) -> dict[AgentId, Wanted]:
+    """Returns what every agent of a placement must host."""
+    wanted: dict[AgentId, Wanted] = {}
+    for model, pipeline, stage in stages_of(placement or Placement(())):
+        key = partition_of(model, stage)
+        for agent in stage.agents:
+            mine = wanted.setdefault(agent, {})
+            known = mine.get(key)
+            batch = max(pipeline.batch_size, known.batch if known is not None else 0)
+            mine[key] = Need(batch, model.float16_boundaries)
+    for model in placement.models if placement is not None else ():
+        for agent, key, need in hosts_of(model):
+            wanted.setdefault(agent, {})[key] = need
+    return wanted
+
+
+def hosts_of(model: ModelPlacement) -> Iterator[tuple[AgentId, PartitionKey, Need]]:
+    """Returns who hosts the blocks of a model that generates text, and how."""
+    entries: dict[tuple[AgentId, int, int], set[int]] = {}
+    sessions: dict[tuple[AgentId, int, int], int] = {}
+    for chain in model.chains:
+        for hop in chain.hops:
+            entries.setdefault(hop.host, {hop.first_block}).add(hop.entry)
+            sessions[hop.host] = sessions.get(hop.host, 0) + chain.capacity
+    for host in model.hosts:
+        inside = tuple(sorted(entries.get(host.host, {host.first_block})))
+        cache = CacheNeed(host.block_slots, model.session_tokens, inside, host.cache_tokens)
+        key = PartitionKey(model.model, host.first_block, host.last_block)
+        yield host.agent, key, Need(sessions.get(host.host, 1), False, cache)
+
+
+def without(placement: Placement, gone: set[AgentId]) -> Placement:
+    """Returns the placement without some agents, and without what they alone could host."""
+    models = []
+    for model in placement.models:
+        pipelines = []
+        for pipeline in model.pipelines:
+            stages = tuple(
+                replace(stage, agents=tuple(a for a in stage.agents if a not in gone))
+                for stage in pipeline.stages
+            )
+            if all(stage.agents for stage in stages):
+                pipelines.append(replace(pipeline, stages=stages))
+        chains, hosts = without_agents(model.chains, model.hosts, gone)
+        if pipelines or chains:
+            models.append(replace(model, pipelines=tuple(pipelines), chains=chains, hosts=hosts))
+    return replace(placement, models=tuple(models))
+
+
+def needs_any(model: ModelPlacement, agents: Set[AgentId]) -> bool:
+    """True if a model is served less, or not at all, if some agents do not load their parts."""
+    for pipeline in model.pipelines:
+        if any(agents >= set(stage.agents) for stage in pipeline.stages):
+            return True
+    return any(host.agent in agents for host in model.hosts)
+
+
+def changing(old: Placement, new: Placement) -> frozenset[ModelKey]:
+    """Returns the models both placements serve, but not alike."""
+    before = {model.model: model for model in old.models}
+    return frozenset(model.model for model in new.models if before.get(model.model, model) != model)
+
+
+def only(placement: Placement, models: Iterable[ModelKey]) -> Placement:
+    """Returns the part of a placement that is about some models."""
+    wanted = set(models)
+    return Placement(tuple(model for model in placement.models if model.model in wanted))
+
+
+def can_go_back(old: Placement, new: Placement, is_present: Callable[[AgentId], bool]) -> bool:
+    """True if the old plan still serves every model the new one does, with the agents there are."""
+    gone = {agent for agent in agents_of(old) if not is_present(agent)}
+    served = {model.model for model in without(old, gone).models}
+    both = {model.model for model in old.models} & {model.model for model in new.models}
+    return both <= served
+
+
+Hosts = Callable[[AgentId, PartitionKey, Need], bool]
+"""True if an agent is there and hosts a partition as it is needed."""
+
+
+def missing(
+    placement: Placement, hosts: Hosts, excused: Callable[[AgentId], bool]
+) -> list[tuple[AgentId, PartitionKey]]:
+    """Returns what still has to be loaded before a placement can be activated.
+
+    An excused agent is not waited for, as long as every pool, or a chain, has all it needs.
+    """
+    lacking = []
+    for model, pipeline, stage in stages_of(placement):
+        key = partition_of(model, stage)
+        need = Need(pipeline.batch_size, model.float16_boundaries)
+        late = [agent for agent in stage.agents if not hosts(agent, key, need)]
+        enough = len(late) < len(stage.agents)
+        lacking += [(agent, key) for agent in late if not (enough and excused(agent))]
+    for model in placement.models:
+        behind = [
+            (agent, key) for agent, key, need in hosts_of(model) if not hosts(agent, key, need)
+        ]
+        waited_for = [(agent, key) for agent, key in behind if not excused(agent)]
+        absent = {agent for agent, _ in behind if excused(agent)}
+        left, _ = without_agents(model.chains, model.hosts, absent)
+        lacking += waited_for if left else behind
+    return lacking
+
+
+Serves = Callable[[AgentId, PartitionKey], bool]
+"""True if an agent can serve a partition now."""
+
+
+def can_serve(pipeline: Pipeline, serves: Serves) -> bool:
+    """True if every pool of the pipeline has an agent the dispatcher may use."""
+    return all(
+        any(serves(agent, stage.partition) for agent in stage.agents) for stage in pipeline.stages
+    )
+
+
+def can_generate(chain: Chain, serves: Serves) -> bool:
+    """True if the dispatcher may use every agent of the chain."""
+    return all(serves(hop.agent, hop.partition) for hop in chain.hops)
+
+
+def empty_pools(plan: ModelPlan, serves: Serves) -> list[str]:
+    """Returns, in words, what a model's pipelines or chains lack."""
+    pools = [
+        f"nobody hosts blocks {stage.partition.first_block} to {stage.partition.last_block}"
+        f" (waiting for {', '.join(stage.agents)})"
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        if not any(serves(agent, stage.partition) for agent in stage.agents)
+    ]
+    hops = [hop for chain in plan.chains for hop in chain.hops]
+    absent = sorted({hop.agent for hop in hops if not serves(hop.agent, hop.partition)})
+    return [*pools, f"no chain is whole (waiting for {', '.join(absent)})"] if absent else pools

@@ -1,0 +1,120 @@
+"""Timelines as operators see them: bookings of every device and link, as offsets from now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.clock import now_ns
+from catenary_scheduler.timelines import LONGEST_NS, Interval, Used
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
+
+if TYPE_CHECKING:
+    from catenary_scheduler.book import Reservation
+    from catenary_scheduler.term import Term
+
+_BACK_NS = 2 * NANOSECONDS_PER_SECOND
+_AHEAD_NS = NANOSECONDS_PER_SECOND
+_MOST_BOOKINGS = 10_000
+_AT_ONCE = 128
+"""After so many batches whatever else the scheduler has to do comes first."""
+
+
+async def timelines_of(
+    term: Term, request: admin_pb2.GetTimelinesRequest
+) -> admin_pb2.GetTimelinesResponse:
+    """Returns what was booked and what really was, the newest first if there is too much of it."""
+    back_ns = min(request.back_ns or _BACK_NS, LONGEST_NS)
+    report = _Report(term, back_ns, min(request.ahead_ns or _AHEAD_NS, LONGEST_NS))
+    for used in term.timelines.spans():
+        report.add(used)
+    report.add_restored(term.dispatcher.snapshot())
+    for number, entry in enumerate(reversed(term.timelines.batches())):
+        if report.is_full:
+            break
+        if number % _AT_ONCE == _AT_ONCE - 1:
+            await asyncio.sleep(0)
+        over = entry.command.batch not in term.in_flight
+        for used in entry.uses():
+            report.add(used, over=over)
+    return report.answer()
+
+
+class _Report:
+    """An answer in the making."""
+
+    def __init__(self, term: Term, back_ns: Nanoseconds, ahead_ns: Nanoseconds) -> None:
+        self._now = now_ns()
+        self._window = self._now - back_ns, self._now + ahead_ns
+        self._term = term
+        self._servers = {
+            agent: record.agent.server for agent, record in term.cluster.roster.items()
+        }
+        self._bookings: dict[tuple[str, str], list[admin_pb2.Booking]] = {}
+        self._count = 0
+        for agent, server in self._servers.items():  # an idle one has a line, too
+            for line in (("gpu", agent), ("uplink", server), ("downlink", server)):
+                self._bookings[line] = []
+
+    @property
+    def is_full(self) -> bool:
+        """True if nothing more is taken."""
+        return self._count >= _MOST_BOOKINGS
+
+    def add(self, used: Used, *, over: bool = False) -> None:
+        """Adds a use; what an ended batch was to do later is not going to be."""
+        begin, end = self._window
+        known = [each for each in (used.booked, used.real) if each is not None]
+        if not any(each[0] < end and each[1] > begin for each in known) or self.is_full:
+            return
+        if over and used.real is None and used.booked is not None and used.booked[0] > self._now:
+            return
+        booking = admin_pb2.Booking(batch_id=used.batch, model=str(used.model), rows=used.rows)
+        self._enter(booking, used.booked, used.real)
+        for line in self._lines(used.agent, used.sender):
+            self._bookings.setdefault(line, []).append(booking)
+            self._count += 1
+
+    def add_restored(self, reservations: list[Reservation]) -> None:
+        """Adds what a predecessor booked and nobody here dispatched."""
+        begin, end = self._window
+        for each in reservations:
+            if each.slots or each.batch in self._term.timelines or self.is_full:
+                continue
+            if each.start_ns >= end or each.end_ns <= begin:
+                continue
+            kind, _, owner = each.resource.partition("/")
+            booking = admin_pb2.Booking(batch_id=each.batch)
+            interval = each.start_ns, each.end_ns
+            self._enter(booking, *((None, interval) if each.done else (interval, None)))
+            self._bookings.setdefault((kind, owner), []).append(booking)
+            self._count += 1
+
+    def answer(self) -> admin_pb2.GetTimelinesResponse:
+        """Returns the answer."""
+        complete = self._term.timelines.is_complete(self._window[0]) and not self.is_full
+        answer = admin_pb2.GetTimelinesResponse(truncated=not complete)
+        for (kind, owner), bookings in sorted(self._bookings.items(), key=lambda item: item[0]):
+            bookings.sort(key=lambda each: each.booked_start_ns or each.real_start_ns)
+            answer.resources.add(kind=kind, owner=owner, bookings=bookings, group=self._term.group)
+        return answer
+
+    def _lines(self, agent: AgentId, sender: AgentId | None) -> Iterator[tuple[str, str]]:
+        if sender is None:
+            yield "gpu", agent
+            return
+        if sender in self._servers:
+            yield "uplink", self._servers[sender]
+        if agent in self._servers:
+            yield "downlink", self._servers[agent]
+
+    def _enter(
+        self, booking: admin_pb2.Booking, booked: Interval | None, real: Interval | None
+    ) -> None:
+        """Writes moments as offsets; what is not known stays 0."""
+        if booked is not None:
+            booking.booked_start_ns, booking.booked_end_ns = (each - self._now for each in booked)
+        if real is not None:
+            booking.real_start_ns, booking.real_end_ns = (each - self._now for each in real)

@@ -1,0 +1,162 @@
+"""What devices and links were booked for lately, and what agents say they really did.
+
+Noting a dispatch is one entry in a queue: commands are immutable and say everything as it was
+booked. All else is done when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from catenary_scheduler.dispatch.events import DispatchBatch, PlannedHop, StageReported
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    BatchId,
+    ModelKey,
+    Nanoseconds,
+)
+
+LONGEST_NS = 30 * NANOSECONDS_PER_SECOND
+"""Nobody can ask for what is further back."""
+_MOST_BATCHES = 16_384
+_MOST_SPANS = 8_192
+_ROUND_NS = 20_000_000
+"""Reports of an agent that come within so long of each other are of the same time."""
+
+Kind = Literal["gpu", "link"]
+Interval = tuple[Nanoseconds, Nanoseconds]
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """One use of a device, or of the links between two agents, by one batch.
+
+    Attributes:
+        kind: "gpu", or "link" for the uplink of `sender`'s server and the downlink of `agent`'s.
+        agent: Who computes, or receives.
+        sender: Who sends; None for a device.
+        batch: 0 for generation, which is not booked by time.
+        model: Whose work it is.
+        rows: Of the batch.
+        booked: As dispatched; None if it was not booked.
+        real: As reported; None while it has not been.
+    """
+
+    kind: Kind
+    agent: AgentId
+    sender: AgentId | None
+    batch: BatchId
+    model: ModelKey
+    rows: int
+    booked: Interval | None
+    real: Interval | None
+
+
+class Entry:
+    """A dispatched batch, and when its hops really ran: computing, then the transfer before it."""
+
+    __slots__ = ("command", "dispatched_ns", "real")
+
+    def __init__(self, command: DispatchBatch, dispatched_ns: Nanoseconds) -> None:
+        self.command = command
+        self.dispatched_ns = dispatched_ns
+        self.real: dict[int, tuple[Interval, Interval | None]] = {}
+
+    def uses(self) -> Iterator[Used]:
+        """Yields what it uses, hop by hop."""
+        command, sender = self.command, None
+        for position, hop in enumerate(command.path):
+            model, rows = hop.partition.model, command.rows
+            computed, moved = self.real.get(position, (None, None))
+            if hop.transfer_ns and sender is not None:
+                begin = hop.transfer_start_ns
+                booked = (begin, begin + hop.transfer_ns)
+                yield Used("link", hop.agent, sender, command.batch, model, rows, booked, moved)
+            booked = (hop.start_ns, hop.start_ns + hop.duration_ns)
+            yield Used("gpu", hop.agent, None, command.batch, model, rows, booked, computed)
+            sender = hop.agent
+
+
+class Timelines:
+    """The batches and steps of the last half minute, in bounded memory."""
+
+    def __init__(self, most_batches: int = _MOST_BATCHES, most_spans: int = _MOST_SPANS) -> None:
+        self._most = most_batches
+        self._entries: deque[Entry] = deque()
+        self._by_id: dict[BatchId, Entry] = {}
+        self._spans: deque[Used] = deque(maxlen=most_spans)
+        self._rounds: dict[AgentId, tuple[Nanoseconds, Nanoseconds, Nanoseconds]] = {}
+        """Of an agent: the last reports, the ones before, and where those of the last begin."""
+        self._complete_since: Nanoseconds = 0
+
+    def dispatched(self, command: DispatchBatch, now: Nanoseconds) -> None:
+        """Notes a new batch."""
+        entry = Entry(command, now)
+        entries = self._entries
+        entries.append(entry)
+        self._by_id[command.batch] = entry
+        while entries[0] is not entry and entries[0].command.expected_finish_ns < now - LONGEST_NS:
+            del self._by_id[entries.popleft().command.batch]
+        if len(entries) > self._most:
+            oldest = entries.popleft().command
+            del self._by_id[oldest.batch]
+            self._complete_since = oldest.expected_finish_ns
+
+    def reported(self, event: StageReported) -> PlannedHop | None:
+        """Notes when a hop really ran; returns it as it was booked, if that is known."""
+        entry = self._by_id.get(event.batch)
+        if entry is None or event.position >= len(entry.command.path):
+            return None
+        moved = None
+        if event.transfer_start_ns is not None and event.transfer_end_ns is not None:
+            moved = (event.transfer_start_ns, event.transfer_end_ns)
+        entry.real[event.position] = ((event.compute_start_ns, event.compute_end_ns), moved)
+        return entry.command.path[event.position]
+
+    def rows_of(self, batch: BatchId) -> int:
+        """Returns how many rows a batch has; 0 if it is not remembered."""
+        entry = self._by_id.get(batch)
+        return entry.command.rows if entry is not None else 0
+
+    def generated(
+        self, agent: AgentId, model: ModelKey, busy_ns: Nanoseconds, now: Nanoseconds
+    ) -> None:
+        """An agent was busy generating for so long since it last reported.
+
+        The steps themselves are not known: they are shown as one, that ends with the report.
+        """
+        if busy_ns <= 0:
+            return
+        said, before, begin = self._rounds.get(agent, (now - LONGEST_NS, 0, 0))
+        if now - said > _ROUND_NS:
+            said, before, begin = now, said, now
+        start = max(before, begin - busy_ns)  # of two models, one before the other
+        self._rounds[agent] = said, before, start
+        if start < begin:
+            real = (start, begin)
+            self._spans.append(Used("gpu", agent, None, BatchId(0), model, 0, None, real))
+
+    def batches(self) -> list[Entry]:
+        """Returns the batches that are remembered, oldest first."""
+        return list(self._entries)
+
+    def spans(self) -> list[Used]:
+        """Returns what was generated, as far as it is remembered."""
+        return list(self._spans)
+
+    def is_complete(self, since: Nanoseconds) -> bool:
+        """True if nothing of the time since then had to be forgotten."""
+        full = len(self._spans) == self._spans.maxlen and self._spans[0].real is not None
+        spans_since = self._spans[0].real[0] if full and self._spans[0].real else 0
+        return since >= max(self._complete_since, spans_since)
+
+    def entry(self, batch: BatchId) -> Entry | None:
+        """Returns what is remembered of a batch."""
+        return self._by_id.get(batch)
+
+    def __contains__(self, batch: BatchId) -> bool:
+        return batch in self._by_id

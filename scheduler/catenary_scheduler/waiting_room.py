@@ -1,0 +1,71 @@
+"""Requests whose model is not ready this moment wait here, neither for ever nor in any number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from catenary_scheduler.dispatch.events import RequestArrived, SessionRequested
+from catenary_services.domain.ids import ModelKey, Nanoseconds, RequestId
+from catenary_services.errors import Overloaded
+
+_BEFORE_DEADLINE_NS = 100_000_000
+"""Refused this long before its deadline, a request is told why; at its deadline, only that it was
+too late."""
+
+Arrival = RequestArrived | SessionRequested
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    event: Arrival
+    until_ns: Nanoseconds
+
+
+class WaitingRoom:
+    """Holds arrivals in order until their model is ready, at most `capacity` of them."""
+
+    def __init__(self, capacity: int, longest_ns: Nanoseconds) -> None:
+        self._capacity = capacity
+        self._longest_ns = longest_ns
+        self._waiting: dict[RequestId, _Waiting] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def requests(self) -> list[RequestId]:
+        """Returns who waits."""
+        return list(self._waiting)
+
+    def add(self, event: Arrival, now: Nanoseconds) -> None:
+        """Lets a request wait.
+
+        Raises:
+            Overloaded: as many wait as may.
+        """
+        if len(self._waiting) >= self._capacity:
+            raise Overloaded(f"{self._capacity} requests wait for a model to be ready")
+        until = min(event.deadline_ns - _BEFORE_DEADLINE_NS, now + self._longest_ns)
+        self._waiting[event.request] = _Waiting(event, until)
+
+    def discard(self, request: RequestId) -> bool:
+        """Forgets a request; False if it did not wait here."""
+        return self._waiting.pop(request, None) is not None
+
+    def release(self, is_ready: Callable[[ModelKey], bool]) -> list[Arrival]:
+        """Returns, in order, the requests whose model is ready now."""
+        ready = [entry.event for entry in self._waiting.values() if is_ready(entry.event.model)]
+        for event in ready:
+            del self._waiting[event.request]
+        return ready
+
+    def expire(self, now: Nanoseconds) -> list[Arrival]:
+        """Returns the requests that waited as long as they may."""
+        late = [entry.event for entry in self._waiting.values() if entry.until_ns <= now]
+        for event in late:
+            del self._waiting[event.request]
+        return late
+
+    def count(self, model: ModelKey) -> int:
+        """Returns how many wait for one model."""
+        return sum(entry.event.model == model for entry in self._waiting.values())

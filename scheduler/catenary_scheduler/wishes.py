@@ -1,0 +1,84 @@
+"""What should be in force: a plan from outside, or what the planner proposes."""
+
+from __future__ import annotations
+
+from catenary_scheduler import targets
+from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.plan_notes import HAND, PlanNotes
+from catenary_scheduler.planner import Planner
+from catenary_scheduler.planning import Placement
+from catenary_scheduler.roster import Roster
+from catenary_scheduler.switch import Switch
+from catenary_services.domain.ids import AgentId
+
+
+class Wishes:
+    """Who decides, and what.
+
+    Attributes:
+        fixed: The placement of a file or of `ApplyPlan`; None where the planner decides.
+        fixed_before: What `fixed` was before the plan that is being switched to.
+    """
+
+    def __init__(
+        self, deployments: Deployments, planner: Planner, availability: Availability
+    ) -> None:
+        self._availability = availability
+        self._deployments = deployments
+        self._planner = planner
+        self.fixed: Placement | None = None
+        self.fixed_before: Placement | None = None
+
+    @property
+    def notes(self) -> PlanNotes | None:
+        """How what is wanted came about."""
+        if self.fixed is not None:
+            return PlanNotes(HAND, "by a plan file or `catenary plan apply`")
+        return self._planner.notes
+
+    def fix(self, placement: Placement | None, *, is_switching: bool) -> None:
+        """Serves by a placement from outside, or by what the planner says again."""
+        if not is_switching:  # else what is in force is still the one before
+            self.fixed_before = self.fixed
+        self.fixed = placement
+
+    def target(self, roster: Roster, now_s: float) -> Placement | None:
+        """Returns what should be in force; None if there cannot be a plan yet."""
+        if self.fixed is not None:
+            return self.known(targets.without(self.fixed, self._draining()))
+        models = [each.for_planning() for each in self._deployments.ready.values()]
+        placement = self._planner.follow(models, roster, now_s)
+        return None if placement is None else self.known(placement)
+
+    def known(self, placement: Placement) -> Placement:
+        """Returns the part of a placement that is about models there are."""
+        known = self._deployments.ready
+        return Placement(tuple(model for model in placement.models if model.model in known))
+
+    def cause(self, present: Placement) -> str:
+        """Returns, in words, why what should be in force is not what is."""
+        leaving = self._draining() & targets.agents_of(present)
+        if leaving:
+            return f"{', '.join(sorted(leaving))} is to be drained"
+        if self.fixed is not None:
+            return "a plan was given from outside"
+        return self._planner.notes.cause if self._planner.notes is not None else ""
+
+    def rejected(self, switch: Switch, present: Placement, now_s: float) -> None:
+        """A switch failed: goes back to what was wanted before."""
+        if self.fixed is not None:
+            self.fixed, self.fixed_before = self.fixed_before, None
+        else:
+            self._planner.rejected(present, switch.problem, now_s)
+
+    def accepted(self) -> None:
+        """A switch is done."""
+        self._planner.accepted()
+
+    def problem(self) -> str:
+        """Returns why there is no plan, or not the one there should be; empty if all is well."""
+        return self._planner.problem if self.fixed is None else ""
+
+    def _draining(self) -> set[AgentId]:
+        return set(self._availability.impaired_by(Impairment.DRAINING))

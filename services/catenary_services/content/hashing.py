@@ -1,0 +1,161 @@
+"""Digests of files, and of ranges of them: computed once while a file stays as it is.
+
+A file counts as unchanged while its inode, size and times are the same. Times have a resolution: a
+file that was changed a moment ago could be changed again without its times showing it, so what is
+read of such a file is not remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from catenary_services.content.record import CHUNK_BYTES, chunk_count
+
+_SETTLED_NS = 1_500_000_000
+"""Coarser than the times of any file system in use."""
+_PIECE_BYTES = 1 << 20
+_MOST_THREADS = 4
+_MOST_KNOWN = 65_536
+"""Digests remembered: a terabyte of chunks."""
+
+
+class Stamp(NamedTuple):
+    """What changes when a file does."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @staticmethod
+    def of(path: Path) -> Stamp:
+        """Returns the stamp of a file, symbolic links followed.
+
+        Raises:
+            OSError: there is none.
+        """
+        status = path.stat()
+        return Stamp(
+            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the file was not changed so lately that another change could look the same."""
+        return time.time_ns() - max(self.mtime_ns, self.ctime_ns) > _SETTLED_NS
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigests:
+    """The digests of a whole file."""
+
+    stamp: Stamp
+    sha256: str
+    chunks: tuple[str, ...]
+    """Empty for a file that is checked whole."""
+
+
+class Digests:
+    """Digests by file and chunk, remembered while the file stays as it is. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[tuple[Stamp, int], str] = {}
+        """Index -1 stands for the whole file."""
+        self.hashed_bytes = 0
+        """How much was read; what was remembered does not count."""
+
+    def whole(self, path: Path) -> str:
+        """Returns the SHA-256 of a file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return self._digest(path, Stamp.of(path), -1)
+
+    def chunk(self, path: Path, index: int) -> str:
+        """Returns the SHA-256 of one chunk of a file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return self._digest(path, Stamp.of(path), index)
+
+    def of_file(self, path: Path) -> FileDigests:
+        """Returns all digests of a file.
+
+        Raises:
+            OSError: it cannot be read, or changes meanwhile.
+        """
+        stamp = Stamp.of(path)
+        count = chunk_count(stamp.size)
+        whole = pool().submit(self._digest, path, stamp, -1)
+        chunks = [pool().submit(self._digest, path, stamp, index) for index in range(count)]
+        digests = tuple(each.result() for each in chunks)
+        found = FileDigests(stamp, whole.result(), digests)
+        if Stamp.of(path) != stamp:
+            raise OSError(f"{path.name} changes while it is read")
+        return found
+
+    def _digest(self, path: Path, stamp: Stamp, index: int) -> str:
+        with self._lock:
+            known = self._known.get((stamp, index))
+        if known is not None:
+            return known
+        digest, count = _hash(path, index)
+        with self._lock:
+            self.hashed_bytes += count
+            if stamp.is_settled and Stamp.of(path) == stamp:
+                while len(self._known) >= _MOST_KNOWN:
+                    del self._known[next(iter(self._known))]
+                self._known[stamp, index] = digest
+        return digest
+
+
+@cache
+def pool() -> ThreadPoolExecutor:
+    """Returns the threads that hash; hashing does not hold the interpreter's lock."""
+    threads = max(1, min(_MOST_THREADS, os.cpu_count() or 1))
+    return ThreadPoolExecutor(threads, "catenary-hash")
+
+
+@cache
+def digests() -> Digests:
+    """Returns the digests this process remembers."""
+    return Digests()
+
+
+def first_failure(work: Iterable[Future[None]]) -> BaseException | None:
+    """Returns what the first of some work that failed raised; waits for all of it."""
+    failures = [each.exception() for each in work]
+    return next((each for each in failures if each is not None), None)
+
+
+def _hash(path: Path, index: int) -> tuple[str, int]:
+    """Returns the digest of a chunk, or of the whole file, and how many bytes it has."""
+    digest = hashlib.sha256()
+    buffer = bytearray(_PIECE_BYTES)
+    view = memoryview(buffer)
+    done = 0
+    with path.open("rb", buffering=0) as file:
+        left = CHUNK_BYTES if index >= 0 else os.fstat(file.fileno()).st_size + 1
+        if index > 0:
+            file.seek(index * CHUNK_BYTES)
+        while left > 0:
+            count = file.readinto(view[: min(left, _PIECE_BYTES)])
+            if not count:
+                break
+            digest.update(view[:count])
+            done += count
+            left -= count
+    return digest.hexdigest(), done

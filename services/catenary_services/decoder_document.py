@@ -1,0 +1,93 @@
+"""`decoder.json`: the sizes of a model that generates text, as a document.
+
+Beside the plain sizes, which stand for every way the model is held, it has `forms`, with a version
+of their own: releases before forms read the rest, and files of those releases are read by this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from catenary_services.domain.decoder import DecoderTable, Form, HeldSizes, StepSizes
+from catenary_services.errors import InvalidInput
+from catenary_services.json_fields import field, integers
+
+VERSION = 1
+FORMS_VERSION = 1
+_OTHERS = ("model_hash", "end_token_ids", "forms")
+_FORM_OTHERS = ("form", "block_bytes", "step", "sampler")
+
+
+def document_of_decoder(table: DecoderTable) -> dict[str, Any]:
+    """Returns what a table is written as."""
+    document = asdict(table)
+    if not table.forms:
+        del document["forms"]
+        return {"version": VERSION, **document}
+    for entry in document["forms"]:
+        del entry["sampler"]  # the program's, not the model's
+    document["forms"] = {entry.pop("form"): entry for entry in document["forms"]}
+    return {"version": VERSION, "forms_version": FORMS_VERSION, **document}
+
+
+def decoder_of_document(document: Any, where: str) -> DecoderTable:
+    """Returns the table a document is of.
+
+    Forms that this program does not know are left out, as all forms of a later version are: the
+    plain sizes stand for them.
+
+    Raises:
+        InvalidInput: If it is malformed, or of a version to come; names the field.
+    """
+    version = field(document, "version", int, where)
+    if version != VERSION:
+        raise InvalidInput(f"{where}.version", f"is {version}, this program reads {VERSION}")
+    values: dict[str, Any] = {
+        each.name: field(document, each.name, int, where)
+        for each in fields(DecoderTable)
+        if each.name not in _OTHERS
+    }
+    ends = field(document, "end_token_ids", list, where)
+    table = DecoderTable(
+        model_hash=field(document, "model_hash", str, where),
+        end_token_ids=tuple(integers(ends, 0, f"{where}.end_token_ids")),
+        forms=_forms(document, where),
+        **values,
+    )
+    for each in table.forms:
+        if len(each.block_bytes) != table.blocks:
+            said = f"has {len(each.block_bytes)} blocks, the model {table.blocks}"
+            raise InvalidInput(f"{where}.forms.{each.form}", said)
+    return table
+
+
+def _forms(document: Any, where: str) -> tuple[HeldSizes, ...]:
+    if "forms" not in document or field(document, "forms_version", int, where) != FORMS_VERSION:
+        return ()
+    found = field(document, "forms", dict, where)
+    known = set(Form)
+    return tuple(
+        _held(Form(name), entry, f"{where}.forms.{name}")
+        for name, entry in found.items()
+        if name in known
+    )
+
+
+def _held(form: Form, entry: Any, where: str) -> HeldSizes:
+    sizes: dict[str, Any] = {
+        each.name: _amount(entry, each.name, where)
+        for each in fields(HeldSizes)
+        if each.name not in _FORM_OTHERS
+    }
+    blocks = integers(field(entry, "block_bytes", list, where), 0, f"{where}.block_bytes")
+    step = field(entry, "step", dict, where)
+    steps = {each.name: _amount(step, each.name, f"{where}.step") for each in fields(StepSizes)}
+    return HeldSizes(form=form, block_bytes=blocks, step=StepSizes(**steps), **sizes)
+
+
+def _amount(entry: Any, name: str, where: str) -> int:
+    value = field(entry, name, int, where)
+    if value < 0:
+        raise InvalidInput(f"{where}.{name}", f"{value} is negative")
+    return int(value)

@@ -1,0 +1,86 @@
+"""What the whole system knows of a model without loading it: signature, blocks and their costs.
+
+A model is a chain of *blocks*. Block `i` lies between boundary `i` and boundary `i+1`; boundary 0
+is the model's input, the last boundary its output. The tensors of a boundary are everything
+computed before it that is still needed behind it, so any range of blocks is a self-contained
+partition: it reads boundary `first` and writes boundary `last`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from catenary_services.domain.ids import ModelKey, Nanoseconds
+from catenary_services.domain.latency import TokenObjectives
+from catenary_services.domain.packing import PackingGoal
+from catenary_services.domain.tensors import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The tensors that cross between two blocks, in wire order."""
+
+    tensors: tuple[TensorSpec, ...]
+    """Dimension 0 is the batch (`ANY`) if the model is batched."""
+    row_bytes: int
+    """Bytes of one row in the tensors' own datatypes (float32 counted as 4 bytes)."""
+
+    def wire_row_bytes(self, *, float16: bool) -> int:
+        """Returns the bytes of one row as it travels; FP32 tensors do so as FP16 if `float16`."""
+        if not float16:
+            return self.row_bytes
+        # Free dimensions count as 1 here; only the share of FP32 is taken from the shapes.
+        sizes = [
+            (tensor.nbytes([max(1, size) for size in tensor.shape[1:]]), tensor.datatype)
+            for tensor in self.tensors
+        ]
+        total = sum(size for size, _ in sizes)
+        float32 = sum(size for size, datatype in sizes if datatype == "FP32")
+        return self.row_bytes - self.row_bytes * float32 // (2 * total) if total else 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """A model cut into blocks. Made once by `catenary_agent.partitioning`, kept beside it."""
+
+    model_hash: str
+    """SHA-256 of the model file; a table of another hash is refused."""
+    batched: bool
+    """True if dimension 0 of every boundary tensor is the batch."""
+    boundaries: tuple[Boundary, ...]
+    """`blocks + 1` entries."""
+    compute_ns: tuple[Nanoseconds, ...]
+    """Measured single-row time of each block on the device that made the table."""
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.boundaries) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelManifest:
+    """`model.yaml` of the model repository: how a model wants to be served."""
+
+    key: ModelKey
+    platform: str
+    """"onnxruntime_onnx", "pytorch_exported" or "decoder" (generates text)."""
+    file: str
+    """File name beside `model.yaml`."""
+    slo_ns: Nanoseconds
+    max_batch: int
+    float16_boundaries: bool
+    precision: str = "fp32"
+    """Of a decoder's weights on CPU agents: "fp32", "int8" or "int4"."""
+    session_tokens: int = 2048
+    """Of a decoder: most tokens of one session, prompt and answer together."""
+    objectives: TokenObjectives | None = None
+    """Of a decoder: what sessions are held to that name no objectives themselves."""
+    cache_oversubscription: float | None = None
+    """Of a decoder: sessions at a time per session of full length that fits into memory; None: as
+    the scheduler is set."""
+    packing: PackingGoal | None = None
+    """Of a decoder: what its sessions are moved for; None: as is usual in its cluster."""
+    target: str = "both"
+    """Of a decoder: what it was imported for, "cpu", "gpu" or "both"; "gpu": it has no graph, and
+    only PyTorch runs it."""

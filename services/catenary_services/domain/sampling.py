@@ -1,0 +1,154 @@
+"""How a session chooses its tokens, as its caller asked: the numbers of OpenAI and vLLM.
+
+The gateway checks them once; the last agent of the session's ring samples by them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from catenary_services.errors import InvalidInput
+
+MAX_SEED = (1 << 64) - 1
+MAX_STOP_TEXTS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_BIASED_TOKENS = 1024
+_MAX_TOKENS = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """Checked when made.
+
+    Raises:
+        InvalidInput: If a value is outside its range; the field is that of the value.
+    """
+
+    max_tokens: int = 0
+    """Most tokens to generate; 0: as many as there is room for (see `resolved`)."""
+    min_tokens: int = 0
+    """End-of-text tokens are not chosen before so many tokens were generated."""
+    temperature: float = 0.0
+    """0: greedy. Otherwise logits are divided by it."""
+    top_p: float = 1.0
+    """Smallest set of most likely tokens whose probabilities reach this; 1: all."""
+    top_k: int = 0
+    """So many most likely tokens only; 0: all."""
+    repetition_penalty: float = 1.0
+    """Positive logits of tokens seen in prompt or answer are divided by it, negative multiplied."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these texts; watched by the gateway."""
+    seed: int | None = None
+    """Equal seeds give equal tokens; None: not chosen yet (see `resolved`)."""
+    ignore_eos: bool = False
+    """True: an end-of-text token does not end the answer."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that the answer contains."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of a token, once for each time the answer contains it."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest one's probability are left out; 0: none,
+    1: all but the likeliest."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each once, and what is added to their logits before anything else."""
+
+    def __post_init__(self) -> None:
+        _check_integer("max_tokens", self.max_tokens, _MAX_TOKENS)
+        _check_integer("min_tokens", self.min_tokens, _MAX_TOKENS)
+        if 0 < self.max_tokens < self.min_tokens:
+            raise InvalidInput(
+                "min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}"
+            )
+        _check_number("temperature", self.temperature, 0.0, 2.0)
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise InvalidInput("top_p", "0 leaves no token; it lies in (0, 1]")
+        _check_integer("top_k", self.top_k, _MAX_TOKENS)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_bias(self.logit_bias)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, MAX_SEED)
+        if len(self.stop) > MAX_STOP_TEXTS:
+            raise InvalidInput("stop", f"{len(self.stop)} texts, at most {MAX_STOP_TEXTS} allowed")
+        for text in self.stop:
+            if not 0 < len(text) <= MAX_STOP_CHARACTERS:
+                raise InvalidInput("stop", f"a text has not 1..{MAX_STOP_CHARACTERS} characters")
+
+    def check_vocabulary(self, size: int) -> None:
+        """Raises InvalidInput if a token is named that a vocabulary of `size` has not."""
+        for token, _ in self.logit_bias:
+            if token >= size:
+                raise InvalidInput("logit_bias", f"token ids of this model lie in 0..{size - 1}")
+
+    @property
+    def greedy(self) -> bool:
+        """True if the most likely token is taken. So it is for temperatures next to nothing."""
+        return self.temperature < 1e-5 or self.top_k == 1
+
+    @property
+    def penalised(self) -> bool:
+        """True if what was said before changes the logits."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
+
+    def resolved(self, prompt_tokens: int, session_tokens: int, seed: int) -> SamplingParameters:
+        """Returns what is sent to the agents: `max_tokens` and `seed` have real values.
+
+        Args:
+            prompt_tokens: Tokens of the prompt.
+            session_tokens: Most tokens of a session, prompt and answer together.
+            seed: Taken if the caller gave none.
+
+        Raises:
+            InvalidInput: If the prompt leaves no room, or the answer may be longer than the room.
+        """
+        room = session_tokens - prompt_tokens
+        if room < 1:
+            raise InvalidInput(
+                "prompt",
+                f"has {prompt_tokens} tokens; a session of this model has {session_tokens} in all",
+            )
+        if self.max_tokens > room:
+            raise InvalidInput(
+                "max_tokens",
+                f"{self.max_tokens} and a prompt of {prompt_tokens} tokens are more than "
+                f"the {session_tokens} tokens a session of this model has",
+            )
+        return replace(
+            self,
+            max_tokens=self.max_tokens or room,
+            min_tokens=min(self.min_tokens, self.max_tokens or room),
+            seed=seed if self.seed is None else self.seed,
+        )
+
+
+def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
+    if len(bias) > MAX_BIASED_TOKENS:
+        text = f"{len(bias)} tokens, at most {MAX_BIASED_TOKENS} allowed"
+        raise InvalidInput("logit_bias", text)
+    for token, value in bias:
+        _check_integer("logit_bias", token, _MAX_TOKENS)
+        _check_number("logit_bias", value, -100.0, 100.0)
+    if len({token for token, _ in bias}) < len(bias):
+        raise InvalidInput("logit_bias", "names a token twice")
+
+
+def _check_integer(field: str, value: int, highest: int) -> None:
+    if type(value) is not int or not 0 <= value <= highest:
+        raise InvalidInput(field, f"{value!r} is not an integer in 0..{highest}")
+
+
+def _check_number(field: str, value: float, lowest: float, highest: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidInput(field, f"{value!r} is not a number")
+    # Parameters travel as float32, so that a bound itself may arrive a trifle outside.
+    slack = 1e-6 * max(1.0, abs(lowest), abs(highest))
+    if not lowest - slack <= value <= highest + slack:
+        raise InvalidInput(field, f"{value!r} is not in {lowest:g}..{highest:g}")

@@ -1,0 +1,251 @@
+"""The one table from errors to gRPC status + `google.rpc` details, and to HTTP.
+
+A caller may retry exactly what carries retry advice: `RetryInfo` and the trailer
+`grpc-retry-pushback-ms` on gRPC, `Retry-After` on HTTP. An overload without advice ("too big
+ever") says -1 there, so that clients with built-in retries leave it alone.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+
+from catenary_protos.catenary.v1 import common_pb2
+from catenary_services import error_details as details
+from catenary_services import errors
+from catenary_services.error_details import STATUS_DETAILS_KEY, is_anonymous, public_message
+from catenary_services.errors import CatenaryError
+from catenary_services.log import get_logger
+from catenary_services.rpc_errors import error_of_rpc
+
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+
+_NANOSECONDS_PER_SECOND = 1_000_000_000
+
+_log = get_logger("catenary_services.errors")
+
+Trailers = tuple[tuple[str, str | bytes], ...]
+_Detail = Callable[[CatenaryError, int | None], Message | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """How one kind of error looks from outside."""
+
+    grpc: grpc.StatusCode
+    http: int
+    openai_type: str
+    detail_makers: tuple[_Detail, ...] = ()
+    retry_after_ns: int | None = None
+    """Advice if the error brings none; None: no advice then."""
+    retryable: bool = False
+    """Inside the cluster: another attempt, elsewhere or later, may succeed."""
+    pushback: bool = False
+    """Its gRPC code is one that clients retry by themselves, so they must be told when or never."""
+
+
+def grpc_code(error: CatenaryError) -> grpc.StatusCode:
+    """Returns the status code for `error`."""
+    return _row(error).grpc
+
+
+def rpc_status(error: CatenaryError) -> status_pb2.Status:
+    """Returns code, message and details for `error`, small enough for trailers."""
+    row = _row(error)
+    code: int = row.grpc.value[0]
+    wait_ns = retry_after_ns(error)
+    status = status_pb2.Status(code=code, message=public_message(error))
+    for make in row.detail_makers:
+        detail = make(error, wait_ns)
+        if detail is not None:
+            status.details.add().Pack(detail)
+    return status
+
+
+def trailing_metadata(error: CatenaryError) -> Trailers:
+    """Returns the trailers that go with `error`: rich details and retry push-back."""
+    trailers: list[tuple[str, str | bytes]] = [
+        (STATUS_DETAILS_KEY, rpc_status(error).SerializeToString())
+    ]
+    if _row(error).pushback:
+        wait_ns = retry_after_ns(error)
+        milliseconds = -1 if wait_ns is None else math.ceil(wait_ns / 1_000_000)
+        trailers.append((PUSHBACK_KEY, str(milliseconds)))
+    return tuple(trailers)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: CatenaryError) -> NoReturn:
+    """Ends the call with `error`."""
+    errors.forget_frames(error)
+    await context.abort(grpc_code(error), public_message(error), trailing_metadata(error))
+    raise AssertionError("abort raises")  # tells the type checker what grpc's stubs do not
+
+
+def http_status(error: CatenaryError) -> int:
+    """Returns the HTTP status for `error`."""
+    return _row(error).http
+
+
+def http_headers(error: CatenaryError) -> dict[str, str]:
+    """Returns the headers that go with `error`; `Retry-After` in whole seconds, rounded up."""
+    wait_ns = retry_after_ns(error)
+    headers: dict[str, str] = {}
+    if wait_ns is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(wait_ns / _NANOSECONDS_PER_SECOND)))
+    if isinstance(error, errors.Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers
+
+
+def http_body(error: CatenaryError) -> dict[str, object]:
+    """Returns the Open Inference Protocol's error body."""
+    return {"error": public_message(error)}
+
+
+def openai_body(error: CatenaryError) -> dict[str, object]:
+    """Returns the error body OpenAI's clients parse."""
+    return {
+        "error": {
+            "message": public_message(error),
+            "type": _row(error).openai_type,
+            "param": error.details.get("field", _param(error)),
+            "code": error.details.get("code", error.reason.lower()),
+        }
+    }
+
+
+def _param(error: CatenaryError) -> str | None:
+    return "model" if isinstance(error, errors.ModelNotFound) else None
+
+
+def retry_after_ns(error: CatenaryError) -> int | None:
+    """Returns when to try again: the error's own advice, else its kind's, else None."""
+    return _row(error).retry_after_ns if error.retry_after_ns is None else error.retry_after_ns
+
+
+def failure_of(
+    error: CatenaryError, agent_id: str = "", *, retryable: bool | None = None
+) -> common_pb2.Failure:
+    """Returns `error` as it travels between our processes.
+
+    Args:
+        error: What happened.
+        agent_id: Where, if at an agent.
+        retryable: Overrides what the table says of this kind of error.
+    """
+    return common_pb2.Failure(
+        reason=error.reason,
+        message=public_message(error),
+        agent_id=agent_id,
+        retryable=_row(error).retryable if retryable is None else retryable,
+    )
+
+
+def error_of(failure: common_pb2.Failure, *, retry_after_ns: int | None = None) -> CatenaryError:
+    """Returns the error another process described; inverse of `failure_of`."""
+    facts = {"agent_id": failure.agent_id} if failure.agent_id else {}
+    if failure.reason in (errors.InvalidInput.reason, errors.InvalidMessage.reason):
+        # Both begin their message with the field.
+        facts["field"] = failure.message.partition(": ")[0]
+    error = errors.error_of_reason(
+        failure.reason, failure.message, retry_after_ns=retry_after_ns, details=facts
+    )
+    error.details.update(facts)
+    return error
+
+
+def error_of_exception(exc: Exception) -> CatenaryError:
+    """Returns `exc` as one of ours. What nobody foresaw is logged and becomes an id."""
+    if isinstance(exc, TimeoutError):
+        return errors.DeadlineExceeded("a step took longer than it was allowed to")
+    error = error_of_rpc(exc) if isinstance(exc, grpc.aio.AioRpcError) else exc
+    if not isinstance(error, CatenaryError):
+        return _logged(exc)
+    if isinstance(error, errors.InternalError) and not is_anonymous(error.message):
+        return _logged(exc)
+    return error
+
+
+def _logged(exc: Exception) -> errors.InternalError:
+    error_id = uuid.uuid4().hex[:12]
+    _log.error("internal_error", error_id=error_id, exc_info=exc)
+    return errors.InternalError(f"internal error, id {error_id}", details={"error_id": error_id})
+
+
+def _row(error: CatenaryError) -> _Row:
+    for kind in type(error).__mro__:
+        row = TABLE.get(kind)
+        if row is not None:
+            return row
+    return TABLE[errors.InternalError]
+
+
+_C = grpc.StatusCode
+_BAD, _LIMIT, _SERVER = "invalid_request_error", "rate_limit_error", "server_error"
+_SOON_NS, _LATER_NS = 100_000_000, _NANOSECONDS_PER_SECOND
+
+_RETRY = (details.retry, details.error_info)
+_PRECONDITION = (details.precondition, details.error_info)
+
+# 503 means that the fleet is full, 429 that this caller is over its share.
+TABLE: dict[type[CatenaryError], _Row] = {
+    errors.InvalidInput: _Row(
+        _C.INVALID_ARGUMENT, 400, _BAD, (details.bad_request, details.error_info)
+    ),
+    # Too big ever: no RetryInfo, and the push-back forbids the retry of RESOURCE_EXHAUSTED.
+    errors.PayloadTooLarge: _Row(
+        _C.RESOURCE_EXHAUSTED, 413, _BAD, (details.error_info,), pushback=True
+    ),
+    errors.ModelNotFound: _Row(_C.NOT_FOUND, 404, _BAD, (details.resource, details.error_info)),
+    errors.NotSupported: _Row(_C.UNIMPLEMENTED, 501, _BAD, (details.error_info,)),
+    errors.Unauthenticated: _Row(_C.UNAUTHENTICATED, 401, "authentication_error"),
+    errors.PermissionDenied: _Row(_C.PERMISSION_DENIED, 403, "permission_error"),
+    errors.RequestCancelled: _Row(_C.CANCELLED, 499, _BAD),
+    errors.Overloaded: _Row(
+        _C.RESOURCE_EXHAUSTED, 503, _SERVER, _RETRY, _SOON_NS, retryable=True, pushback=True
+    ),
+    errors.CacheFull: _Row(
+        _C.RESOURCE_EXHAUSTED, 503, _SERVER, _RETRY, _SOON_NS, retryable=True, pushback=True
+    ),
+    # Advice only if the dispatcher computed some: a deadline below the compute time never fits.
+    errors.SloUnattainable: _Row(_C.RESOURCE_EXHAUSTED, 503, _SERVER, _RETRY, pushback=True),
+    errors.QuotaExceeded: _Row(
+        _C.RESOURCE_EXHAUSTED, 429, _LIMIT, (details.quota, *_RETRY), _LATER_NS, pushback=True
+    ),
+    errors.DeadlineExceeded: _Row(_C.DEADLINE_EXCEEDED, 504, _SERVER, (details.error_info,)),
+    errors.NoActivePlan: _Row(_C.FAILED_PRECONDITION, 503, _SERVER, _PRECONDITION, retryable=True),
+    errors.PlanInfeasible: _Row(_C.FAILED_PRECONDITION, 409, _BAD, _PRECONDITION),
+    errors.ContentMismatch: _Row(_C.FAILED_PRECONDITION, 409, _BAD, _PRECONDITION),
+    errors.CanaryFailed: _Row(_C.FAILED_PRECONDITION, 409, _SERVER, _PRECONDITION),
+    errors.StaleEpoch: _Row(_C.ABORTED, 409, _SERVER, (details.error_info,), retryable=True),
+    errors.Unavailable: _Row(
+        _C.UNAVAILABLE, 503, _SERVER, _RETRY, _LATER_NS, retryable=True, pushback=True
+    ),
+    errors.PartitionLost: _Row(
+        _C.UNAVAILABLE, 503, _SERVER, _RETRY, _SOON_NS, retryable=True, pushback=True
+    ),
+    errors.InvalidMessage: _Row(
+        _C.INVALID_ARGUMENT, 400, _SERVER, (details.bad_request, *_RETRY), pushback=True
+    ),
+    errors.DeviceFailed: _Row(
+        _C.UNAVAILABLE, 503, _SERVER, _RETRY, _SOON_NS, retryable=True, pushback=True
+    ),
+    errors.DeviceLost: _Row(
+        _C.UNAVAILABLE, 503, _SERVER, _RETRY, _LATER_NS, retryable=True, pushback=True
+    ),
+    errors.DeviceOutOfMemory: _Row(
+        _C.UNAVAILABLE, 503, _SERVER, _RETRY, _LATER_NS, retryable=True, pushback=True
+    ),
+    # No advice: it was tried elsewhere already, with the same result.
+    errors.ComputeFailed: _Row(_C.INTERNAL, 500, _SERVER, (details.error_info,)),
+    # Nothing but an id: not even the facts a careless `raise` attached.
+    errors.InternalError: _Row(_C.INTERNAL, 500, _SERVER, (details.request_info,)),
+}

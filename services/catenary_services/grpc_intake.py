@@ -1,0 +1,254 @@
+"""Calls are looked at by their headers; only then is a byte of their messages read.
+
+gRPC reads the message of a unary call before its handler runs. Here every method is served as one
+that streams its requests, which nobody can tell from outside, and asks for the first message when
+the caller was let in. Until then a caller can send no more than HTTP/2's first window.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+import grpc.aio
+
+from catenary_services.error_tables import abort
+from catenary_services.errors import CatenaryError, InvalidInput, InvalidMessage, PayloadTooLarge
+from catenary_services.grpc_receiving import MOST_OF_ONE_SOURCE, Receiving
+from catenary_services.rules.reading import checked
+
+CONTROL_BYTES = 1 << 20
+"""Longest message of a method that says nothing else."""
+_OURS = "/catenary.v1."
+FIRST_WINDOW_BYTES = 65_535
+"""Of a call; what may be sent before it is let in."""
+MAX_RECEIVING_BYTES = 128 * 1024 * 1024
+"""Of messages that are arriving at one port, where nothing else is said."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Gatekeeper(Protocol):
+    """Lets calls in."""
+
+    def enter(self, method: str, context: Context, peer: str) -> str:
+        """Returns who calls over a connection, for limits; "" stands for their address.
+
+        Raises:
+            CatenaryError: they may not.
+        """
+        ...
+
+    def refused(self, method: str, context: Context, error: CatenaryError) -> None:
+        """Hears of calls whose message could not be taken."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What a server takes from its callers."""
+
+    gate: Gatekeeper | None = None
+    """Who may call what; None: the roles of the guard, or everybody."""
+    most_bytes: Mapping[str, int] = field(default_factory=dict)
+    """The longest message of each method that is named."""
+    usual_bytes: int = CONTROL_BYTES
+    """That of every other."""
+    receiving_bytes: int = MAX_RECEIVING_BYTES
+    """Of messages that are arriving, all together."""
+    receiving_bytes_of_one: int = MOST_OF_ONE_SOURCE
+    """Of those of one source."""
+
+
+class CallIntake(grpc.aio.ServerInterceptor):
+    """Puts every handler of a server behind a gatekeeper."""
+
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        receiving: Receiving,
+        most_bytes: Mapping[str, int],
+        usual_bytes: int = CONTROL_BYTES,
+    ) -> None:
+        """Takes calls in.
+
+        Args:
+            gatekeeper: Says who may call.
+            receiving: Bounds what is held of messages that are arriving.
+            most_bytes: The longest message of each method that is named.
+            usual_bytes: That of every other.
+        """
+        self._gatekeeper = gatekeeper
+        self._receiving = receiving
+        self._most_bytes = most_bytes
+        self._usual_bytes = usual_bytes
+        self._made: dict[str, Handler] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Returns the method's handler behind the checks."""
+        method = str(handler_call_details.method)
+        made = self._made.get(method)
+        if made is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None  # gRPC says that there is no such method
+            # Bounded by the methods there are: strangers' names have no handler.
+            made = self._made[method] = self._handler(method, handler)
+        return made
+
+    def _handler(self, method: str, handler: Handler) -> Handler:
+        most = self._most_bytes.get(method, self._usual_bytes)
+        parse = handler.request_deserializer
+        empty = _empty_of(parse)
+        if method.startswith(_OURS):
+            parse = checked(parse, counted=bool(handler.request_streaming))
+        reader = _Reader(self._receiving, most, parse, empty)
+        # A stream's messages are gRPC's to parse: handlers may read them themselves.
+        parse = parse if handler.request_streaming else None
+        call = _Call(method, self._gatekeeper, reader, bool(handler.request_streaming))
+        if handler.response_streaming:
+            name = "stream_stream" if handler.request_streaming else "unary_stream"
+            behaviour = getattr(handler, name)
+            # A behaviour that writes to its context is a coroutine, and answers with nothing.
+            generates = inspect.isasyncgenfunction(behaviour)
+            serve: Any = call.generating(behaviour) if generates else call.answering(behaviour)
+            made: Handler = grpc.stream_stream_rpc_method_handler(
+                serve, parse, handler.response_serializer
+            )
+            return made
+        name = "stream_unary" if handler.request_streaming else "unary_unary"
+        serve = call.answering(getattr(handler, name))
+        return grpc.stream_unary_rpc_method_handler(serve, parse, handler.response_serializer)
+
+
+class _Reader:
+    """Reads messages of one method."""
+
+    def __init__(
+        self,
+        receiving: Receiving,
+        most_bytes: int,
+        parse: Callable[[bytes], Any] | None,
+        empty: Callable[[], Any] | None,
+    ) -> None:
+        self._receiving = receiving
+        self._most_bytes = most_bytes
+        self._parse = parse
+        self._empty = empty
+
+    async def one(self, context: Context, peer: str, source: str) -> Any:
+        """Returns the message of a unary call.
+
+        Raises:
+            CatenaryError: there is none, or none that can be taken.
+        """
+        if self._empty is not None:
+            return self._empty()  # there is nothing to be read
+        receiving, most = self._receiving, self._most_bytes
+        with receiving.awaiting(peer, source or address_of(peer), most, is_timed=True):
+            raw = await context.read()
+        if not isinstance(raw, bytes):
+            raise InvalidInput("request", "the call has no message")
+        receiving.took(peer, raw.__len__)
+        if len(raw) > most:
+            raise PayloadTooLarge(f"the message has {len(raw)} bytes; at most {most} are accepted")
+        if self._parse is None:
+            return raw
+        try:
+            message = self._parse(raw)
+        except Exception as error:  # protobuf's own kinds differ between its implementations
+            raise InvalidInput("request", "is not a message of this method") from error
+        if isinstance(message, InvalidMessage):
+            # Whoever calls may be a person: told like any other wrong input.
+            raise InvalidInput(message.field, message.message.partition(": ")[2])
+        return message
+
+    async def all(self, requests: AsyncIterable[Any], peer: str, source: str) -> AsyncIterator[Any]:
+        """Yields the messages of a stream."""
+        messages = aiter(requests)
+        charged = source or address_of(peer)
+        receiving, most = self._receiving, self._most_bytes
+        while True:
+            with receiving.awaiting(peer, charged, most, is_timed=False):
+                message = await anext(messages, None)
+            if message is None:
+                return
+            if isinstance(message, InvalidMessage):
+                raise message
+            receiving.took(peer, partial(_size_of, message))
+            yield message
+
+
+class _Call:
+    """What happens around the handler of one method."""
+
+    def __init__(
+        self, method: str, gatekeeper: Gatekeeper, reader: _Reader, takes_stream: bool
+    ) -> None:
+        self._method = method
+        self._gatekeeper = gatekeeper
+        self._reader = reader
+        self._takes_stream = takes_stream
+
+    def answering(
+        self, behaviour: Callable[[Any, Context], Awaitable[Any]]
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        """Returns a handler for what answers once, or by writing."""
+
+        async def answer(requests: Any, context: Context) -> Any:
+            return await behaviour(await self._request(requests, context), context)
+
+        return answer
+
+    def generating(
+        self, behaviour: Callable[[Any, Context], AsyncIterator[Any]]
+    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        """Returns a handler for what yields its answers."""
+
+        async def generate(requests: Any, context: Context) -> AsyncIterator[Any]:
+            responses: Any = behaviour(await self._request(requests, context), context)
+            async with aclosing(responses):
+                async for response in responses:
+                    yield response
+
+        return generate
+
+    async def _request(self, requests: AsyncIterable[Any], context: Context) -> Any:
+        try:
+            peer = context.peer()
+            source = self._gatekeeper.enter(self._method, context, peer)
+            if self._takes_stream:
+                return self._reader.all(requests, peer, source)
+            try:
+                return await self._reader.one(context, peer, source)
+            except CatenaryError as error:
+                self._gatekeeper.refused(self._method, context, error)
+                raise
+        except CatenaryError as error:
+            await abort(context, error)
+
+
+def address_of(peer: str) -> str:
+    """Returns the address in gRPC's name of a connection, "ipv4:10.0.0.7:51234"."""
+    return peer.rpartition(":")[0]
+
+
+def _size_of(message: Any) -> int:
+    return len(message) if isinstance(message, bytes) else int(message.ByteSize())
+
+
+def _empty_of(parse: Callable[[bytes], Any] | None) -> Callable[[], Any] | None:
+    """Returns what makes the message if it has no field, so that nothing needs to be read."""
+    message = getattr(parse, "__self__", None)
+    descriptor = getattr(message, "DESCRIPTOR", None)
+    return message if descriptor is not None and not descriptor.fields else None

@@ -1,0 +1,267 @@
+"""gRPC channels and servers with the limits, keepalive, health and reflection we want."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from catenary_services.errors import Unavailable
+from catenary_services.grpc_intake import FIRST_WINDOW_BYTES, CallIntake, Intake
+from catenary_services.grpc_receiving import Receiving
+from catenary_services.security.identity import Role, server_name_of
+from catenary_services.security.roles import Guard, OpenGate, RoleGate
+from catenary_services.security.tls import ClientSecurity, ServerSecurity
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Default limit of one message; gRPC's own is 4 MiB, less than an image batch."""
+
+MAX_METADATA_BYTES = 16 * 1024
+"""Of one call."""
+MAX_CONNECTIONS = 8_192
+"""To one port."""
+MAX_CALLS = 1_024
+"""At a time on one connection; a client has more wait."""
+
+_STATUS = health_pb2.HealthCheckResponse
+
+_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A killed peer comes back within a second or two; the default backs off to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Two channels of one process to one address must not share a broken connection's back-off.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Peers are addressed directly; a proxy meant for the outside world must not see this traffic.
+    ("grpc.enable_http_proxy", 0),
+)
+
+_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Lets clients ping every 5 s; below that they are told "too_many_pings" and dropped.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.max_concurrent_streams", MAX_CALLS),
+    # Guessing the bandwidth would let strangers send ahead as much as the line carries: a call gets
+    # more than its first window only for a message that somebody has asked for.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", FIRST_WINDOW_BYTES),
+    # Names, keys and trace contexts take a tenth of this.
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    # Who says nothing while connecting is dropped; so is who has no call for a while.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+    # Otherwise two processes started on one port would both succeed and split its connections.
+    ("grpc.so_reuseport", 0),
+)
+
+
+def open_channel(
+    target: str,
+    security: ClientSecurity,
+    *,
+    role: Role | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> grpc.aio.Channel:
+    """Returns a channel to `target` ("host:port"); it connects when first used.
+
+    Args:
+        target: Where the server listens.
+        security: What is shown to it and demanded of it.
+        role: With TLS, the server must have the certificate of this role; None: that of `target`.
+        max_message_bytes: Limit of one message.
+    """
+    options: list[tuple[str, int | str]] = [*_CHANNEL_OPTIONS, *_limits(max_message_bytes)]
+    credentials = security.channel_credentials()
+    if credentials is not None and role is not None:
+        name = server_name_of(role, security.cluster)
+        options.append(("grpc.ssl_target_name_override", name))
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, credentials, options=options)
+
+
+def create_server(
+    security: ServerSecurity,
+    *,
+    guard: Guard | None = None,
+    intake: Intake | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> grpc.aio.Server:
+    """Returns a server without ports; give it one with `bind`.
+
+    The certificate files are read now, so that a wrong path stops the start at once.
+
+    Args:
+        security: What is shown to clients and demanded of them.
+        guard: Holds callers to `catenary_services.security.roles`; None for a door, which checks
+            API keys.
+        intake: What is taken of callers; None: of every method as much as of the longest.
+        max_message_bytes: Limit of one message.
+    """
+    security.server_credentials()
+    taken = intake or Intake(usual_bytes=max_message_bytes)
+    gate = taken.gate or (RoleGate(guard) if guard is not None else OpenGate())
+    receiving = Receiving(taken.receiving_bytes, most_of_one=taken.receiving_bytes_of_one)
+    return grpc.aio.server(
+        options=[*_SERVER_OPTIONS, *_limits(max_message_bytes)],
+        interceptors=[CallIntake(gate, receiving, taken.most_bytes, taken.usual_bytes)],
+    )
+
+
+def bind(server: grpc.aio.Server, host: str, port: int, security: ServerSecurity) -> int:
+    """Makes `server` listen and returns the port (a free one is chosen for 0).
+
+    Raises:
+        Unavailable: the address is taken or not ours.
+    """
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    credentials = security.server_credentials()
+    try:
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise Unavailable(f"cannot listen on {address}") from error
+    if bound == 0:
+        raise Unavailable(f"cannot listen on {address}")
+    return bound
+
+
+def _limits(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
+    return (
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+    )
+
+
+class HealthSwitch(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """`grpc.health.v1.Health` for the whole server and each of its services.
+
+    Starts as NOT_SERVING. Unlike the servicer of grpcio-health-checking it is switched without
+    awaiting, and its watchers end on `shutdown` instead of holding the server's stop back.
+    """
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._names = frozenset(("", *services))
+        self._serving = False
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    @property
+    def serving(self) -> bool:
+        """What probes are told."""
+        return self._serving
+
+    def set_serving(self, serving: bool) -> None:
+        """Tells probes and watchers; without effect after `shutdown`."""
+        if not self._closed and serving != self._serving:
+            self._serving = serving
+            self._notify()
+
+    async def shutdown(self) -> None:
+        """Tells everyone NOT_SERVING for good and ends all watches. Idempotent."""
+        self._serving = False
+        self._closed = True
+        self._notify()
+
+    async def Check(  # noqa: N802 - named by the protocol
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> health_pb2.HealthCheckResponse:
+        """Answers a probe; NOT_FOUND for a service this server does not have."""
+        if request.service not in self._names:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+        return _STATUS(status=self._status(request.service))
+
+    async def Watch(  # noqa: N802 - named by the protocol
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """Sends the status now and whenever it changes."""
+        last: int | None = None
+        while True:
+            changed = self._changed
+            status = self._status(request.service)
+            if status != last:
+                last = status
+                yield _STATUS(status=status)
+            elif self._closed:
+                return
+            else:
+                await changed.wait()
+
+    def _status(self, service: str) -> int:
+        if service not in self._names:
+            return int(_STATUS.SERVICE_UNKNOWN)
+        return int(_STATUS.SERVING if self._serving else _STATUS.NOT_SERVING)
+
+    def _notify(self) -> None:
+        # A new event for those who wait from now on: a set one would never make them wait again.
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def enable_health_and_reflection(
+    server: grpc.aio.Server, services: Sequence[ServiceDescriptor]
+) -> HealthSwitch:
+    """Adds health and reflection to `server` before it starts.
+
+    Args:
+        server: Not started yet.
+        services: Descriptors of what it serves, from any descriptor pools.
+
+    Returns:
+        The switch that says whether the server is ready; off at first.
+    """
+    switch = HealthSwitch(service.full_name for service in services)
+    health_pb2_grpc.add_HealthServicer_to_server(switch, server)
+    shown = [
+        *services,
+        health_pb2.DESCRIPTOR.services_by_name["Health"],
+        reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+    ]
+    reflection.enable_server_reflection(
+        [service.full_name for service in shown],
+        server,
+        pool=_joint_pool(service.file for service in shown),
+    )
+    return switch
+
+
+def _joint_pool(files: Iterable[FileDescriptor]) -> DescriptorPool:
+    """Returns one pool with all `files`; the inference protocol has a private one of its own."""
+    pool = DescriptorPool()
+    added: set[str] = set()
+
+    def add(file: FileDescriptor) -> None:
+        if file.name in added:
+            return
+        added.add(file.name)
+        for dependency in file.dependencies:
+            add(dependency)
+        proto = descriptor_pb2.FileDescriptorProto()
+        file.CopyToProto(proto)
+        pool.Add(proto)
+
+    for file in files:
+        add(file)
+    return pool

@@ -1,0 +1,84 @@
+"""The jailed process: `python -P -m catenary_services.jail.child`, an `Order` on its input.
+
+Messages go to the descriptor named as its argument, one line of JSON each. It trusts what it is
+told and what it imports; nobody trusts what it says once it has looked at the file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from catenary_services.errors import CatenaryError, InvalidInput
+from catenary_services.jail.confinement import confine, limit_memory
+from catenary_services.jail.orders import Answer, Order, Progress, Refusal, Told
+
+_WORDS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where jailed work is done."""
+
+    inputs: tuple[Path, ...]
+    """What was named to be read, in that order."""
+    output: Path
+    """Files left here are taken over."""
+    scratch: Path
+    """Gone with the process."""
+    tell: Callable[[str], None]
+    """Says how far it is."""
+
+
+JailedWork = Callable[[bytes, Room], bytes]
+"""What runs in the jail: an encoded job in, an encoded result out."""
+
+
+def main(messages: BinaryIO) -> None:
+    """Does what the order on standard input says."""
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def say(message: Told) -> None:
+        messages.write(msgspec.json.encode(message) + b"\n")
+        messages.flush()
+
+    missing = sorted(set(order.expected) - confine(order))
+    if missing:
+        raise SystemExit(f"the jail cannot be closed: {', '.join(missing)}")
+    for needed in order.imports:
+        importlib.import_module(needed)
+    module, _, name = order.target.partition(":")
+    work: JailedWork = getattr(importlib.import_module(module), name)
+    limit_memory(order.limits)
+    room = Room(
+        inputs=tuple(Path(path) for path in order.inputs),
+        output=Path(order.output),
+        scratch=Path(order.scratch),
+        tell=lambda text: say(Progress(text[:_WORDS])),
+    )
+    try:
+        say(Answer(work(order.job, room)))
+    except CatenaryError as error:
+        field = error.field if isinstance(error, InvalidInput) else ""
+        say(Refusal(error.reason, error.message, field))
+    except MemoryError:
+        say(Refusal("", "MemoryError"))
+    except BaseException as error:  # bindings raise panics that are no `Exception`
+        say(Refusal("", f"{type(error).__name__}: {error}"[:_WORDS]))
+
+
+if __name__ == "__main__":
+    main(os.fdopen(int(sys.argv[1]), "wb"))
+    sys.stdout.flush()
+    # Threads of libraries may be in any state; nothing of theirs is worth waiting for.
+    os._exit(0)

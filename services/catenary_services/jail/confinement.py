@@ -1,0 +1,133 @@
+"""What a jailed process gives up, before it imports what will touch the file.
+
+Landlock and seccomp bind the thread that asks for them and those it starts later, so all of this
+happens while the process has one thread. Memory is limited last, when it is known how much the
+code itself takes.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import sysconfig
+from contextlib import suppress
+from pathlib import Path
+
+from catenary_services.jail import kernel, landlock, seccomp
+from catenary_services.jail.orders import JailLimits, Order, Protection
+
+_NEW_NETWORK = 0x40000000
+_FILE_DESCRIPTORS = 1024
+_READABLE = (
+    "/usr", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
+    "/etc/localtime", "/etc/mime.types", "/etc/nsswitch.conf", "/etc/os-release", "/etc/passwd",
+    "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version",
+    "/proc/filesystems", "/proc/sys/vm", "/sys/devices/system", "/sys/fs/cgroup",
+    "/sys/kernel/mm/transparent_hugepage", "/dev/urandom", "/dev/random",
+)  # fmt: skip
+"""Libraries, and what they want to know of the machine. Nothing of it is secret."""
+_DEVICES = ("/dev/null", "/dev/zero")
+
+
+def confine(order: Order) -> set[Protection]:
+    """Gives up everything but memory; returns what the kernel let it give up."""
+    had = {Protection.RESOURCE_LIMITS}
+    _limit(order)
+    readable = (*_READABLE, *code_paths(), *order.inputs)
+    with suppress(OSError):
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Needs a capability, which is there for root only; seccomp refuses sockets to everybody.
+    with suppress(OSError):
+        _unshare_network()
+        had.add(Protection.NO_NETWORK)
+    if order.uid is not None:
+        _become(order.uid, keep_reading=order.reads_as_root)
+        had.add(Protection.OWN_USER)
+    with suppress(OSError, KeyError):
+        kept = 1 << kernel.CAP_DAC_READ_SEARCH if order.reads_as_root else 0
+        kernel.keep_capabilities(kept)
+        had.add(Protection.NO_CAPABILITIES)
+    with suppress(OSError):
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        had.add(Protection.NO_NEW_PRIVILEGES)
+    with suppress(OSError):
+        landlock.restrict(readable, (order.output, order.scratch, *_DEVICES))
+        had.add(Protection.LANDLOCK)
+    with suppress(OSError):
+        seccomp.install()
+        had |= {Protection.SECCOMP, Protection.NO_NETWORK}
+    return had
+
+
+def limit_memory(limits: JailLimits) -> None:
+    """Allows so much address space more than there is now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + limits.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def code_paths() -> list[str]:
+    """Returns where Python's own files, installed packages and ours are.
+
+    A folder of ours counts package by package: keys and models may lie beside them.
+    """
+    whole = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()}
+    found = {str(Path(path).resolve()) for path in whole if Path(path).exists()}
+    for entry in filter(None, sys.path):
+        folder = Path(entry).resolve()
+        if any(folder.is_relative_to(path) for path in found) or not folder.is_dir():
+            continue
+        if folder.name in ("site-packages", "dist-packages"):
+            found.add(str(folder))
+            continue
+        for path in folder.iterdir():
+            if path.suffix in (".py", ".so") or (path / "__init__.py").is_file():
+                found.add(str(path))
+            elif path.is_dir() and path.name.isidentifier() and any(path.glob("*/__init__.py")):
+                found.add(str(path))  # a package without a file of its own
+    return sorted(found)
+
+
+def _limit(order: Order) -> None:
+    limits = order.limits
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, limits.cpu_s),
+        (resource.RLIMIT_FSIZE, limits.file_bytes),
+        (resource.RLIMIT_NOFILE, _FILE_DESCRIPTORS),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (allowed, allowed))
+    # Counts all threads of a user: a limit for a user of its own, which begins with none. Where
+    # processes are made by nobody because of seccomp, others' are not ours to count.
+    if order.uid is not None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (_THREADS, _THREADS))
+    # A file that grows too long is an error to the writer, not the end of the process.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+_THREADS = 512
+
+
+def _unshare_network() -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_NEW_NETWORK) != 0:
+        raise OSError(ctypes.get_errno(), "no network namespace of its own")
+
+
+def _become(uid: int, *, keep_reading: bool) -> None:
+    if keep_reading:
+        kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    # Its own /proc would be root's otherwise.
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)

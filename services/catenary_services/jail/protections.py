@@ -1,0 +1,44 @@
+"""What this machine can confine a jailed process with."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from pathlib import Path
+
+from catenary_services.jail import landlock, seccomp
+from catenary_services.jail.orders import Protection
+
+_log = logging.getLogger("catenary_services.jail")
+_NEEDED = sum(1 << capability for capability in (0, 1, 5, 6, 7))
+"""chown, dac_override, kill, setgid, setuid: what `capabilities(7)` calls them."""
+
+
+@cache
+def offered() -> frozenset[Protection]:
+    """Returns the protections a jailed process will have here; says once what is missing."""
+    found = {Protection.RESOURCE_LIMITS}
+    has_seccomp = seccomp.is_known() and Path("/proc/sys/kernel/seccomp").exists()
+    if seccomp.is_known():
+        found |= {Protection.NO_NEW_PRIVILEGES, Protection.NO_CAPABILITIES}
+    if has_seccomp:
+        found |= {Protection.SECCOMP, Protection.NO_NETWORK}
+    if landlock.version():
+        found.add(Protection.LANDLOCK)
+    if is_root():
+        found.add(Protection.OWN_USER)
+    # Not to be root is no fault of the machine's.
+    missing = sorted(set(Protection) - found - {Protection.OWN_USER})
+    if missing:
+        _log.warning("jail_is_weaker: this machine has no %s", ", ".join(missing))
+    return frozenset(found)
+
+
+def is_root() -> bool:
+    """Returns True if this process may become other users, end them and take over their files."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    line = next((each for each in status.splitlines() if each.startswith("CapEff:")), "CapEff: 0")
+    return int(line.split()[1], 16) & _NEEDED == _NEEDED

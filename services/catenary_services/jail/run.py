@@ -1,0 +1,302 @@
+"""Running work in the jail, from outside: started, listened to, ended in time, its files taken."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from catenary_services.errors import CatenaryError, InternalError, InvalidInput, error_of_reason
+from catenary_services.jail import users
+from catenary_services.jail.harvest import left_behind, take_over, used_bytes
+from catenary_services.jail.orders import (
+    Answer,
+    JailLimits,
+    Limit,
+    Order,
+    Progress,
+    Protection,
+    Refusal,
+    Told,
+)
+from catenary_services.jail.protections import is_root, offered
+
+_LOOK_S = 0.25
+"""How often time and files are looked at."""
+_PIECE = 1 << 16
+_WORDS_KEPT = 4096
+_WORDS_SHOWN = 400
+_AFTERWARDS_S = 5.0
+_QUIET = {
+    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONDONTWRITEBYTECODE": "1", "USER": "catenary-jail", "LOGNAME": "catenary-jail",
+    "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2", "CUDA_VISIBLE_DEVICES": "", "PATH": "/nowhere",
+}  # fmt: skip
+"""The whole environment but folders: no keys, no proxies, no devices."""
+
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Passed on as they are: times are measured in there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be done in the jail."""
+
+    target: str
+    """"module:function" of ours, a `child.JailedWork`."""
+    job: bytes
+    subject: str
+    """What errors call the file it is about."""
+    imports: tuple[str, ...] = ()
+    """Libraries it needs."""
+    inputs: tuple[Path, ...] = ()
+    """Files and folders it may read; the child is given them in this order."""
+    wanted: tuple[str, ...] = ()
+    """Files it may leave, as patterns of `fnmatch`."""
+    limits: JailLimits = field(default_factory=JailLimits)
+
+
+def run_jailed(
+    work: Work, into: Path | None = None, progress: Callable[[str], None] = lambda _: None
+) -> bytes:
+    """Returns what the work answers, and moves the files it leaves into `into`.
+
+    The answer was made beside a file of a stranger's: check it like anything from outside.
+
+    Raises:
+        CatenaryError: What the work refuses the file with.
+        InvalidInput: A limit ended it (`details["limit"]`), or it left files it should not.
+        InternalError: It failed in a way nobody foresaw; the message has its last words.
+    """
+    protections = offered()
+    with tempfile.TemporaryDirectory(prefix=".jail-", dir=into, ignore_cleanup_errors=True) as base:
+        folder = Path(base)
+        output, scratch = folder / "output", folder / "scratch"
+        output.mkdir(mode=0o700)
+        scratch.mkdir(mode=0o700)
+        open_to_all = users.is_open_to_all(work.inputs, folder)
+        # To read what others may not is given to a child only that Landlock holds.
+        may_change = is_root() and (open_to_all or Protection.LANDLOCK in protections)
+        uid = users.free_uid() if may_change else None
+        if uid is not None:
+            folder.chmod(0o711)
+            for each in (output, scratch):
+                os.chown(each, uid, uid)
+        order = Order(
+            target=work.target,
+            imports=work.imports,
+            job=work.job,
+            inputs=tuple(str(path.resolve()) for path in work.inputs),
+            output=str(output.resolve()),
+            scratch=str(scratch.resolve()),
+            limits=work.limits,
+            uid=uid,
+            reads_as_root=uid is not None and not open_to_all,
+            expected=tuple(sorted(protections - ({Protection.OWN_USER} if uid is None else set()))),
+        )
+        with _Stay(work, order, progress) as stay:
+            stay.listen()
+        answer = stay.answer()
+        files = left_behind(output, work.limits, work.subject)
+        if files and into is None:
+            raise InternalError(f"{work.target} leaves files that nobody takes")
+        if into is not None:
+            take_over(output, into, work.wanted, files)
+        return answer
+
+
+class _Stay:
+    """One child from its start to its end."""
+
+    def __init__(self, work: Work, order: Order, progress: Callable[[str], None]) -> None:
+        self._work = work
+        self._order = order
+        self._progress = progress
+        self._deadline = time.monotonic() + work.limits.wall_clock_s
+        self._told: Answer | Refusal | None = None
+        self._ended_for: Limit | None = None
+        self._unread = bytearray()
+        self._last_words = bytearray()
+        self._printed = 0
+        receiving, sending = os.pipe()
+        self._messages = os.fdopen(receiving, "rb", buffering=0)
+        scratch = order.scratch
+        path = [entry for entry in sys.path if entry]
+        threads = {name: os.environ[name] for name in _THREADS if name in os.environ}
+        environment = (
+            _QUIET
+            | threads
+            | {
+                "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in path),
+                **dict.fromkeys(("HOME", "TMPDIR", "HF_HOME", "TORCHINDUCTOR_CACHE_DIR"), scratch),
+            }
+        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "catenary_services.jail.child", str(sending)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(sending,),
+                env=environment,
+                cwd=scratch,
+                start_new_session=True,
+            )
+        except BaseException:
+            self._messages.close()
+            raise
+        finally:
+            os.close(sending)
+
+    def __enter__(self) -> _Stay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leaves no process of the child behind."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        if self._order.uid is not None:
+            users.end_all_of(self._order.uid)
+        self._messages.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+    def listen(self) -> None:
+        """Returns when the child has ended or was ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(msgspec.json.encode(self._order))
+            self._process.stdin.close()
+        look_at = time.monotonic() + _LOOK_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._messages, selectors.EVENT_READ, self._hear)
+            selector.register(self._process.stdout, selectors.EVENT_READ, self._overhear)
+            while selector.get_map() and self._ended_for is None:
+                for key, _ in selector.select(_LOOK_S):
+                    piece = os.read(key.fd, _PIECE)
+                    if not piece:
+                        selector.unregister(key.fileobj)
+                    key.data(piece)
+                if time.monotonic() >= look_at:
+                    look_at = time.monotonic() + _LOOK_S
+                    self._look()
+                    if self._process.poll() is not None and not selector.select(0):
+                        break
+        if self._ended_for is None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_AFTERWARDS_S)
+
+    def answer(self) -> bytes:
+        """Returns the answer.
+
+        Raises:
+            CatenaryError: There is none.
+        """
+        if self._ended_for is not None:
+            raise self._limit_error(self._ended_for)
+        if isinstance(self._told, Answer):
+            return self._told.result
+        if isinstance(self._told, Refusal):
+            raise self._refusal(self._told)
+        code = self._process.returncode
+        if code in (-signal.SIGXCPU, -signal.SIGKILL):
+            raise self._limit_error(Limit.CPU_TIME)
+        if code < 0:
+            raise self._limit_error(Limit.CRASH, f"it ended by {signal.Signals(-code).name}")
+        raise InternalError(
+            f"reading {self._work.subject} failed with exit code {code}: {self._words()}"
+        )
+
+    def _hear(self, piece: bytes) -> None:
+        # Only the new piece is searched: an answer of many pieces is one line.
+        *ended, rest = piece.split(b"\n")
+        lines = []
+        for each in ended:
+            lines.append(bytes(self._unread + each))
+            self._unread.clear()
+        self._unread += rest
+        # The answer is base64 in JSON: a third longer than what may be in it.
+        if len(self._unread) > 2 * self._work.limits.result_bytes:
+            self._ended_for = Limit.RESULT
+        for line in lines:
+            try:
+                message: Told = msgspec.json.decode(line, type=Told)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue
+            if isinstance(message, Progress):
+                self._progress(message.text[:_WORDS_SHOWN])
+            elif isinstance(message, Answer) and len(message.result) > (
+                self._work.limits.result_bytes
+            ):
+                self._ended_for = Limit.RESULT
+            else:
+                self._told = message
+
+    def _overhear(self, piece: bytes) -> None:
+        self._printed += len(piece)
+        self._last_words = (self._last_words + piece)[-_WORDS_KEPT:]
+        if self._printed > self._work.limits.printed_bytes:
+            self._ended_for = Limit.OUTPUT
+
+    def _look(self) -> None:
+        if time.monotonic() > self._deadline:
+            self._ended_for = Limit.WALL_CLOCK
+        for folder in (self._order.output, self._order.scratch):
+            if used_bytes(Path(folder)) > self._work.limits.folder_bytes:
+                self._ended_for = Limit.FILES
+
+    def _words(self) -> str:
+        return " ".join(self._last_words.decode(errors="replace").split())[-_WORDS_SHOWN:]
+
+    def _refusal(self, told: Refusal) -> CatenaryError:
+        if told.message == "MemoryError" or _is_about_memory(told.message):
+            return self._limit_error(Limit.MEMORY)
+        if not told.reason:
+            words = self._words()
+            return InternalError(
+                f"reading {self._work.subject} failed: {told.message[:_WORDS_SHOWN]}"
+                + (f" .. {words}" if words else "")
+            )
+        facts = {"field": told.field} if told.field else {}
+        return error_of_reason(told.reason, told.message[:_WORDS_KEPT], details=facts)
+
+    def _limit_error(self, limit: Limit, more: str = "") -> InvalidInput:
+        limits = self._work.limits
+        says = {
+            Limit.WALL_CLOCK: f"took longer than {limits.wall_clock_s:g} s and was ended",
+            Limit.CPU_TIME: f"took more than {limits.cpu_s} s of CPU time and was ended",
+            Limit.MEMORY: f"wanted more than {limits.memory_bytes} bytes of memory",
+            Limit.OUTPUT: f"printed more than {limits.printed_bytes} bytes and was ended",
+            Limit.RESULT: f"answered more than {limits.result_bytes} bytes and was ended",
+            Limit.FILES: f"wrote more than {limits.folder_bytes} bytes and was ended",
+            Limit.CRASH: f"brings down what reads it: {more}",
+        }
+        error = InvalidInput(self._work.subject, says[limit])
+        error.details["limit"] = limit
+        return error
+
+
+def _is_about_memory(text: str) -> bool:
+    lower = text.lower()
+    return any(
+        each in lower
+        for each in ("can't allocate memory", "bad_alloc", "cannot allocate memory",
+                     "unable to allocate", "failed to allocate memory")
+    )  # fmt: skip

@@ -1,0 +1,186 @@
+"""Start, drain, stop: the life of every process, driven by signals.
+
+The first SIGTERM or SIGINT drains (not ready, finish or hand back), then stops. A second one stops
+at once. Every step has a deadline, so a supervisor never has to kill a process that hangs in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Protocol, runtime_checkable
+
+import uvloop
+
+from catenary_services.errors import CatenaryError
+from catenary_services.log import get_logger
+
+STOP_TIMEOUT_S = 10.0
+"""Longest time `stop` may take; then the process ends with exit code 1."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_log = get_logger("catenary_services.lifecycle")
+
+
+class Process(Protocol):
+    """A gateway, scheduler, agent, or several of them in one."""
+
+    @property
+    def name(self) -> str:
+        """For log lines, e.g. "agent-0"."""
+        ...
+
+    async def start(self) -> None:
+        """Returns when the process is ready; raises if it never will be."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes no new work, finishes or hands back what there is, within `timeout_s`."""
+        ...
+
+    async def stop(self) -> None:
+        """Frees everything. Called exactly once, also after a failed or interrupted start."""
+        ...
+
+
+@runtime_checkable
+class Failing(Protocol):
+    """A process that can notice that it cannot go on."""
+
+    async def failed(self) -> None:
+        """Raises the cause when the process cannot go on (and returns never before)."""
+        ...
+
+
+class _Signals:
+    """Counts stop signals while installed."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def __enter__(self) -> _Signals:
+        for number in _SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._received)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in _SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _received(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def run_until_signal(
+    process: Process, drain_timeout_s: float, on_ready: Callable[[], None] | None = None
+) -> int:
+    """Runs `process` until a stop signal, or until it fails, and returns the exit code.
+
+    Args:
+        process: Anything with start, drain and stop; if it has `failed` too, that is watched.
+        drain_timeout_s: Longest time to drain.
+        on_ready: Called once when `start` returned.
+
+    Returns:
+        0 after a signal, 1 if the process failed to start, failed later, or did not stop in time.
+    """
+    with _Signals() as signals:
+        code = 0
+        try:
+            if await _unless(signals.first, process.start()):
+                _calm_garbage_collector()
+                _log.info("ready", name=process.name)
+                if on_ready is not None:
+                    on_ready()
+                await _unless(signals.first, _failure_of(process))
+                _log.info("draining", name=process.name)
+                await _drain(process, drain_timeout_s, signals.second)
+        except Exception as error:
+            code = 1
+            # Our own errors are for the operator, anything else is a bug and needs its traceback.
+            _log.error(
+                "process_failed",
+                name=process.name,
+                error=str(error),
+                exc_info=not isinstance(error, CatenaryError),
+            )
+        finally:
+            code = max(code, await _stop(process))
+        _log.info("stopped", name=process.name, exit_code=code)
+        return code
+
+
+def run_process(
+    process: Process, drain_timeout_s: float, on_ready: Callable[[], None] | None = None
+) -> int:
+    """Runs `process` on a uvloop event loop of its own; see `run_until_signal`."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run_until_signal(process, drain_timeout_s, on_ready))
+
+
+def _calm_garbage_collector() -> None:
+    """Takes what start-up built out of every later collection, and collects less often.
+
+    A process that has imported and loaded everything holds some hundred thousand objects that never
+    die; scanning them again and again costs a request a few per cent.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
+async def _failure_of(process: Process) -> None:
+    if isinstance(process, Failing):
+        await process.failed()
+    else:
+        await asyncio.Event().wait()
+
+
+async def _unless(interrupt: asyncio.Event, work: Awaitable[None]) -> bool:
+    """Does `work` until done or `interrupt` is set; True if done, and its exception is raised."""
+    task = asyncio.ensure_future(work)
+    waiter = asyncio.ensure_future(interrupt.wait())
+    try:
+        await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        await _cancel(task, waiter)
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    unfinished = [task for task in tasks if not task.done()]
+    for task in unfinished:
+        task.cancel()
+    if unfinished:
+        # A task that ignores its cancellation must not keep the process alive.
+        await asyncio.wait(unfinished, timeout=STOP_TIMEOUT_S)
+
+
+async def _drain(process: Process, timeout_s: float, interrupt: asyncio.Event) -> None:
+    with suppress(TimeoutError):
+        # The process keeps its own deadline; this one is for a process that does not.
+        async with asyncio.timeout(timeout_s + 1.0):
+            if not await _unless(interrupt, process.drain(timeout_s)):
+                _log.warning("drain_interrupted", name=process.name)
+            return
+    _log.warning("drain_timed_out", name=process.name, timeout_s=timeout_s)
+
+
+async def _stop(process: Process) -> int:
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await process.stop()
+    except TimeoutError:
+        _log.error("stop_timed_out", name=process.name, timeout_s=STOP_TIMEOUT_S)
+        return 1
+    except Exception as error:
+        _log.error("stop_failed", name=process.name, error=str(error), exc_info=True)
+        return 1
+    return 0

@@ -1,0 +1,536 @@
+"""The model repository: folders `<name>/<version>/` of manifest, model file and block table.
+
+    models/
+      efficientnet-lite0/
+        1/
+          model.yaml     how the model wants to be served (`ModelManifest`)
+          model.onnx     or model.pt2
+          blocks.json    where it is cut and what each block costs (`BlockTable`)
+          profile.json   what each block costs on each class of device (`ModelProfile`); optional
+          decoder.json   sizes of a model that generates text (`DecoderTable`); only of those
+          content.json   size and digest of every file that is loaded (`catenary_services.content`)
+
+`blocks.json` carries the SHA-256 of the model file it was made from. A table of another file is
+refused, because its tensor names would cut the wrong graph; a profile of another file or of other
+cuts likewise. Emulated agents need no weights: where the model file is absent there is nothing to
+compare and the table is taken as it is.
+
+Once `content.json` is there, nothing that differs from it is read: what this module reads it
+compares, and whoever reads weights does it within `ModelRepository.reading`. What this module
+writes, it enters there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from catenary_services.bounded_files import LARGEST_JSON_BYTES, read_bounded, read_yaml_text
+from catenary_services.content.hashing import digests
+from catenary_services.content.keeping import ContentRecords, write_durably
+from catenary_services.content.reading import Reading
+from catenary_services.content.record import RECORD_FILE, ContentRecord
+from catenary_services.decoder_document import decoder_of_document, document_of_decoder
+from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, Nanoseconds
+from catenary_services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.packing import PackingGoal, packing_goal
+from catenary_services.domain.profile import ModelProfile, parse_profile, profile_document
+from catenary_services.domain.tensors import DTYPE_OF, TensorSpec
+from catenary_services.errors import InvalidInput, ModelNotFound
+from catenary_services.json_fields import field, integers
+
+MANIFEST_FILE = "model.yaml"
+BLOCKS_FILE = "blocks.json"
+BLOCKS_VERSION = 1
+PROFILE_FILE = "profile.json"
+DECODER_FILE = "decoder.json"
+PLATFORMS = ("onnxruntime_onnx", "pytorch_exported", "decoder")
+PRECISIONS = ("fp32", "int8", "int4")
+TARGETS = ("cpu", "gpu", "both")
+
+ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
+"""Per boundary, per tensor: a shape it really had."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_MANIFEST_KEYS = {
+    "platform", "file", "slo_ms", "max_batch", "float16_boundaries", "precision", "session_tokens",
+    "target", "cache_oversubscription", "packing", *OBJECTIVE_KEYS,
+}  # fmt: skip
+
+
+class ModelRepository:
+    """Reads and writes the models below one folder."""
+
+    def __init__(self, root: Path, *, records: bool = True) -> None:
+        """Looks at the models below `root`.
+
+        Args:
+            root: The folder.
+            records: False where models are in the making: nothing is recorded of their files.
+        """
+        self.root = root
+        self._makes_records = records
+        self._records = ContentRecords(digests())
+
+    def list(self) -> list[ModelKey]:
+        """Returns every model and version with a manifest, by name, then version ascending."""
+        if not self.root.is_dir():
+            return []
+        found = [
+            ModelKey(path.parent.parent.name, path.parent.name)
+            for path in self.root.glob(f"*/*/{MANIFEST_FILE}")
+            if _NAME.fullmatch(path.parent.parent.name) and _NAME.fullmatch(path.parent.name)
+        ]
+        return sorted(found, key=lambda key: (key.name, _version_order(key.version)))
+
+    def resolve(self, reference: str) -> ModelKey:
+        """Returns the key of "name" (its highest version) or "name:version".
+
+        Raises:
+            ModelNotFound: If there is no such model or version.
+        """
+        name, _, version = reference.partition(":")
+        found = [key for key in self.list() if key.name == name and version in ("", key.version)]
+        if not found:
+            raise ModelNotFound(f"model {reference!r} is not in the repository")
+        return found[-1]
+
+    def folder(self, key: ModelKey) -> Path:
+        """Returns the folder of one version; it need not exist yet."""
+        for part, text in (("model_name", key.name), ("model_version", key.version)):
+            if not _NAME.fullmatch(text):
+                raise InvalidInput(part, f"{text!r} is not a plain name of letters, digits, . _ -")
+        return self.root / key.name / key.version
+
+    def manifest(self, key: ModelKey) -> ModelManifest:
+        """Returns the manifest.
+
+        Raises:
+            ModelNotFound: If there is none.
+            InvalidInput: If it is not a manifest; the field names the file and key.
+        """
+        path = self.folder(key) / MANIFEST_FILE
+        try:
+            with self._reading_known(key) as reading:
+                reading.begin(path)
+                text = read_yaml_text(path, f"{key}/{MANIFEST_FILE}")
+            document = yaml.safe_load(text)
+        except (FileNotFoundError, ModelNotFound):
+            raise ModelNotFound(f"model {key} is not in the repository") from None
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidInput(f"{key}/{MANIFEST_FILE}", f"is not YAML: {error}") from None
+        return _manifest_of(key, document)
+
+    def model_file(self, key: ModelKey) -> Path:
+        """Returns where the model's file is; it may be absent (emulated agents need none)."""
+        return self._inside(key, self.manifest(key).file)
+
+    def model_hash(self, key: ModelKey) -> str:
+        """Returns the SHA-256 of the model's file as it is, in hexadecimal.
+
+        Raises:
+            ModelNotFound: If the file is absent.
+        """
+        path = self.model_file(key)
+        try:
+            return digests().whole(path)
+        except FileNotFoundError:
+            raise ModelNotFound(f"model {key} has no file {path.name}") from None
+
+    def content(self, key: ModelKey) -> ContentRecord | None:
+        """Returns what the files of a version are: as recorded, or recorded now.
+
+        None if nobody has recorded it and model.yaml or the model's file is absent: emulated
+        devices need no weights, and what is not there cannot be recorded.
+
+        Raises:
+            ContentMismatch: If the record is damaged.
+            Unavailable: If the files are being written.
+        """
+        known = self._records.known(self.folder(key), str(key))
+        if known is not None or not self._makes_records:
+            return known
+        try:
+            manifest = self.manifest(key)
+        except ModelNotFound:
+            return None
+        if not self._inside(key, manifest.file).is_file():
+            return None
+        return self._records.known_or_made(self.folder(key), str(key), manifest.precision)
+
+    def content_digest(self, key: ModelKey) -> str:
+        """Returns the digest of a version's content; empty if nothing is known of it."""
+        record = self.content(key)
+        return record.digest if record is not None else ""
+
+    def is_recorded(self, key: ModelKey) -> bool:
+        """Returns True if somebody has recorded what the files of a version are."""
+        return (self.folder(key) / RECORD_FILE).exists()
+
+    def record_content(self, key: ModelKey) -> ContentRecord:
+        """Records the files of a version as they are now, whatever was recorded before.
+
+        Raises:
+            ModelNotFound: If there is no such version.
+            Unavailable: If the files are being written.
+        """
+        path = self.folder(key) / MANIFEST_FILE
+        try:
+            document = yaml.safe_load(read_yaml_text(path, f"{key}/{MANIFEST_FILE}"))
+        except FileNotFoundError:
+            raise ModelNotFound(f"model {key} is not in the repository") from None
+        precision = _manifest_of(key, document).precision
+        return self._records.make(self.folder(key), str(key), precision)
+
+    def enter_derived(self, key: ModelKey, folder: str) -> None:
+        """Enters what was made of the other files, here, and is loaded from now on."""
+        root = self.folder(key)
+        files = [p.relative_to(root).as_posix() for p in (root / folder).rglob("*") if p.is_file()]
+        self._records.update(root, str(key), files, derived=True)
+
+    def reading(self, key: ModelKey) -> Reading:
+        """Returns what checks the files of a version while they are read; see `Reading`.
+
+        Raises:
+            ContentMismatch: If the record is damaged.
+        """
+        return Reading(str(key), self.folder(key), self.content(key), digests())
+
+    def _reading_known(self, key: ModelKey) -> Reading:
+        """The same, without recording anything: before a version is whole its files are written."""
+        folder = self.folder(key)
+        return Reading(str(key), folder, self._records.known(folder, str(key)), digests())
+
+    def block_table(self, key: ModelKey) -> BlockTable:
+        """Returns the model's blocks.
+
+        Of the model file only the hash is looked at: as it was recorded, else as it is.
+
+        Raises:
+            ModelNotFound: If the model has not been cut yet (or does not exist).
+            InvalidInput: If the table is malformed or was made from another model file.
+        """
+        where = f"{key}/{BLOCKS_FILE}"
+        table = table_of_document(self._blocks_document(key), where)
+        if self._recorded_hash(key, table.model_hash) != table.model_hash:
+            raise InvalidInput(
+                f"{where}.model_hash", "is of another model file: prepare the model again"
+            )
+        return table
+
+    def decoder_table(self, key: ModelKey) -> DecoderTable:
+        """Returns the sizes of a model that generates text.
+
+        Raises:
+            ModelNotFound: If the model has not been imported as one.
+            InvalidInput: If the file is malformed.
+        """
+        where = f"{key}/{DECODER_FILE}"
+        try:
+            document = json.loads(self._json_bytes(key, DECODER_FILE))
+        except FileNotFoundError:
+            text = (
+                f"model {key} has no {DECODER_FILE} in the model repository of this machine: "
+                "it was not imported, or not copied here"
+            )
+            raise ModelNotFound(text) from None
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(where, f"is not JSON: {error}") from None
+        return decoder_of_document(document, where)
+
+    def write_decoder_table(self, key: ModelKey, table: DecoderTable) -> None:
+        """Writes `decoder.json`."""
+        document = document_of_decoder(table)
+        self._write(key, DECODER_FILE, json.dumps(document, indent=1) + "\n")
+
+    def example_shapes(self, key: ModelKey) -> ExampleShapes:
+        """Returns, per boundary, the shapes its tensors had in the one-row probing run.
+
+        They fill in for sizes that are free in the table; a table written without them has none,
+        and every free size then counts as 1.
+        """
+        where = f"{key}/{BLOCKS_FILE}"
+        document = self._blocks_document(key)
+        table = table_of_document(document, where)
+        shapes = []
+        for i, boundary in enumerate(table.boundaries):
+            row = []
+            for j, spec in enumerate(boundary.tensors):
+                entry = document["boundaries"][i]["tensors"][j]
+                named = f"{where}.boundaries[{i}].tensors[{j}].example_shape"
+                given = entry.get("example_shape", [max(1, size) for size in spec.shape])
+                if not isinstance(given, list) or len(given) != len(spec.shape):
+                    raise InvalidInput(named, "is not a shape of the tensor's rank")
+                row.append(integers(given, 0, named))
+            shapes.append(tuple(row))
+        return tuple(shapes)
+
+    def profile(self, key: ModelKey) -> ModelProfile | None:
+        """Returns what the model costs on each class of device, None if nobody has profiled it.
+
+        Raises:
+            ModelNotFound: If the model has not been cut into blocks.
+            InvalidInput: If the profile is malformed, or of another model file or other blocks
+                than the table beside it; the field names the file and key.
+        """
+        where = f"{key}/{PROFILE_FILE}"
+        try:
+            document = json.loads(self._json_bytes(key, PROFILE_FILE))
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(where, f"is not JSON: {error}") from None
+        profile = parse_profile(document, where)
+        table = self.block_table(key)
+        if profile.model_hash != table.model_hash:
+            raise InvalidInput(
+                f"{where}.model_hash", "is of another model file: profile the model again"
+            )
+        if not profile.is_cut_like(table):
+            raise InvalidInput(
+                f"{where}.blocks", f"are not those of {BLOCKS_FILE}: profile the model again"
+            )
+        return profile
+
+    def write_profile(self, key: ModelKey, profile: ModelProfile) -> None:
+        """Writes `profile.json`, replacing the one that is there."""
+        write_file(self.folder(key) / PROFILE_FILE, json.dumps(profile_document(profile)) + "\n")
+
+    def write_manifest(self, manifest: ModelManifest) -> None:
+        """Writes `model.yaml`, creating the folder."""
+        self._inside(manifest.key, manifest.file)
+        document = {
+            "platform": manifest.platform,
+            "file": manifest.file,
+            "slo_ms": manifest.slo_ns / NANOSECONDS_PER_MILLISECOND,
+            "max_batch": manifest.max_batch,
+            "float16_boundaries": manifest.float16_boundaries,
+        }
+        if manifest.platform == "decoder":
+            document["precision"] = manifest.precision
+            if manifest.target != "both":
+                document["target"] = manifest.target
+            document["session_tokens"] = manifest.session_tokens
+            if manifest.objectives is not None:
+                for name, slo_ns in manifest.objectives.named().items():
+                    document[name] = slo_ns / NANOSECONDS_PER_MILLISECOND
+            if manifest.cache_oversubscription is not None:
+                document["cache_oversubscription"] = manifest.cache_oversubscription
+            if manifest.packing is not None:
+                document["packing"] = manifest.packing
+        _manifest_of(manifest.key, document)
+        text = yaml.safe_dump(document, sort_keys=False)
+        self._write(manifest.key, MANIFEST_FILE, text)
+
+    def write_block_table(
+        self, key: ModelKey, table: BlockTable, examples: ExampleShapes | None = None
+    ) -> None:
+        """Writes `blocks.json`, with the example shapes of every boundary if given."""
+        document = document_of_table(table)
+        for entry, shapes in zip(document["boundaries"], examples or (), strict=False):
+            for tensor, shape in zip(entry["tensors"], shapes, strict=True):
+                tensor["example_shape"] = list(shape)
+        text = json.dumps(document, indent=1)
+        self._write(key, BLOCKS_FILE, text + "\n")
+
+    def _blocks_document(self, key: ModelKey) -> Any:
+        try:
+            return json.loads(self._json_bytes(key, BLOCKS_FILE))
+        except FileNotFoundError:
+            text = (
+                f"model {key} has no {BLOCKS_FILE} in the model repository of this machine: it was "
+                "not prepared, or not copied here"
+            )
+            raise ModelNotFound(text) from None
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"{key}/{BLOCKS_FILE}", f"is not JSON: {error}") from None
+
+    def _json_bytes(self, key: ModelKey, name: str) -> bytes:
+        path = self.folder(key) / name
+        if name == PROFILE_FILE:  # measured later, and again: it is no part of the content
+            return read_bounded(path, LARGEST_JSON_BYTES, f"{key}/{name}")
+        if not path.exists():
+            raise FileNotFoundError(path)
+        with self._reading_known(key) as reading:
+            reading.begin(path)
+            return read_bounded(path, LARGEST_JSON_BYTES, f"{key}/{name}")
+
+    def _recorded_hash(self, key: ModelKey, unknown: str) -> str:
+        """Returns the SHA-256 of the model's file; `unknown` where there is none."""
+        path = self.model_file(key)
+        record = self._records.known(self.folder(key), str(key))
+        if record is not None:
+            file = record.files.get(self.manifest(key).file)
+            return file.sha256 if file is not None else unknown
+        return self.model_hash(key) if path.exists() else unknown
+
+    def _write(self, key: ModelKey, name: str, text: str) -> None:
+        write_file(self.folder(key) / name, text)
+        self._records.update(self.folder(key), str(key), [name])
+
+    def _inside(self, key: ModelKey, file: str) -> Path:
+        folder = self.folder(key)
+        path = folder / file
+        if not file or not path.resolve().is_relative_to(self.root.resolve()):
+            raise InvalidInput(f"{key}/{MANIFEST_FILE}.file", f"{file!r} is outside the repository")
+        return path
+
+
+def document_of_table(table: BlockTable) -> dict[str, Any]:
+    """Returns the JSON form of a table."""
+    return {
+        "version": BLOCKS_VERSION,
+        "model_hash": table.model_hash,
+        "batched": table.batched,
+        "boundaries": [
+            {
+                "row_bytes": boundary.row_bytes,
+                "tensors": [
+                    {"name": t.name, "datatype": t.datatype, "shape": list(t.shape)}
+                    for t in boundary.tensors
+                ],
+            }
+            for boundary in table.boundaries
+        ],
+        "compute_ns": list(table.compute_ns),
+    }
+
+
+def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
+    """Returns the table of its JSON form.
+
+    Raises:
+        InvalidInput: If a key is missing, of the wrong type or inconsistent; the field names it.
+    """
+    version = field(document, "version", int, where)
+    if version != BLOCKS_VERSION:
+        raise InvalidInput(f"{where}.version", f"is {version}, this program reads {BLOCKS_VERSION}")
+    boundaries = tuple(
+        _boundary_of(entry, f"{where}.boundaries[{i}]")
+        for i, entry in enumerate(field(document, "boundaries", list, where))
+    )
+    compute_ns = integers(field(document, "compute_ns", list, where), 0, f"{where}.compute_ns")
+    if len(boundaries) < 2 or len(compute_ns) != len(boundaries) - 1:
+        raise InvalidInput(f"{where}.compute_ns", "does not have one entry per block")
+    return BlockTable(
+        model_hash=field(document, "model_hash", str, where),
+        batched=field(document, "batched", bool, where),
+        boundaries=boundaries,
+        compute_ns=compute_ns,
+    )
+
+
+def _boundary_of(entry: Any, where: str) -> Boundary:
+    tensors = tuple(
+        _tensor_of(tensor, f"{where}.tensors[{i}]")
+        for i, tensor in enumerate(field(entry, "tensors", list, where))
+    )
+    if not tensors:
+        raise InvalidInput(f"{where}.tensors", "is empty")
+    return Boundary(tensors, field(entry, "row_bytes", int, where))
+
+
+def _tensor_of(entry: Any, where: str) -> TensorSpec:
+    datatype = field(entry, "datatype", str, where)
+    if datatype not in DTYPE_OF:
+        raise InvalidInput(f"{where}.datatype", f"{datatype!r} is not a fixed-size datatype")
+    shape = integers(field(entry, "shape", list, where), -1, f"{where}.shape")
+    return TensorSpec(field(entry, "name", str, where), datatype, shape)
+
+
+def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
+    where = f"{key}/{MANIFEST_FILE}"
+    if not isinstance(document, dict):
+        raise InvalidInput(where, "is not a mapping")
+    unknown = sorted(str(name) for name in document.keys() - _MANIFEST_KEYS)
+    if unknown:
+        raise InvalidInput(f"{where}.{unknown[0]}", "is not a key of a manifest")
+    platform = field(document, "platform", str, where)
+    if platform not in PLATFORMS:
+        raise InvalidInput(f"{where}.platform", f"{platform!r} is none of {', '.join(PLATFORMS)}")
+    slo_ns = _slo_of({"slo_ms": 1000, **document}, "slo_ms", where)
+    max_batch = document.get("max_batch", 1)
+    if type(max_batch) is not int or not 1 <= max_batch <= 4096:
+        raise InvalidInput(f"{where}.max_batch", f"{max_batch!r} is not an integer in 1..4096")
+    float16 = document.get("float16_boundaries", True)
+    if not isinstance(float16, bool):
+        raise InvalidInput(f"{where}.float16_boundaries", "is not true or false")
+    precision = document.get("precision", "fp32")
+    if precision not in PRECISIONS:
+        raise InvalidInput(
+            f"{where}.precision", f"{precision!r} is none of {', '.join(PRECISIONS)}"
+        )
+    target = document.get("target", "both")
+    if target not in TARGETS:
+        raise InvalidInput(f"{where}.target", f"{target!r} is none of {', '.join(TARGETS)}")
+    session_tokens = document.get("session_tokens", 2048)
+    if type(session_tokens) is not int or not 2 <= session_tokens <= 1 << 20:
+        raise InvalidInput(
+            f"{where}.session_tokens", f"{session_tokens!r} is not an integer in 2..{1 << 20}"
+        )
+    return ModelManifest(
+        key=key,
+        platform=platform,
+        file=field(document, "file", str, where),
+        slo_ns=slo_ns,
+        max_batch=max_batch,
+        float16_boundaries=float16,
+        precision=precision,
+        session_tokens=session_tokens,
+        objectives=_objectives_of(document, platform, where),
+        cache_oversubscription=_oversubscription_of(document, platform, where),
+        packing=_packing_of(document, platform, where),
+        target=target,
+    )
+
+
+def _oversubscription_of(document: dict[str, Any], platform: str, where: str) -> float | None:
+    name = "cache_oversubscription"
+    if name not in document:
+        return None
+    if platform != "decoder":
+        raise InvalidInput(f"{where}.{name}", "is only for models that generate text")
+    factor = document[name]
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= 64:
+        raise InvalidInput(f"{where}.{name}", f"{factor!r} is not a number in 1..64")
+    return float(factor)
+
+
+def _objectives_of(document: dict[str, Any], platform: str, where: str) -> TokenObjectives | None:
+    named = [name for name in OBJECTIVE_KEYS if name in document]
+    if named and platform != "decoder":
+        raise InvalidInput(f"{where}.{named[0]}", "is only for models that generate text")
+    values = [_slo_of(document, name, where) if name in named else 0 for name in OBJECTIVE_KEYS]
+    return TokenObjectives(*values) if named else None
+
+
+def _packing_of(document: dict[str, Any], platform: str, where: str) -> PackingGoal | None:
+    if "packing" not in document:
+        return None
+    if platform != "decoder":
+        raise InvalidInput(f"{where}.packing", "is only for models that generate text")
+    return packing_goal(document["packing"], f"{where}.packing")
+
+
+def _slo_of(document: dict[str, Any], name: str, where: str) -> Nanoseconds:
+    slo_ms = document[name]
+    if isinstance(slo_ms, bool) or not isinstance(slo_ms, int | float) or not 0 < slo_ms < 1e9:
+        raise InvalidInput(f"{where}.{name}", f"{slo_ms!r} is not a positive number")
+    return max(1, round(slo_ms * NANOSECONDS_PER_MILLISECOND))
+
+
+def _version_order(version: str) -> tuple[int, int, str]:
+    """Numbers before names, numbers by value: "2" < "10" < "beta"."""
+    return (0, int(version), "") if version.isdecimal() else (1, 0, version)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replaces the file at once, so that a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, text.encode())

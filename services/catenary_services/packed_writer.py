@@ -1,0 +1,83 @@
+"""Writes to a stream in as few messages as possible: one send takes what is queued.
+
+A gRPC write costs more than a hundred small envelopes inside it. `put` therefore only appends;
+while one send is under way the next batch gathers behind it, so packing grows with load by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from catenary_services.errors import DeadlineExceeded, Overloaded
+
+MOST_AT_ONCE = 4096
+"""Messages of one send: who reads them holds a message to a number of values."""
+
+M = TypeVar("M")
+
+
+class PackedWriter(Generic[M]):
+    """A bounded queue in front of a stream. Belongs to one event loop.
+
+    Invariant: the writer sleeps only while the queue is empty, so `put` needs to wake it once per
+    batch and not once per message.
+    """
+
+    __slots__ = ("_capacity", "_idle", "_queue", "_send", "_sleeping", "_wake")
+
+    def __init__(self, send: Callable[[list[M]], Awaitable[None]], capacity: int = 65536) -> None:
+        self._send = send
+        self._capacity = capacity
+        self._queue: list[M] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._sleeping = True
+
+    @property
+    def pending(self) -> int:
+        """Messages put but not yet taken by a send."""
+        return len(self._queue)
+
+    def put(self, message: M) -> None:
+        """Queues a message for the next send.
+
+        Raises:
+            Overloaded: `capacity` messages wait already; nothing was queued.
+        """
+        queue = self._queue
+        if len(queue) >= self._capacity:
+            raise Overloaded(f"{len(queue)} messages wait for a peer that does not read them")
+        queue.append(message)
+        if self._sleeping:
+            self._sleeping = False
+            self._idle.clear()
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Sends until cancelled. What `send` raises comes out here; its batch is then lost."""
+        while True:
+            if not self._queue:
+                self._sleeping = True
+                self._idle.set()
+                self._wake.clear()
+                await self._wake.wait()
+            batch, self._queue = self._queue[:MOST_AT_ONCE], self._queue[MOST_AT_ONCE:]
+            await self._send(batch)
+
+    async def flush(self, timeout_s: float) -> None:
+        """Returns once everything put so far has been sent; `run` must be running elsewhere.
+
+        Raises:
+            DeadlineExceeded: it was not sent within `timeout_s`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{self.pending} messages were not sent within {timeout_s} s",
+                details={"stage": "flush"},
+            ) from None

@@ -1,0 +1,100 @@
+"""The port that probes ask: plain gRPC health, and nothing else.
+
+Kubernetes' own gRPC probes speak no TLS and bring no key, so that the doors, which have both,
+cannot answer them. This port tells how the process is and takes no other call. It names two
+services:
+
+    live     the process runs and its event loop turns; an orchestrator restarts it if not
+    ready    it can take work, or may be counted on (a standby scheduler); also asked as ""
+
+A full queue changes neither. A scheduler has a third, `leader`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from catenary_services.grpc_kit import HealthSwitch, bind
+from catenary_services.security.tls import ServerSecurity
+
+LIVE, READY, LEADER = "live", "ready", "leader"
+_MOST_CALLS = 64
+_MOST_WATCHERS = 16
+"""At a time: whoever watches must not keep probes from being answered."""
+_STOP_GRACE_S = 0.2
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Probes(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Answers probes while started; may be told anything before."""
+
+    def __init__(self, *more: str) -> None:
+        """Knows `live`, `ready` and the names in `more`."""
+        ready = HealthSwitch(())
+        self._switches = {name: HealthSwitch((name,)) for name in (LIVE, *more)}
+        self._switches |= {"": ready, READY: HealthSwitch((READY,))}
+        self._server: grpc.aio.Server | None = None
+        self._watchers = 0
+
+    async def start(self, host: str, port: int) -> int:
+        """Begins to answer; `live` from now on.
+
+        Returns:
+            The port; a free one is chosen for 0.
+
+        Raises:
+            Unavailable: the address is taken or not ours.
+        """
+        self._switches[LIVE].set_serving(True)
+        # A port that is taken must not be shared in silence.
+        server = grpc.aio.server(
+            options=[("grpc.so_reuseport", 0)], maximum_concurrent_rpcs=_MOST_CALLS
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self, server)
+        bound = bind(server, host, port, ServerSecurity(insecure=True))
+        await server.start()
+        self._server = server
+        return bound
+
+    def set_ready(self, ready: bool) -> None:
+        """Tells whether it can take work."""
+        self.set(READY, ready)
+        self.set("", ready)
+
+    def set(self, name: str, serving: bool) -> None:
+        """Tells the status of one service."""
+        self._switches[name].set_serving(serving)
+
+    async def stop(self) -> None:
+        """Ends every watch and the server. Idempotent."""
+        for switch in self._switches.values():
+            await switch.shutdown()
+        if self._server is not None:
+            await self._server.stop(_STOP_GRACE_S)
+            self._server = None
+
+    async def Check(  # noqa: N802 - named by the protocol
+        self, request: health_pb2.HealthCheckRequest, context: _Context
+    ) -> health_pb2.HealthCheckResponse:
+        """Answers a probe; NOT_FOUND for a name that is not known."""
+        switch = self._switches.get(request.service, self._switches[LIVE])
+        return await switch.Check(request, context)
+
+    async def Watch(  # noqa: N802 - named by the protocol
+        self, request: health_pb2.HealthCheckRequest, context: _Context
+    ) -> Any:
+        """Sends the status now and whenever it changes."""
+        if self._watchers >= _MOST_WATCHERS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already")
+        switch = self._switches.get(request.service, self._switches[LIVE])
+        self._watchers += 1
+        try:
+            async for answer in switch.Watch(request, context):
+                yield answer
+        finally:
+            self._watchers -= 1

@@ -1,0 +1,63 @@
+"""Reads a failed call back into the error the other process raised; see `error_tables`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from catenary_services import errors
+from catenary_services.error_details import DOMAIN, STATUS_DETAILS_KEY
+from catenary_services.errors import CatenaryError
+
+# For calls that failed without our details: the transport's own codes, or foreign servers.
+_REASON_OF_CODE: dict[grpc.StatusCode, str] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidInput.reason,
+    grpc.StatusCode.NOT_FOUND: errors.ModelNotFound.reason,
+    grpc.StatusCode.UNIMPLEMENTED: errors.NotSupported.reason,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated.reason,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied.reason,
+    grpc.StatusCode.CANCELLED: errors.RequestCancelled.reason,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded.reason,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded.reason,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.NoActivePlan.reason,
+    grpc.StatusCode.ABORTED: errors.StaleEpoch.reason,
+    grpc.StatusCode.UNAVAILABLE: errors.Unavailable.reason,
+}
+
+
+def error_of_rpc(exc: grpc.aio.AioRpcError) -> CatenaryError:
+    """Returns what a failed call to another process means, by its details or its code."""
+    status = _status_in(exc.trailing_metadata() or ())
+    message = exc.details() or ""
+    facts: dict[str, str] = {}
+    reason = _REASON_OF_CODE.get(exc.code(), errors.InternalError.reason)
+    wait_ns: int | None = None
+    for packed in status.details if status else ():
+        info, retry, bad = (
+            error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(),
+            error_details_pb2.BadRequest(),
+        )  # fmt: skip
+        if packed.Unpack(info) and info.domain == DOMAIN:
+            reason = info.reason
+            facts.update(info.metadata)
+        elif packed.Unpack(retry):
+            wait_ns = retry.retry_delay.ToNanoseconds()
+        elif packed.Unpack(bad) and bad.field_violations:
+            facts["field"] = bad.field_violations[0].field
+    error = errors.error_of_reason(reason, message, retry_after_ns=wait_ns, details=facts)
+    error.details.update(facts)
+    return error
+
+
+def _status_in(trailers: Iterable[tuple[str, str | bytes]]) -> status_pb2.Status | None:
+    for key, value in trailers:
+        if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
+            try:
+                return status_pb2.Status.FromString(value)
+            except DecodeError:
+                return None
+    return None

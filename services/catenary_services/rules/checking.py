@@ -1,0 +1,179 @@
+"""One checker for each type of message, compiled from its rules when it is first needed.
+
+A message that is as it should be, which is nearly every one, is only looked at by `walk`, which
+reads its bytes (`catenary_services.rules.walking`); where that is not compiled, by `passes`, which
+`catenary_services.rules.compiling` writes. Both may doubt a good message, never believe a bad one;
+what both doubt is looked at by `trouble`, field by field, which says what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from catenary_services.errors import InvalidMessage
+from catenary_services.rules.compiling import Passes, compiled
+from catenary_services.rules.relations import RELATIONS, Relation, holds
+from catenary_services.rules.vocabulary import (
+    FLOATS,
+    INTEGERS,
+    TEXTS,
+    Bounds,
+    bounds_of,
+    is_nested,
+    lowest,
+)
+from catenary_services.rules.walking import walk_of
+
+_SHOWN = 64
+"""Characters of a wrong value that are repeated."""
+
+M = TypeVar("M", bound=Message)
+
+
+class Checker:
+    """Checks messages of one type, and what is in them.
+
+    Attributes:
+        name: Of the type.
+        walk: True if the bytes of a message are as they should be; False if it has to be looked at.
+            None if that was not compiled.
+        passes: The same of a message.
+    """
+
+    __slots__ = ("_fields", "_relations", "name", "passes", "walk")
+
+    def __init__(self, descriptor: Descriptor) -> None:
+        self.name = descriptor.name
+        self._fields = [(field, bounds_of(field)) for field in descriptor.fields]
+        self._relations: list[tuple[Relation, Callable[[Any], bool]]] = [
+            (relation, holds(descriptor, relation))
+            for relation in RELATIONS.get(descriptor.full_name, ())
+        ]
+        passes = [
+            checker_of(f.message_type).passes if is_nested(f) else None for f, _ in self._fields
+        ]
+        self.passes: Passes = compiled(
+            descriptor.name, list(zip(self._fields, passes, strict=True)),
+            [is_true for _, is_true in self._relations],
+        )  # fmt: skip
+        self.walk = walk_of(descriptor)
+
+    def offence(self, message: Any, data: bytes | None = None) -> InvalidMessage | None:
+        """Returns what is wrong with a message; None if nothing is.
+
+        Args:
+            message: What was read.
+            data: The bytes it was made of, if they are at hand: to look at them is cheaper.
+        """
+        if data is not None and self.walk is not None and self.walk(data):
+            return None
+        found = None if self.passes(message) else self.trouble(message)
+        return None if found is None else InvalidMessage(*found)
+
+    def trouble(self, message: Any) -> tuple[str, str, str] | None:
+        """Returns type, field and what is wrong with it; None if nothing is."""
+        for field, bounds in self._fields:
+            found = self._trouble_of(message, field, bounds)
+            if found is not None:
+                return found
+        for relation, is_true in self._relations:
+            if not is_true(message):
+                return self.name, relation.field, relation.why
+        return None
+
+    def _trouble_of(
+        self, message: Any, field: FieldDescriptor, bounds: Bounds
+    ) -> tuple[str, str, str] | None:
+        if field.has_presence and not message.HasField(field.name):
+            return (self.name, field.name, "is missing") if bounds.required else None
+        value = getattr(message, field.name)
+        why: str | None = None
+        if field.is_repeated:
+            why = _trouble_of_items(field, bounds, value)
+        elif not is_nested(field):
+            why = _trouble_of_value(field, bounds, value)
+        if why is not None or not is_nested(field):
+            return None if why is None else (self.name, field.name, why)
+        checker = checker_of(field.message_type)
+        troubles = map(checker.trouble, value if field.is_repeated else (value,))
+        return next((found for found in troubles if found is not None), None)
+
+
+@lru_cache(maxsize=None)  # noqa: UP033 - one for each type of message there is
+def checker_of(descriptor: Descriptor) -> Checker:
+    """Returns the checker for a type of message."""
+    return Checker(descriptor)
+
+
+def check(message: Message) -> None:
+    """Returns if a message is as it should be.
+
+    Raises:
+        InvalidMessage: naming message and field.
+    """
+    offence = checker_of(message.DESCRIPTOR).offence(message)
+    if offence is not None:
+        raise offence
+
+
+def parsed(kind: type[M], data: bytes) -> M:
+    """Returns a message from bytes of a peer.
+
+    Raises:
+        InvalidMessage: they are none, or one that cannot be true.
+    """
+    try:
+        message = kind.FromString(data)
+    except DecodeError:
+        raise InvalidMessage(kind.DESCRIPTOR.name, "", "cannot be read") from None
+    offence = checker_of(kind.DESCRIPTOR).offence(message, data)
+    if offence is not None:
+        raise offence
+    return message
+
+
+def _trouble_of_items(field: FieldDescriptor, bounds: Bounds, values: Any) -> str | None:
+    if bounds.max_items is not None and len(values) > bounds.max_items:
+        return f"has {len(values)} items; {bounds.max_items} are allowed"
+    if not values or is_nested(field):
+        return None
+    if field.type in INTEGERS:
+        suspects: Iterator[Any] = iter((max(values), min(values)))
+    else:
+        suspects = iter(values)
+    for value in suspects:
+        why = _trouble_of_value(field, bounds, value)
+        if why is not None:
+            return why
+    return None
+
+
+def _trouble_of_value(field: FieldDescriptor, bounds: Bounds, value: Any) -> str | None:
+    if bounds.unbounded:
+        return None
+    if field.type in TEXTS:
+        return _trouble_of_text(bounds, value)
+    if field.type in FLOATS and not math.isfinite(value):
+        return f"{value} is not finite"
+    if value < lowest(bounds):
+        return f"{value} is less than {lowest(bounds)}"
+    if value > bounds.high:
+        return f"{value} is more than {bounds.high}"
+    return None
+
+
+def _trouble_of_text(bounds: Bounds, value: str | bytes) -> str | None:
+    if not value:
+        return "must not be empty" if bounds.required else None
+    if bounds.max_len is not None and len(value) > bounds.max_len:
+        return f"is {len(value)} long; {bounds.max_len} is allowed"
+    form = bounds.pattern
+    if form is not None and isinstance(value, str) and form.fullmatch(value) is None:
+        return f"{value[:_SHOWN]!r} does not have the form {form.pattern}"
+    return None

@@ -1,0 +1,80 @@
+"""How many values a message holds, counted in its bytes, before it is made into objects.
+
+An empty message takes two bytes on the wire and eighty in memory: 16 MiB could be 700.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor
+
+from catenary_services.errors import InvalidMessage
+from catenary_services.rules.vocabulary import is_nested
+
+MOST_VALUES = 100_000
+"""Messages and texts in one message, and packed numbers, of which eight count as one."""
+_COUNTED_FROM_BYTES = 512 * 1024
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+
+
+def too_many(descriptor: Descriptor, data: bytes) -> InvalidMessage | None:
+    """Returns an offence if more values are in the bytes of a message than anybody needs."""
+    if len(data) <= _COUNTED_FROM_BYTES or has_few(descriptor, data, MOST_VALUES):
+        return None
+    return InvalidMessage(descriptor.name, "", f"has more than {MOST_VALUES} values")
+
+
+def has_few(descriptor: Descriptor, data: bytes, most: int) -> bool:
+    """Returns whether a message holds at most so many; bytes that are none hold few."""
+    left = most
+    unread = [(descriptor, 0, len(data))]
+    try:
+        while unread:
+            kind, at, end = unread.pop()
+            nested = _nested_in(kind)
+            while at < end:
+                key, at = _varint(data, at)
+                wire = key & 7
+                if wire == _DELIMITED:
+                    size, at = _varint(data, at)
+                    inside = nested.get(key >> 3)
+                    if inside is not None and size:
+                        unread.append((inside, at, min(at + size, end)))
+                    left -= 1 if inside is not None else 1 + size // 8
+                    at += size
+                elif wire == _VARINT:
+                    _, at = _varint(data, at)
+                elif wire in (_FIXED64, _FIXED32):
+                    at += 8 if wire == _FIXED64 else 4
+                else:
+                    return True  # the parser will say so
+                if left < 0:
+                    return False
+    except IndexError:
+        return True
+    return True
+
+
+@lru_cache(maxsize=None)  # noqa: UP033 - one for each type of message there is
+def _nested_in(descriptor: Descriptor) -> dict[int, Descriptor]:
+    fields: Any = descriptor.fields
+    return {field.number: field.message_type for field in fields if is_nested(field)}
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = data[at]
+    at += 1
+    if value < 0x80:
+        return value, at
+    value &= 0x7F
+    shift = 7
+    while shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise IndexError  # no number is so long

@@ -1,0 +1,234 @@
+"""A certificate authority in a folder: makes it, issues, renews, changes it by overlap.
+
+Keys are ECDSA P-256. The authority signs processes directly and nothing else (path length 0), and
+every certificate names one identity (`catenary_services.security.identity`). Files are replaced by
+rename, the key first: whoever watches them sees a pair that does not fit for a moment at most, and
+waits.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from catenary_services.errors import InvalidInput
+from catenary_services.security.identity import Identity, Role
+from catenary_services.security.x509 import (
+    cluster_of,
+    identity_of,
+    is_signed_by,
+    names_of,
+    new_key,
+    other_names,
+    read_certificates,
+    read_key,
+    self_signed,
+    signed,
+    subject_names,
+    write_certificates,
+    write_key,
+)
+
+AUTHORITY_FILE = "ca.pem"
+AUTHORITY_KEY_FILE = "ca-key.pem"
+NEXT_KEY_FILE = "ca-next-key.pem"
+"""Key of an authority that is trusted already and does not sign yet."""
+DAYS = 30
+AUTHORITY_DAYS = 365
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A certificate that is wanted."""
+
+    identity: Identity
+    names: tuple[str, ...] = ()
+    """DNS names and IP addresses, beside those that follow from the identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate that is there, with its key beside it."""
+
+    identity: Identity
+    cert_file: Path
+    key_file: Path
+    ends: dt.datetime
+    made: bool
+    """True if it was made just now, False if it was there and is kept."""
+
+
+def pair_files(folder: Path, identity: Identity) -> tuple[Path, Path]:
+    """Returns where certificate and key of a process lie."""
+    stem = f"{identity.role}-{identity.name}"
+    return folder / f"{stem}.pem", folder / f"{stem}-key.pem"
+
+
+class Authority:
+    """The authority of one cluster, in a folder."""
+
+    def __init__(self, folder: Path, cluster: str, days: int = DAYS) -> None:
+        """Reads nothing yet.
+
+        Args:
+            folder: Holds everything.
+            cluster: Whose authority it is.
+            days: Certificates of processes are good for so long.
+
+        Raises:
+            InvalidInput: a name that no certificate can carry, or fewer than one day.
+        """
+        Identity.of(cluster, Role.OPERATOR, "any")
+        if days < 1:
+            raise InvalidInput("days", "at least one")
+        self._folder = folder
+        self._cluster = cluster
+        self._life = dt.timedelta(days=days)
+        self._file = folder / AUTHORITY_FILE
+        self._key_file = folder / AUTHORITY_KEY_FILE
+
+    def ensure(self, days: int = AUTHORITY_DAYS) -> bool:
+        """Makes the authority unless there is one; True if it was made.
+
+        Raises:
+            InvalidInput: half of it is there, or it is another cluster's, or has ended.
+        """
+        if self._file.exists() or self._key_file.exists():
+            self._signer()
+            return False
+        self._folder.mkdir(parents=True, exist_ok=True)
+        key = new_key()
+        write_key(self._key_file, key)
+        write_certificates(self._file, [self_signed(self._cluster, key, dt.timedelta(days=days))])
+        return True
+
+    @property
+    def ends(self) -> dt.datetime:
+        """When the authority that signs is no longer good."""
+        return self._signer()[0].not_valid_after_utc
+
+    def issue(self, request: Request, *, renew: bool = False) -> Issued:
+        """Returns a certificate for a process, made if there is none that will do.
+
+        One is kept if it is of this authority, has the names that are wanted and has not ended.
+
+        Args:
+            request: What it is to say.
+            renew: Also replace it if less than a third of its life is left.
+
+        Raises:
+            InvalidInput: a name that cannot be one, or no usable authority.
+        """
+        identity = request.identity
+        if identity.cluster != self._cluster:
+            raise InvalidInput("cluster", f"this is the authority of cluster {self._cluster}")
+        signer = self._signer()
+        names = subject_names(identity, request.names)
+        cert_file, key_file = pair_files(self._folder, identity)
+        known = _usable(cert_file, key_file)
+        if (
+            known is not None
+            and is_signed_by(known, signer[0])
+            and names_of(known) == set(names)
+            and _share_left(known) > (1 / 3 if renew else 0)
+        ):
+            return Issued(identity, cert_file, key_file, known.not_valid_after_utc, made=False)
+        key = new_key()
+        certificate = signed(identity, names, key, signer, self._life)
+        write_key(key_file, key)
+        write_certificates(cert_file, [certificate])
+        return Issued(identity, cert_file, key_file, certificate.not_valid_after_utc, made=True)
+
+    def requests(self) -> list[Request]:
+        """Returns what the certificates in the folder say, to issue the same again."""
+        found: list[Request] = []
+        for file in sorted(self._folder.glob("*-*.pem")):
+            if file.name.endswith("-key.pem"):
+                continue
+            certificate = read_certificates(file)[0]
+            identity = identity_of(certificate)
+            if identity is not None and pair_files(self._folder, identity)[0] == file:
+                found.append(Request(identity, other_names(certificate, identity)))
+        return found
+
+    # ---- a new authority, by overlap: add, use, drop ----
+
+    def add_next(self, days: int = AUTHORITY_DAYS) -> None:
+        """Has everybody trust a new authority beside the present one; it signs nothing yet.
+
+        Raises:
+            InvalidInput: one was added before and is not used yet.
+        """
+        next_key = self._folder / NEXT_KEY_FILE
+        if next_key.exists():
+            raise InvalidInput("authority", f"{next_key.name} is there: one was added already")
+        self._signer()
+        key = new_key()
+        following = self_signed(self._cluster, key, dt.timedelta(days=days))
+        write_key(next_key, key)
+        write_certificates(self._file, [*read_certificates(self._file), following])
+
+    def use_next(self) -> list[Issued]:
+        """Signs with the added authority from now on, and issues everything anew.
+
+        Raises:
+            InvalidInput: none was added.
+        """
+        next_key = self._folder / NEXT_KEY_FILE
+        if not next_key.exists():
+            raise InvalidInput("authority", "none was added; do that first and let it be read")
+        wanted = self.requests()
+        next_key.replace(self._key_file)
+        return [self.issue(each) for each in wanted]
+
+    def drop_others(self) -> None:
+        """Trusts only the authority that signs; what another one signed is refused from now on.
+
+        Raises:
+            InvalidInput: an authority was added that does not sign yet: it would be lost.
+        """
+        if (self._folder / NEXT_KEY_FILE).exists():
+            raise InvalidInput("authority", "the one that was added is not used yet")
+        write_certificates(self._file, [self._signer()[0]])
+
+    # ---- inside ----
+
+    def _signer(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+        """Returns the authority that signs: the one of those trusted whose key is there."""
+        for file in (self._file, self._key_file):
+            if not file.exists():
+                raise InvalidInput("out", f"{self._folder} has no {file.name}: no authority")
+        key = read_key(self._key_file)
+        trusted = [
+            each for each in read_certificates(self._file) if each.public_key() == key.public_key()
+        ]
+        if not trusted:
+            raise InvalidInput("out", f"{self._file.name} does not fit {self._key_file.name}")
+        authority = trusted[0]
+        if cluster_of(authority) != self._cluster:
+            raise InvalidInput(
+                "cluster", f"{self._folder} holds the authority of cluster {cluster_of(authority)}"
+            )
+        if _share_left(authority) <= 0:
+            raise InvalidInput("out", f"the authority ended on {authority.not_valid_after_utc}")
+        return authority, key
+
+
+def _usable(cert_file: Path, key_file: Path) -> x509.Certificate | None:
+    """Returns the certificate of a pair that fits; None if half of it is missing or broken."""
+    try:
+        certificate = read_certificates(cert_file)[0]
+        key = read_key(key_file)
+    except InvalidInput:
+        return None
+    return certificate if certificate.public_key() == key.public_key() else None
+
+
+def _share_left(certificate: x509.Certificate) -> float:
+    """Returns which share of its life a certificate has before it; negative once it has ended."""
+    life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+    return (certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)) / life

@@ -1,0 +1,106 @@
+"""What one API key may do, and how much of it: priority, rates, share, expiry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from catenary_services.errors import InvalidInput
+
+HIGHEST_PRIORITY = 2**31 - 1
+LONGEST_RATE = 1e12
+"""Per second; beyond it a number in a file is a mistake."""
+LARGEST_SHARE = 1e6
+_TOKEN_BURST_S = 10.0
+"""A token burst that is not given holds what the rate gives in so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A token bucket: `per_s` flow in, `burst` is the most that it holds."""
+
+    per_s: float
+    burst: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """How much of the cluster a key may have."""
+
+    max_priority: int = 0
+    """The most urgent priority it may ask for; higher is more urgent."""
+    requests: Rate | None = None
+    """None: as many as it likes."""
+    tokens: Rate | None = None
+    """Of generations, prompts and answers together. None: as many as it likes."""
+    share: float = 1.0
+    """Beside others that want more than there is: twice the share, twice as much."""
+
+
+USUAL = KeyLimits()
+UNLIMITED = KeyLimits(max_priority=HIGHEST_PRIORITY)
+
+
+def limits_of(entry: Mapping[str, object], field: str) -> KeyLimits:
+    """Returns the limits in an entry of a keys file.
+
+    Args:
+        entry: The entry.
+        field: Where it is, for errors.
+
+    Raises:
+        InvalidInput: a value is of the wrong type or out of range.
+    """
+    priority = entry.get("max_priority", 0)
+    if type(priority) is not int or not -HIGHEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
+        raise InvalidInput(f"{field}.max_priority", "must be an integer of 32 bits")
+    requests = _rate(entry, field, "requests_per_s", "burst", 1.0)
+    tokens = _rate(entry, field, "tokens_per_s", "token_burst", _TOKEN_BURST_S)
+    share = _number(entry.get("share", 1.0), f"{field}.share", LARGEST_SHARE)
+    return KeyLimits(priority, requests, tokens, share)
+
+
+def expiry_of(entry: Mapping[str, object], field: str) -> int | None:
+    """Returns when a key ends, in nanoseconds since 1970; None for never.
+
+    Raises:
+        InvalidInput: not a moment of RFC 3339.
+    """
+    value = entry.get("expires")
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise InvalidInput(
+            f"{field}.expires", 'must be a moment with its offset, e.g. "2030-01-31T12:00:00Z"'
+        )
+    return int(moment.timestamp()) * 1_000_000_000
+
+
+def _rate(
+    entry: Mapping[str, object], field: str, rate: str, burst: str, usual_s: float
+) -> Rate | None:
+    per_s, most = entry.get(rate), entry.get(burst)
+    if per_s is None:
+        if most is not None:
+            raise InvalidInput(f"{field}.{burst}", f"means nothing without {rate}")
+        return None
+    speed = _number(per_s, f"{field}.{rate}", LONGEST_RATE)
+    if most is None:
+        return Rate(speed, float(max(1, math.ceil(speed * usual_s))))
+    if type(most) is not int or not 1 <= most <= LONGEST_RATE:
+        raise InvalidInput(f"{field}.{burst}", "must be an integer and at least 1")
+    return Rate(speed, float(most))
+
+
+def _number(value: object, field: str, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(field, "must be a number")
+    if not 0 < value <= most:
+        raise InvalidInput(field, f"must be greater than 0 and at most {most:g}")
+    return float(value)

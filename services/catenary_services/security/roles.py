@@ -1,0 +1,199 @@
+"""Who may call what: one table, and the gate that holds every server inside to it.
+
+A method that is missing from the table is refused. Without TLS nobody can be told from anybody, so
+only what needs an operator's key is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import grpc.aio
+
+from catenary_services.errors import CatenaryError, PermissionDenied, Unauthenticated
+from catenary_services.log import get_logger
+from catenary_services.security.identity import (
+    Identity,
+    Role,
+    peer_identity,
+    require_name,
+    require_role,
+)
+from catenary_services.security.keys import SCOPE_ADMIN, ApiKeys
+
+_log = get_logger("catenary_services.security")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may call a method."""
+
+    roles: frozenset[Role]
+    """These may, by their certificate alone."""
+    with_key: frozenset[Role] = frozenset()
+    """These may on behalf of an operator, whose API key (scope `admin`) comes with the call."""
+    is_door: bool = False
+    """For the public: certificates say nothing, API keys are checked by the service itself."""
+
+
+ANYBODY: Final = Rule(frozenset(Role))
+GATEWAYS: Final = Rule(frozenset({Role.GATEWAY}))
+AGENTS: Final = Rule(frozenset({Role.AGENT}))
+PEERS: Final = Rule(frozenset({Role.GATEWAY, Role.AGENT}))
+LOOK: Final = Rule(frozenset({Role.GATEWAY, Role.OPERATOR}))
+CHANGE: Final = Rule(frozenset({Role.OPERATOR}), with_key=frozenset({Role.GATEWAY}))
+DOOR: Final = Rule(frozenset(), is_door=True)
+
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        # Scheduler: sessions
+        "/catenary.v1.Scheduler/GatewaySession": GATEWAYS,
+        "/catenary.v1.Scheduler/AgentSession": AGENTS,
+        # Scheduler, and the gateway's own port for operators: looking
+        "/catenary.v1.Admin/GetStatus": LOOK,
+        "/catenary.v1.Admin/GetPlan": LOOK,
+        "/catenary.v1.Admin/ListSessions": LOOK,
+        "/catenary.v1.Admin/GetTrace": LOOK,
+        "/catenary.v1.Admin/GetTimelines": LOOK,
+        "/catenary.v1.Admin/ListRequests": LOOK,
+        "/catenary.v1.Admin/WatchScaling": LOOK,
+        # ... and changing: a gateway cannot drain
+        "/catenary.v1.Admin/ApplyPlan": CHANGE,
+        "/catenary.v1.Admin/Replan": CHANGE,
+        "/catenary.v1.Admin/DeployModel": CHANGE,
+        "/catenary.v1.Admin/DrainAgent": CHANGE,
+        "/catenary.v1.Admin/MoveSession": CHANGE,
+        # The gateway's port for operators: KEDA
+        "/externalscaler.ExternalScaler/IsActive": LOOK,
+        "/externalscaler.ExternalScaler/StreamIsActive": LOOK,
+        "/externalscaler.ExternalScaler/GetMetricSpec": LOOK,
+        "/externalscaler.ExternalScaler/GetMetrics": LOOK,
+        # Gateways and agents: frames
+        "/catenary.v1.PeerTransport/Frames": PEERS,
+        # Everywhere
+        "/grpc.health.v1.Health/Check": ANYBODY,
+        "/grpc.health.v1.Health/Watch": ANYBODY,
+        "/grpc.health.v1.Health/List": ANYBODY,
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": ANYBODY,
+        # Doors of the gateway
+        "/inference.GRPCInferenceService/ServerLive": DOOR,
+        "/inference.GRPCInferenceService/ServerReady": DOOR,
+        "/inference.GRPCInferenceService/ServerMetadata": DOOR,
+        "/inference.GRPCInferenceService/ModelReady": DOOR,
+        "/inference.GRPCInferenceService/ModelMetadata": DOOR,
+        "/inference.GRPCInferenceService/ModelInfer": DOOR,
+        "/inference.GRPCInferenceService/ModelStreamInfer": DOOR,
+        "/inference.GRPCInferenceService/RepositoryIndex": DOOR,
+        "/inference.GRPCInferenceService/RepositoryModelLoad": DOOR,
+        "/inference.GRPCInferenceService/RepositoryModelUnload": DOOR,
+        "/catenary.v1.Generation/Generate": DOOR,
+    }
+)
+
+
+class Guard:
+    """Knows who is at the other end of a call, and what they may do."""
+
+    def __init__(self, cluster: str, keys: ApiKeys | None = None, *, insecure: bool) -> None:
+        """Lets in who belongs to `cluster`.
+
+        Args:
+            cluster: Ours.
+            keys: Those of operators; None: nobody has one.
+            insecure: True if connections have no certificates.
+        """
+        self._cluster = cluster
+        self._keys = keys or ApiKeys()
+        self._insecure = insecure
+
+    def identity(self, context: Context) -> Identity | None:
+        """Returns who calls; None without TLS, where nobody can know.
+
+        Raises:
+            Unauthenticated: with TLS, but without an identity of ours.
+        """
+        return None if self._insecure else peer_identity(context)
+
+    def check_name(self, context: Context, claimed: str) -> None:
+        """Returns if whoever calls is who they say they are.
+
+        Raises:
+            PermissionDenied: their certificate is another's.
+        """
+        identity = self.identity(context)
+        if identity is not None:
+            require_name(identity, claimed)
+
+    def check(self, method: str, context: Context) -> None:
+        """Returns if whoever calls may call this method.
+
+        Raises:
+            PermissionDenied: they may not, or nobody may.
+            Unauthenticated: they show no certificate of ours.
+        """
+        rule = RULES.get(method)
+        if rule is None:
+            raise PermissionDenied(f"nobody may call {method}")
+        if rule.is_door:
+            return
+        doing = f"call {method.rpartition('/')[2]}"
+        identity = self.identity(context)
+        if identity is not None:
+            require_role(identity, self._cluster, rule.roles | rule.with_key, doing)
+            if identity.role in rule.roles:
+                return
+        if rule.with_key and (identity is not None or self._keys.enabled):
+            self._check_key(context, doing)
+
+    def _check_key(self, context: Context, doing: str) -> None:
+        if not self._keys.enabled:
+            raise PermissionDenied(f"only an operator may {doing}")
+        metadata = context.invocation_metadata() or ()
+        presented = next((str(value) for key, value in metadata if key == "authorization"), None)
+        try:
+            self._keys.check(presented).require(SCOPE_ADMIN)
+        except Unauthenticated as error:
+            # Who calls is known; what is missing is the right to.
+            raise PermissionDenied(
+                f"to {doing} takes an operator's key with the scope '{SCOPE_ADMIN}'"
+            ) from error
+
+
+class RoleGate:
+    """Lets in the calls that the table allows, before the service hears of them."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def enter(self, method: str, context: Context, peer: str) -> str:
+        """Returns who calls, for limits: their address stands for them.
+
+        Raises:
+            PermissionDenied: they may not.
+            Unauthenticated: they show no certificate of ours.
+        """
+        try:
+            self._guard.check(method, context)
+        except CatenaryError as error:
+            self.refused(method, context, error)
+            raise
+        return ""
+
+    def refused(self, method: str, context: Context, error: CatenaryError) -> None:
+        """Notes a call that was not let in."""
+        _log.warning("call_refused", method=method, reason=error.message, peer=context.peer())
+
+
+class OpenGate:
+    """Lets everybody in: a server without a guard."""
+
+    def enter(self, method: str, context: Context, peer: str) -> str:
+        """Returns who calls, for limits: their address stands for them."""
+        return ""
+
+    def refused(self, method: str, context: Context, error: CatenaryError) -> None:
+        """Leaves it to the caller, who is told."""

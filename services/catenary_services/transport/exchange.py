@@ -1,0 +1,250 @@
+"""What the transports have in common: slots, received frames, and the call of the handler."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from catenary_services.errors import (
+    CatenaryError,
+    DeadlineExceeded,
+    InvalidInput,
+    PartitionLost,
+    Unauthenticated,
+)
+from catenary_services.log import get_logger
+from catenary_services.security.identity import (
+    PEER_ROLES,
+    Identity,
+    require_name,
+    require_role,
+    socket_identity,
+)
+from catenary_services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.transport.frames import ALIGNMENT, MAX_HEADER_BYTES
+from catenary_services.transport.interface import (
+    NOBODY,
+    Capabilities,
+    FrameHandler,
+    Link,
+    ReceivedFrame,
+    Sender,
+    Slot,
+)
+from catenary_services.transport.memory import Block, Share
+
+T = TypeVar("T")
+EMPTY = memoryview(b"")
+HANDSHAKE_S = 5.0
+"""How long a new connection may take to say who it is."""
+MEMORY_WAIT_S = 60.0
+"""How long a connection waits for receive memory before it is given up."""
+
+_LONGEST_ID = 128
+"""Bytes of a peer's id."""
+_CLEARED_BYTES = 16 << 10
+"""Memory up to this is cleared faster than it is asked for uncleared."""
+_log = get_logger("catenary_services.transport")
+
+
+def aligned(nbytes: int) -> memoryview:
+    """Returns fresh writable memory that begins at a multiple of 64."""
+    if nbytes == 0:
+        return memoryview(bytearray())
+    if nbytes <= _CLEARED_BYTES:
+        # A third of the cost of asking an array where it lies, clearing it included.
+        small = bytearray(nbytes + ALIGNMENT)
+        start = -ctypes.addressof(ctypes.c_char.from_buffer(small)) % ALIGNMENT
+        return memoryview(small)[start : start + nbytes]
+    buffer = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -buffer.__array_interface__["data"][0] % ALIGNMENT
+    return buffer.data[start : start + nbytes]
+
+
+class MemorySlot:
+    """A slot in a share's memory, or in fresh memory if it is small (`block` is None)."""
+
+    __slots__ = ("_share", "_spent", "block", "link", "view")
+
+    def __init__(self, link: Link, share: Share, block: Block | None, nbytes: int) -> None:
+        self.link = link
+        self._share = share
+        self.block = block
+        self._spent = False
+        self.view = aligned(nbytes) if block is None else block.view(nbytes)
+
+    def spend(self) -> None:
+        """Marks the slot as pushed: `release` does nothing any more."""
+        self._spent = True
+
+    @property
+    def spent(self) -> bool:
+        """True once pushed or released."""
+        return self._spent
+
+    def release(self) -> None:
+        """Gives the slot back without pushing it."""
+        if not self._spent:
+            self._spent = True
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Returns the memory to the share."""
+        block, self.block = self.block, None
+        if block is not None:
+            self._share.release(block)
+
+
+def pushable(link: Link, slot: Slot, header: bytes) -> MemorySlot:
+    """Returns `slot`, marked as pushed.
+
+    Raises:
+        InvalidInput: it is another link's, or was pushed or released, or the header is too long.
+    """
+    if not isinstance(slot, MemorySlot) or slot.link is not link:
+        raise InvalidInput("slot", "was not exported by this link")
+    if slot.spent:
+        raise InvalidInput("slot", "was already pushed or released")
+    if len(header) > MAX_HEADER_BYTES:
+        raise InvalidInput("header", f"{len(header)} bytes exceed {MAX_HEADER_BYTES}")
+    slot.spend()
+    return slot
+
+
+class Received:
+    """A frame that arrived, and what to call when it is released."""
+
+    __slots__ = ("_on_release", "capabilities", "header", "payload", "sender")
+
+    def __init__(
+        self,
+        header: bytes,
+        payload: memoryview,
+        capabilities: Capabilities,
+        on_release: Callable[[], None] | None,
+        sender: Sender = NOBODY,
+    ) -> None:
+        self.header = header
+        self.payload = payload
+        self.capabilities = capabilities
+        self._on_release = on_release
+        self.sender = sender
+
+    def release(self) -> None:
+        """Gives the memory back to its owner. Idempotent."""
+        on_release, self._on_release = self._on_release, None
+        self.payload = EMPTY
+        if on_release is not None:
+            on_release()
+
+
+def deliver(handler: FrameHandler, frame: ReceivedFrame) -> None:
+    """Hands a frame over; a handler that fails loses that frame, not the connection."""
+    try:
+        handler(frame)
+    except Exception:
+        _log.exception("frame_handler_failed")
+        frame.release()
+
+
+def peer_id_of(header: bytes | memoryview) -> str:
+    """Returns the peer id of a HELLO.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    name = str(header[: 2 * _LONGEST_ID], "utf-8", "replace")
+    if not name:
+        raise InvalidInput("peer_id", "must not be empty")
+    if len(header) > _LONGEST_ID or not name.isprintable():
+        raise InvalidInput("peer_id", f"{name[:_LONGEST_ID]!r} is none")
+    return name
+
+
+def sender_of(
+    header: bytes | memoryview, security: ServerSecurity, identity: Callable[[], Identity]
+) -> Sender:
+    """Returns who says hello.
+
+    Args:
+        header: Of the HELLO: the peer id.
+        security: Ours.
+        identity: Looks at the certificate; asked only where there must be one.
+
+    Raises:
+        InvalidInput: no peer id, or one that nobody has.
+        Unauthenticated: no certificate of ours.
+        PermissionDenied: one of another cluster, role or peer.
+    """
+    name = peer_id_of(header)
+    if security.insecure:
+        return Sender(name)
+    return Sender(name, _checked(identity(), security.cluster, name).role)
+
+
+def check_receiver(security: ClientSecurity, connection: object, name: str) -> None:
+    """Returns if who answered a TLS connection is the gateway or agent of that name.
+
+    Raises:
+        Unauthenticated: no certificate of ours.
+        PermissionDenied: one of another cluster, role or peer.
+    """
+    if not security.insecure:
+        _checked(identity_of_socket(connection), security.cluster, name)
+
+
+def identity_of_socket(connection: object) -> Identity:
+    """Returns who is at the other end, by the `ssl_object` of a connection.
+
+    Raises:
+        Unauthenticated: without a certificate, or with one that names nobody of ours.
+    """
+    if not hasattr(connection, "getpeercert"):
+        raise Unauthenticated("the connection has no certificate")
+    return socket_identity(connection)
+
+
+def _checked(identity: Identity, cluster: str, name: str) -> Identity:
+    require_role(identity, cluster, PEER_ROLES, "exchange frames")
+    require_name(identity, name)
+    return identity
+
+
+def refused(transport: str, error: CatenaryError) -> None:
+    """Notes that a peer sent what no peer of ours sends."""
+    _log.warning("malformed_frame", transport=transport, error=error.message)
+
+
+def lost(transport: str, why: str) -> PartitionLost:
+    """Returns the error of a link whose peer is gone."""
+    return PartitionLost(f"{transport} link lost: {why}")
+
+
+async def unless_stalled(
+    done: asyncio.Future[T], timeout_s: float, progress: Callable[[], int]
+) -> T:
+    """Returns the result of `done`, however long it takes while `progress` changes.
+
+    Raises:
+        TimeoutError: it did not change for `timeout_s`; `done` goes on.
+    """
+    while True:
+        before = progress()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(done)
+        except TimeoutError:
+            if progress() == before:
+                raise
+
+
+def push_timed_out(transport: str, timeout_s: float) -> DeadlineExceeded:
+    """Returns the error of a push the peer did not accept in time."""
+    return DeadlineExceeded(
+        f"the peer took no byte over {transport} for {timeout_s:g} s",
+        details={"stage": "transfer"},
+    )

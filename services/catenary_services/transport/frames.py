@@ -1,0 +1,254 @@
+"""The frame codec: the 32-byte prefix every transport sends, and tensors inside a payload.
+
+A message on the wire is `prefix, header, payload`. The prefix says how long the others are and
+carries its own checksum, so that a stream out of step is noticed at the next message. The header
+is opaque here (a serialized `catenary.v1.FrameHeader`); the payload is the tensors' raw bytes, each
+beginning at a multiple of 64 so that vector instructions and device copies like it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from catenary_protos.catenary.v1.frame_pb2 import FrameHeader, TensorHeader
+from catenary_services.domain.tensors import DTYPE_OF
+from catenary_services.errors import InvalidInput, InvalidMessage
+from catenary_services.log import get_logger
+from catenary_services.rules import parsed
+from catenary_services.transport.interface import NOBODY, ReceivedFrame
+
+ALIGNMENT = 64
+PREFIX_BYTES = 32
+MAX_HEADER_BYTES = 1 << 20
+"""More than any route and its slices need; a peer that announces more is not one of ours."""
+MAX_DIMENSIONS = 32
+BYTES_DATATYPE = "BYTES"
+
+_log = get_logger("catenary_services.transport")
+_BODY = struct.Struct("<4sBBHIQQ")
+_PREFIX = struct.Struct("<4sBBHIQQI")
+_CHECKSUM = struct.Struct("<I")
+_LENGTH = struct.Struct("<I")
+_MAGIC = b"CTN1"
+_VERSION = 1
+
+
+def read_header(frame: ReceivedFrame) -> FrameHeader:
+    """Returns the header of a frame that keeps the rules of messages.
+
+    A peer that sends another one loses its connection with the next frame: what a link carries is
+    either all to be believed or not at all.
+
+    Raises:
+        InvalidMessage: it is no header, or says what cannot be.
+    """
+    try:
+        return parsed(FrameHeader, frame.header)
+    except InvalidMessage as error:
+        if frame.sender is not NOBODY:
+            frame.sender.is_refused = True
+        _log.warning("invalid_frame", sender=frame.sender.name, why=error.message)
+        raise
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    HELLO = 1
+    """First message of a link; the header is the sender's peer id."""
+    WELCOME = 2
+    """Answer to HELLO; the header is the receiver's peer id."""
+    FRAME = 3
+    """A frame; its payload follows the header."""
+    SLOT = 4
+    """A frame whose payload lies in shared memory; `argument` names the slot."""
+    SEGMENT = 5
+    """A file descriptor of `payload_bytes` of memory, from now on called `argument`."""
+    DROP = 6
+    """Segment `argument` is no longer used."""
+    RELEASE = 7
+    """Slot `argument` may be written again."""
+    CREDIT = 8
+    """`argument` bytes have been taken in since the stream began."""
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+class Prefix(NamedTuple):
+    """The first 32 bytes of every message."""
+
+    kind: Kind
+    header_bytes: int = 0
+    payload_bytes: int = 0
+    argument: int = 0
+
+
+def encode_prefix(prefix: Prefix) -> bytes:
+    """Returns the 32 bytes of `prefix`."""
+    body = _BODY.pack(
+        _MAGIC, _VERSION, prefix.kind, 0, prefix.header_bytes, prefix.payload_bytes, prefix.argument
+    )
+    return body + _CHECKSUM.pack(zlib.crc32(body))
+
+
+def decode_prefix(data: bytes | memoryview, max_payload_bytes: int) -> Prefix:
+    """Returns the prefix at the beginning of `data`.
+
+    Raises:
+        InvalidInput: not a prefix of ours, or it announces more than is ever sent.
+    """
+    if len(data) < PREFIX_BYTES:
+        raise InvalidInput("prefix", f"{len(data)} bytes where {PREFIX_BYTES} are needed")
+    magic, version, kind, spare, header_bytes, payload_bytes, argument, checksum = (
+        _PREFIX.unpack_from(data)
+    )
+    if magic != _MAGIC:
+        raise InvalidInput("prefix.magic", "not a Catenary frame")
+    if version != _VERSION:
+        raise InvalidInput("prefix.version", f"version {version}, this side speaks {_VERSION}")
+    if checksum != zlib.crc32(data[: _BODY.size]):
+        raise InvalidInput("prefix.checksum", "does not match")
+    known = _KINDS.get(kind)
+    if known is None or spare:
+        raise InvalidInput("prefix.kind", f"unknown kind {kind}")
+    if header_bytes > MAX_HEADER_BYTES:
+        raise InvalidInput("prefix.header_bytes", f"{header_bytes} exceeds {MAX_HEADER_BYTES}")
+    if payload_bytes > max_payload_bytes:
+        raise InvalidInput("prefix.payload_bytes", f"{payload_bytes} exceeds {max_payload_bytes}")
+    return Prefix(known, header_bytes, payload_bytes, argument)
+
+
+def align(nbytes: int) -> int:
+    """Returns `nbytes` rounded up to a multiple of 64."""
+    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def layout(
+    tensors: Sequence[tuple[str, str, Sequence[int]]],
+) -> tuple[list[TensorHeader], int]:
+    """Places fixed-size tensors one after the other.
+
+    Args:
+        tensors: Name, Open Inference Protocol datatype and shape of each.
+
+    Returns:
+        A header for each, and the payload's size in bytes.
+
+    Raises:
+        InvalidInput: an unknown datatype or a negative dimension.
+    """
+    headers: list[TensorHeader] = []
+    end = 0
+    for index, (name, datatype, shape) in enumerate(tensors):
+        dtype = DTYPE_OF.get(datatype)
+        if dtype is None:
+            raise InvalidInput(f"tensors[{index}].datatype", f"{datatype!r} has no fixed size")
+        if any(dimension < 0 for dimension in shape):
+            raise InvalidInput(f"tensors[{index}].shape", f"{list(shape)} has a free dimension")
+        offset = align(end)
+        nbytes = math.prod(shape) * dtype.itemsize
+        headers.append(
+            TensorHeader(name=name, datatype=datatype, shape=shape, offset=offset, nbytes=nbytes)
+        )
+        end = offset + nbytes
+    return headers, end
+
+
+def tensor_views(
+    headers: Iterable[TensorHeader], payload: memoryview
+) -> dict[str, npt.NDArray[np.generic]]:
+    """Returns each tensor by name, without copying it.
+
+    The arrays are as writable as `payload` is, and valid as long as it. BYTES tensors come back as
+    the uint8 bytes of their encoding; see `decode_bytes`.
+
+    Raises:
+        InvalidInput: a datatype, shape, size or place that does not hold.
+    """
+    views: dict[str, npt.NDArray[np.generic]] = {}
+    for index, header in enumerate(headers):
+        if header.name in views:
+            raise InvalidInput(f"tensors[{index}].name", f"{header.name!r} appears twice")
+        views[header.name] = _view(f"tensors[{index}]", header, payload)
+    return views
+
+
+def _view(field: str, header: TensorHeader, payload: memoryview) -> npt.NDArray[np.generic]:
+    shape = tuple(header.shape)
+    if len(shape) > MAX_DIMENSIONS or any(dimension < 0 for dimension in shape):
+        raise InvalidInput(f"{field}.shape", f"{list(shape)[:MAX_DIMENSIONS]} is not possible")
+    if header.offset % ALIGNMENT:
+        raise InvalidInput(f"{field}.offset", f"{header.offset} is no multiple of {ALIGNMENT}")
+    if header.offset + header.nbytes > len(payload):
+        raise InvalidInput(
+            f"{field}.nbytes",
+            f"bytes {header.offset} to {header.offset + header.nbytes} of {len(payload)}",
+        )
+    if header.datatype == BYTES_DATATYPE:
+        return np.frombuffer(payload, np.uint8, header.nbytes, header.offset)
+    dtype = DTYPE_OF.get(header.datatype)
+    if dtype is None:
+        raise InvalidInput(f"{field}.datatype", f"{header.datatype!r} is unknown")
+    elements = math.prod(shape)
+    if elements * dtype.itemsize != header.nbytes:
+        raise InvalidInput(
+            f"{field}.nbytes", f"{header.nbytes}, but {header.datatype} {list(shape)} has "
+            f"{elements * dtype.itemsize}"
+        )  # fmt: skip
+    if elements == 0:
+        # frombuffer refuses empty buffers; NumPy itself refuses zeros beside huge dimensions.
+        try:
+            return np.empty(shape, dtype)
+        except ValueError as error:
+            raise InvalidInput(f"{field}.shape", str(error)) from error
+    return np.frombuffer(payload, dtype, elements, header.offset).reshape(shape)
+
+
+def encode_bytes(elements: npt.NDArray[np.object_] | Sequence[bytes]) -> bytes:
+    """Returns a BYTES tensor's elements, each behind its length (4 bytes, little-endian)."""
+    parts: list[bytes] = []
+    flat = elements.ravel() if isinstance(elements, np.ndarray) else elements
+    for index, element in enumerate(flat):
+        if not isinstance(element, bytes):
+            raise InvalidInput(f"elements[{index}]", f"{type(element).__name__} is not bytes")
+        parts += (_LENGTH.pack(len(element)), element)
+    return b"".join(parts)
+
+
+def decode_bytes(
+    data: bytes | memoryview | npt.NDArray[np.uint8], shape: Sequence[int]
+) -> npt.NDArray[np.object_]:
+    """Returns a BYTES tensor as an object array of `bytes`; the opposite of `encode_bytes`.
+
+    Raises:
+        InvalidInput: the data is not exactly as many elements as `shape` has.
+    """
+    view = data.data.cast("B") if isinstance(data, np.ndarray) else memoryview(data)
+    count = math.prod(shape)
+    if count < 0 or count * _LENGTH.size > len(view) or any(dimension < 0 for dimension in shape):
+        raise InvalidInput("shape", f"{list(shape)} cannot lie in {len(view)} bytes")
+    array = np.empty(count, dtype=np.object_)
+    position = 0
+    for index in range(count):
+        begin = position + _LENGTH.size
+        if begin > len(view):
+            raise InvalidInput(f"elements[{index}]", "the data ends before its length")
+        position = begin + _LENGTH.unpack_from(view, position)[0]
+        if position > len(view):
+            raise InvalidInput(f"elements[{index}]", "the data ends before it does")
+        array[index] = bytes(view[begin:position])
+    if position != len(view):
+        raise InvalidInput("elements", f"{len(view) - position} bytes behind the last one")
+    try:
+        return array.reshape(tuple(shape))
+    except ValueError as error:
+        raise InvalidInput("shape", str(error)) from error

@@ -1,0 +1,88 @@
+"""Configuration shared by the transports of one process."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import socket
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from catenary_services.security.tls import ClientSecurity, ServerSecurity
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSecurity:
+    """How data connections between machines are protected (shared memory is by file mode)."""
+
+    server: ServerSecurity = field(default_factory=lambda: ServerSecurity(insecure=True))
+    """What this process shows to peers that connect to it."""
+    client: ClientSecurity = field(default_factory=lambda: ClientSecurity(insecure=True))
+    """What it shows to, and demands of, peers it connects to."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """Configuration of a `TransportHub`."""
+
+    enabled: tuple[str, ...] = ("shm", "tcp", "grpc")
+    """Transports offered and used, the preferred first."""
+    host: str = "127.0.0.1"
+    """Interface the tcp and grpc transports listen on."""
+    advertise_host: str | None = None
+    """Name peers reach `host` by; None: `host`, or this machine's name if that means "all"."""
+    tcp_port: int = 0
+    """Port of the tcp transport; 0: any free one."""
+    grpc_port: int = 0
+    """Port of the grpc transport; 0: any free one."""
+    runtime_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "catenary")
+    """Folder of the shm transport's socket; both sides of a pair must see it."""
+    shm_bytes: int = 512 * _MIB
+    """Most shared memory this process owns for sending; one link gets at most half."""
+    send_bytes: int = 256 * _MIB
+    """Most memory for frames on their way out, for tcp and for grpc each."""
+    receive_bytes: int = 512 * _MIB
+    """Most memory for frames that came in, for tcp and for grpc each; one peer gets half."""
+    max_frame_bytes: int = 256 * _MIB
+    """Largest payload accepted from a peer, and largest one exported."""
+    max_unreleased_frames: int = 4096
+    """Frames of one connection the handler may hold before no more are read from it."""
+    lease_s: float = 30.0
+    """A peer that has not released a shared slot for so long is taken for dead."""
+    security: TransportSecurity = field(default_factory=TransportSecurity)
+    """TLS of tcp and grpc."""
+
+    @property
+    def reachable_host(self) -> str:
+        """The host part of the addresses peers are told."""
+        if self.advertise_host is not None:
+            return self.advertise_host
+        return socket.gethostname() if self.host in ("", "0.0.0.0", "::") else self.host
+
+
+@cache
+def host_id() -> str:
+    """Returns what tells this machine from others: its boot id, else its name."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def socket_path(runtime_dir: Path, peer_id: str) -> Path:
+    """Returns where `peer_id` listens for peers on its machine.
+
+    Socket addresses hold 107 bytes; a longer path is replaced by one named after its hash.
+    """
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", peer_id)
+    if name != peer_id:
+        name += "-" + hashlib.sha256(peer_id.encode()).hexdigest()[:8]
+    path = runtime_dir / f"{name}.shm.sock"
+    if len(bytes(path)) <= 107:
+        return path
+    digest = hashlib.sha256(bytes(path)).hexdigest()[:24]
+    return Path(tempfile.gettempdir()) / f"catenary-{digest}.shm.sock"

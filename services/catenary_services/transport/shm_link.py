@@ -1,0 +1,167 @@
+"""The sending side of the shared-memory transport."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from catenary_services.errors import PartitionLost, PayloadTooLarge
+from catenary_services.transport.acknowledgements import Lost
+from catenary_services.transport.exchange import (
+    MemorySlot,
+    lost,
+    push_timed_out,
+    pushable,
+    unless_stalled,
+)
+from catenary_services.transport.frames import Kind, Prefix, encode_prefix
+from catenary_services.transport.interface import Capabilities, Slot
+from catenary_services.transport.memory import MemoryPool, Segment, Share
+from catenary_services.transport.settings import TransportSettings
+from catenary_services.transport.unix_stream import INLINE_BYTES, UnixStream
+
+_CAPABILITIES = Capabilities(transport="shm", same_host=True, zero_copy=True)
+
+
+class ShmLink:
+    """A connection to a peer on this machine, and the memory it owns for it."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        pool: MemoryPool,
+        settings: TransportSettings,
+        on_closed: Callable[[ShmLink], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._settings = settings
+        self._on_closed = on_closed
+        self._share = Share(pool, self._announce, self._withdraw)
+        # What the peer holds and since when, oldest first.
+        self._leased: dict[int, tuple[MemorySlot, float]] = {}
+        self._lease_timer: asyncio.TimerHandle | None = None
+        self._welcome: asyncio.Future[str] = self._loop.create_future()
+        self._error: PartitionLost | None = None
+        self._stream = UnixStream(sock, self._on_message, self._lose, settings.max_frame_bytes)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Same host, no copy."""
+        return _CAPABILITIES
+
+    @property
+    def closed(self) -> bool:
+        """True once the peer is gone."""
+        return self._error is not None
+
+    @property
+    def peer_id(self) -> str:
+        """Who answered."""
+        return self._welcome.result()
+
+    async def introduce(self, peer_id: str, timeout_s: float) -> None:
+        """Says who we are and waits for the answer."""
+        name = peer_id.encode()
+        self._stream.write(encode_prefix(Prefix(Kind.HELLO, len(name))) + name)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._welcome)
+        except TimeoutError:
+            raise lost("shm", f"no answer within {timeout_s:g} s") from None
+
+    async def export(self, nbytes: int, timeout_s: float) -> Slot:
+        """Returns a slot of `nbytes`; see `Link.export`."""
+        if self._error is not None:
+            raise self._error
+        if nbytes > self._settings.max_frame_bytes:
+            raise PayloadTooLarge(f"{nbytes} bytes exceed {self._settings.max_frame_bytes}")
+        block = None
+        if nbytes > INLINE_BYTES:
+            block = await self._share.acquire(nbytes, timeout_s)
+        return MemorySlot(self, self._share, block, nbytes)
+
+    async def push(
+        self, slot: Slot, header: bytes, timeout_s: float, lost_frame: Lost | None = None
+    ) -> None:
+        """Delivers slot and header; see `Link.push`. What has left has arrived: none is lost."""
+        owned = pushable(self, slot, header)
+        if self._error is not None:
+            owned.give_back()
+            raise self._error
+        nbytes = len(owned.view)
+        if owned.block is None:
+            prefix = encode_prefix(Prefix(Kind.FRAME, len(header), nbytes))
+            left = self._stream.write(b"".join((prefix, header, owned.view)))
+        else:
+            name = owned.block.segment.number << 32 | owned.block.offset >> 6
+            self._leased[name] = (owned, self._loop.time() + self._settings.lease_s)
+            if self._lease_timer is None:
+                self._watch_lease(self._settings.lease_s)
+            prefix = encode_prefix(Prefix(Kind.SLOT, len(header), nbytes, name))
+            left = self._stream.write(prefix + header)
+        if left is not None:
+            # The message stays in line if the caller is cancelled: a frame is sent whole or never.
+            try:
+                await unless_stalled(left, timeout_s, lambda: self._stream.taken_bytes)
+            except TimeoutError:
+                self._lose(lost("shm", "the peer takes no frames"))
+                raise push_timed_out("shm", timeout_s) from None
+        if self._error is not None:
+            raise self._error
+
+    async def close(self) -> None:
+        """Closes the link and takes back every slot."""
+        self._lose(PartitionLost("the link was closed"))
+
+    def _announce(self, segment: Segment) -> None:
+        prefix = Prefix(Kind.SEGMENT, 0, len(segment.view), segment.number)
+        self._stream.write(encode_prefix(prefix), segment.fd)
+        segment.close_fd()
+
+    def _withdraw(self, segment: Segment) -> None:
+        self._stream.write(encode_prefix(Prefix(Kind.DROP, argument=segment.number)))
+
+    def _on_message(self, prefix: Prefix, body: memoryview) -> None:
+        if prefix.kind is Kind.RELEASE:
+            lease = self._leased.pop(prefix.argument, None)
+            if lease is None:
+                self._lose(lost("shm", "the peer released a slot it did not have"))
+            else:
+                lease[0].give_back()
+        elif prefix.kind is Kind.WELCOME and not self._welcome.done():
+            self._welcome.set_result(str(body, "utf-8", "replace"))
+        else:
+            self._lose(lost("shm", f"unexpected {prefix.kind.name}"))
+
+    def _watch_lease(self, after_s: float) -> None:
+        self._lease_timer = self._loop.call_later(after_s, self._check_lease)
+
+    def _check_lease(self) -> None:
+        self._lease_timer = None
+        for _, expires in self._leased.values():
+            left_s = expires - self._loop.time()
+            if left_s > 0:
+                self._watch_lease(left_s)
+            else:
+                # The peer may yet read this memory, so it must not be reused: the whole link goes,
+                # its segments live on in the peer's mapping alone, and the next link starts fresh.
+                self._lose(lost("shm", f"a slot was not released for {self._settings.lease_s} s"))
+            return
+
+    def _lose(self, error: PartitionLost) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        self._stream.close(error)
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+        if not self._welcome.done():
+            self._welcome.set_exception(error)
+            self._welcome.exception()  # nobody may be waiting for it
+        # First the share: it then hands these slots to nobody, for the peer may still read them.
+        self._share.close(error)
+        for slot, _ in self._leased.values():
+            slot.give_back()
+        self._leased.clear()
+        self._on_closed(self)

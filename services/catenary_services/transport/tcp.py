@@ -1,0 +1,312 @@
+"""Frames over TCP, for two machines (or two containers that share no folder).
+
+A frame is a 32-byte prefix, the header and the raw payload. The payload is written from the slot
+to the socket and read from the socket into a pooled buffer: no copy but the kernel's two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost, PayloadTooLarge
+from catenary_services.transport.acknowledgements import Lost
+from catenary_services.transport.exchange import (
+    MemorySlot,
+    Received,
+    check_receiver,
+    deliver,
+    identity_of_socket,
+    lost,
+    push_timed_out,
+    pushable,
+    refused,
+    sender_of,
+)
+from catenary_services.transport.frames import Kind, Prefix, encode_prefix
+from catenary_services.transport.interface import (
+    Address,
+    Capabilities,
+    FrameHandler,
+    Link,
+    Sender,
+    Slot,
+)
+from catenary_services.transport.memory import MemoryPool, Share, private_segment
+from catenary_services.transport.settings import TransportSettings, host_id
+from catenary_services.transport.tcp_listener import TcpListener
+from catenary_services.transport.tcp_stream import TcpStream
+
+_CAPABILITIES = Capabilities(transport="tcp", same_host=False, zero_copy=False)
+_MAX_CONNECTIONS = 1024
+INLINE_BYTES = 8192
+"""Payloads up to this need no slot of the pool."""
+
+
+class TcpEndpoint:
+    """One process's side of the TCP transport."""
+
+    def __init__(self, peer_id: str, settings: TransportSettings) -> None:
+        self._peer_id = peer_id
+        self._settings = settings
+        self._send_pool = MemoryPool(settings.send_bytes, private_segment)
+        self._receive_pool = MemoryPool(settings.receive_bytes, private_segment)
+        self._listener: TcpListener | None = None
+        self._port = 0
+        self._server_context = settings.security.server.ssl_context()
+        settings.security.client.ssl_context()  # files that are not good are reported now
+        self._links: set[TcpLink] = set()
+        self._receivers: set[TcpReceiver] = set()
+
+    @property
+    def address(self) -> Address:
+        """Where peers reach this endpoint; known after `start`."""
+        return Address("tcp", f"{self._settings.reachable_host}:{self._port}", host_id())
+
+    async def start(self, handler: FrameHandler) -> None:
+        """Begins to receive."""
+
+        def accepted(settled: Callable[[], None]) -> TcpStream:
+            share = partial(Share, self._receive_pool)
+            receiver = TcpReceiver(self._peer_id, self._settings, handler, share, settled)
+            receiver.on_known = self._known
+            return receiver.stream
+
+        self._listener = TcpListener(accepted, self._server_context, first_byte=b"C")
+        self._port = await self._listener.start(self._settings.host, self._settings.tcp_port)
+
+    def _known(self, receiver: TcpReceiver) -> None:
+        """Takes a connection from the listener, which sees to those that nobody is known of."""
+        if len(self._receivers) >= _MAX_CONNECTIONS:
+            receiver.close(lost("tcp", "too many connections"))
+        else:
+            self._receivers.add(receiver)
+            receiver.on_closed = self._receivers.discard
+
+    async def connect(self, address: Address, timeout_s: float, peer_id: str | None = None) -> Link:
+        """Opens a link to the endpoint at `address`.
+
+        Raises:
+            PartitionLost: nobody answers there, or not within `timeout_s`, or somebody else.
+        """
+        host, _, port = address.address.rpartition(":")
+        link = TcpLink(self._send_pool, self._settings, self._links.discard)
+        self._links.add(link)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: link.stream,
+                    host.strip("[]"),
+                    int(port),
+                    ssl=self._settings.security.client.peer_context(),
+                    # Whoever answers is known by the identity in their certificate.
+                    server_hostname=None if self._settings.security.client.insecure else "",
+                )
+                await link.introduce(self._peer_id, timeout_s)
+                link.check_peer(peer_id)
+        except BaseException as error:
+            await link.close()
+            if isinstance(error, CatenaryError) and not isinstance(error, PartitionLost):
+                raise lost("tcp", f"{address.address}: {error.message}") from error
+            if isinstance(error, OSError | TimeoutError | ValueError):
+                raise lost("tcp", f"{address.address}: {error}") from error
+            raise
+        return link
+
+    async def close(self) -> None:
+        """Stops receiving, closes every link, frees every slot."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+        for receiver in tuple(self._receivers):
+            receiver.close(PartitionLost("this process is closing"))
+        for link in tuple(self._links):
+            await link.close()
+
+
+class TcpReceiver:
+    """One connected sender."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        settings: TransportSettings,
+        handler: FrameHandler,
+        make_share: Callable[[], Share],
+        settled: Callable[[], None],
+    ) -> None:
+        self._settled = settled
+        self._peer_id = peer_id
+        self._limit = settings.max_unreleased_frames
+        self._handler = handler
+        self._security = settings.security.server
+        self._unreleased = 0
+        self._sender: Sender | None = None
+        """Who is at the other end, once they have said so."""
+        self.on_known: Callable[[TcpReceiver], None] = lambda _: None
+        self.on_closed: Callable[[TcpReceiver], None] = lambda _: None
+        self.stream = TcpStream(
+            settings.max_frame_bytes,
+            self._on_frame,
+            self._on_lost,
+            secure=not settings.security.server.insecure,
+            make_share=make_share,
+        )
+
+    def _on_frame(
+        self, prefix: Prefix, header: bytes, payload: memoryview, release: Callable[[], None]
+    ) -> None:
+        sender = self._sender
+        if sender is not None and sender.is_refused:
+            release()
+            self.close(lost("tcp", f"{sender.name} is in no directory"))
+        elif prefix.kind is Kind.FRAME and sender is not None:
+            self._unreleased += 1
+            if self._unreleased >= self._limit:
+                self.stream.hold_up()
+            frame = Received(
+                header, payload, _CAPABILITIES, partial(self._released, release), sender
+            )
+            deliver(self._handler, frame)
+        elif prefix.kind is Kind.HELLO and sender is None:
+            self._greet(header)
+        else:
+            release()
+            error = InvalidInput("prefix.kind", f"unexpected {prefix.kind.name}")
+            refused("tcp", error)
+            self.close(lost("tcp", error.message))
+
+    def _greet(self, header: bytes) -> None:
+        try:
+            self._sender = sender_of(
+                header, self._security, lambda: identity_of_socket(self.stream.ssl_object)
+            )
+        except CatenaryError as error:
+            refused("tcp", error)
+            self.close(lost("tcp", error.message))
+            return
+        self.stream.trust()
+        self._settled()
+        self.on_known(self)
+        if self.stream.closed:
+            return
+        name = self._peer_id.encode()
+        self.stream.write(encode_prefix(Prefix(Kind.WELCOME, len(name))) + name)
+
+    def _released(self, release: Callable[[], None]) -> None:
+        release()
+        self._unreleased -= 1
+        if self._unreleased < self._limit:
+            self.stream.go_on()
+
+    def _on_lost(self, _: PartitionLost) -> None:
+        self._settled()
+        self.on_closed(self)
+
+    def close(self, error: PartitionLost) -> None:
+        """Ends the connection; frames already handed over stay readable. Idempotent."""
+        self.stream.close(error)
+
+
+class TcpLink:
+    """A connection to one peer, for sending."""
+
+    def __init__(
+        self,
+        pool: MemoryPool,
+        settings: TransportSettings,
+        on_closed: Callable[[TcpLink], None],
+    ) -> None:
+        self._settings = settings
+        self._on_closed = on_closed
+        self._share = Share(pool)
+        self._welcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._error: PartitionLost | None = None
+        self.stream = TcpStream(
+            settings.max_frame_bytes,
+            self._on_frame,
+            self._on_lost,
+            secure=not settings.security.client.insecure,
+            make_share=None,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Any host; the payload is copied by the kernel."""
+        return _CAPABILITIES
+
+    @property
+    def closed(self) -> bool:
+        """True once the peer is gone."""
+        return self._error is not None
+
+    @property
+    def peer_id(self) -> str:
+        """Who answered."""
+        return self._welcome.result()
+
+    async def introduce(self, peer_id: str, timeout_s: float) -> None:
+        """Says who we are and waits for the answer."""
+        name = peer_id.encode()
+        self.stream.write(encode_prefix(Prefix(Kind.HELLO, len(name))) + name)
+        async with asyncio.timeout(timeout_s):
+            await asyncio.shield(self._welcome)
+
+    def check_peer(self, peer_id: str | None) -> None:
+        """Returns if the certificate of who answered names `peer_id`, or whoever they say they are.
+
+        Raises:
+            Unauthenticated: it names nobody of ours.
+            PermissionDenied: it is somebody else's.
+        """
+        security = self._settings.security.client
+        check_receiver(security, self.stream.ssl_object, peer_id or self.peer_id)
+
+    def _on_frame(
+        self, prefix: Prefix, header: bytes, payload: memoryview, release: Callable[[], None]
+    ) -> None:
+        if prefix.kind is Kind.WELCOME and not self._welcome.done():
+            self._welcome.set_result(str(header, "utf-8", "replace"))
+        else:
+            self.stream.close(lost("tcp", f"unexpected {prefix.kind.name}"))
+
+    async def export(self, nbytes: int, timeout_s: float) -> Slot:
+        """Returns a slot of `nbytes`; see `Link.export`."""
+        if self._error is not None:
+            raise self._error
+        if nbytes > self._settings.max_frame_bytes:
+            raise PayloadTooLarge(f"{nbytes} bytes exceed {self._settings.max_frame_bytes}")
+        block = None
+        if nbytes > INLINE_BYTES:
+            block = await self._share.acquire(nbytes, timeout_s)
+        return MemorySlot(self, self._share, block, nbytes)
+
+    async def push(
+        self, slot: Slot, header: bytes, timeout_s: float, lost_frame: Lost | None = None
+    ) -> None:
+        """Delivers slot and header; see `Link.push`."""
+        owned = pushable(self, slot, header)
+        if self._error is not None:
+            owned.give_back()
+            raise self._error
+        head = encode_prefix(Prefix(Kind.FRAME, len(header), len(owned.view))) + header
+        try:
+            await self.stream.send(head, owned.view, owned.give_back, timeout_s, lost_frame)
+        except TimeoutError:
+            self.stream.close(lost("tcp", "the peer takes no frames"))
+            raise push_timed_out("tcp", timeout_s) from None
+        if self._error is not None:
+            raise self._error
+
+    async def close(self) -> None:
+        """Closes the link and takes back every slot."""
+        self.stream.close(PartitionLost("the link was closed"))
+
+    def _on_lost(self, error: PartitionLost) -> None:
+        self._error = error
+        self._share.close(error)
+        if not self._welcome.done():
+            self._welcome.set_exception(error)
+            self._welcome.exception()  # nobody may be waiting for it
+        self._on_closed(self)

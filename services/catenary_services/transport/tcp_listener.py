@@ -1,0 +1,280 @@
+"""Accepts connections of peers so that those who say nothing cost next to nothing.
+
+A connection goes through three states. It *waits* until its first byte is there: a socket and
+nothing else. Then it is *opening*: a bounded number at a time makes the TLS handshake and says who
+it is, those of the least busy source first. Then it is a peer's, and no business of this module.
+Whatever is too many or too slow is dropped, the oldest of the busiest source first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from catenary_services.errors import Unavailable
+from catenary_services.log import get_logger
+from catenary_services.memory import give_back_soon
+
+BACKLOG = 1024
+ACCEPTED_AT_ONCE = 64
+OPEN_S = 3.0
+"""From its turn on it must be known who it is within this time."""
+_GRACE_S = 0.05
+"""An honest peer nearby is through by then. Who takes longer makes room where others wait, if its
+source has more than an equal share of the places."""
+_LONG_GRACE_S = 0.5
+"""The same for sources with no more than that: a busy machine may take so long over a handshake."""
+_LOOK_S = 0.02
+_TLS_HANDSHAKE = b"\x16"
+_FULL_S = 0.2
+
+_log = get_logger("catenary_services.transport")
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """What a listener lets connections have before they are somebody's."""
+
+    most_waiting: int = 512
+    """Without a byte or without a turn."""
+    most_opening: int = 32
+    """Handshakes at a time; each may take a quarter of a megabyte."""
+    wait_s: float = 3.0
+    """The first byte must be there, and their turn have come, within this time."""
+
+
+MakeProtocol = Callable[[Callable[[], None]], asyncio.BaseProtocol]
+"""Gets what it calls once it is known who is at the other end, or that nobody is."""
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    sock: socket.socket
+    source: str
+    since_s: float
+    has_spoken: bool = False
+    task: asyncio.Task[None] | None = None
+    transport: asyncio.BaseTransport | None = None
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class TcpListener:
+    """Listens from `start` to `close`."""
+
+    def __init__(
+        self,
+        make: MakeProtocol,
+        tls: ssl.SSLContext | None,
+        first_byte: bytes | None = None,
+        limits: ListenerLimits = ListenerLimits(),
+    ) -> None:
+        """Listens for peers.
+
+        Args:
+            make: Returns the protocol of a connection that has its turn.
+            tls: For handshakes; None: there are none.
+            first_byte: Without TLS, what a peer begins with; None: anything.
+            limits: How many there may be, and how long.
+        """
+        self._make = make
+        self._tls = tls
+        self._first_byte = first_byte if tls is None else _TLS_HANDSHAKE
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._sockets: list[socket.socket] = []
+        self._waiting: dict[socket.socket, _Connection] = {}
+        self._opening: set[_Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._dropped = 0
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens, and returns the port (a free one is chosen for 0).
+
+        Raises:
+            Unavailable: the address is taken or not ours.
+        """
+        try:
+            found = await self._loop.getaddrinfo(
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, _, _, _, (name, *_) in dict.fromkeys(found):
+                # Every address of one name is listened on at the port that the first one got.
+                chosen = self._sockets[0].getsockname()[1] if self._sockets else port
+                listening = socket.create_server((name, chosen), family=family, backlog=BACKLOG)
+                listening.setblocking(False)
+                self._sockets.append(listening)
+        except OSError as error:
+            self.close()
+            raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        for listening in self._sockets:
+            self._loop.add_reader(listening.fileno(), self._accept, listening)
+        return int(self._sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Listens no more, and drops every connection that is nobody's yet."""
+        for listening in self._sockets:
+            self._loop.remove_reader(listening.fileno())
+            listening.close()
+        self._sockets.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        for connection in (*self._waiting.values(), *self._opening):
+            self._drop(connection)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                sock, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptors are left: others are closed meanwhile
+                _log.error("accept_failed", error=str(error))
+                self._loop.remove_reader(listening.fileno())
+                self._loop.call_later(_FULL_S, self._accept_again, listening)
+                return
+            sock.setblocking(False)
+            connection = _Connection(sock, str(address[0]), self._loop.time())
+            if len(self._waiting) >= self._limits.most_waiting:
+                self._drop(self._least_wanted(list(self._waiting.values())))
+            self._waiting[sock] = connection
+            self._loop.add_reader(sock.fileno(), self._spoke, connection)
+        if self._timer is None:
+            self._look_soon()
+
+    def _accept_again(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            self._loop.add_reader(listening.fileno(), self._accept, listening)
+
+    def _spoke(self, connection: _Connection) -> None:
+        """The first byte is there, or the end."""
+        self._loop.remove_reader(connection.sock.fileno())
+        try:
+            first = connection.sock.recv(1, socket.MSG_PEEK)
+        except OSError:
+            first = b""
+        if not first or self._first_byte not in (None, first):
+            self._drop(connection)
+            return
+        connection.has_spoken = True
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Gives free places to those who have spoken."""
+        while ready := [each for each in self._waiting.values() if each.has_spoken]:
+            busy = Counter(each.source for each in self._opening)
+            # Stable: of one source, the oldest first. Where more come than have a turn it is the
+            # newest: who waited long is dropped next, and an honest peer would be among them.
+            if len(ready) > self._limits.most_opening:
+                ready.reverse()
+            wanted = min(ready, key=lambda each: busy[each.source])
+            if len(self._opening) >= self._limits.most_opening:
+                busiest, count = busy.most_common(1)[0]
+                if count < self._limits.most_opening // 2 or busy[wanted.source] >= count // 2:
+                    return
+                # One source has most of the places, and somebody else waits.
+                self._drop(self._least_wanted([e for e in self._opening if e.source == busiest]))
+            self._open(wanted)
+
+    def _open(self, connection: _Connection) -> None:
+        del self._waiting[connection.sock]
+        connection.since_s = self._loop.time()
+        self._opening.add(connection)
+        connection.task = self._loop.create_task(self._handshake(connection))
+        if self._timer is None:
+            self._look_soon()
+
+    async def _handshake(self, connection: _Connection) -> None:
+        limits = {} if self._tls is None else {"ssl_handshake_timeout": OPEN_S}
+        try:
+            async with asyncio.timeout(OPEN_S):
+                connection.transport, _ = await self._loop.connect_accepted_socket(
+                    lambda: self._make(connection.settled.set),
+                    connection.sock,
+                    ssl=self._tls,
+                    **limits,
+                )
+                await connection.settled.wait()
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            # Its own failure, or ours to wait: either way it is nobody's.
+            self._abort(connection)
+        finally:
+            self._opening.discard(connection)
+            self._go_on()
+
+    def _look_soon(self) -> None:
+        self._timer = self._loop.call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Drops who is late, and who keeps others waiting."""
+        self._timer = None
+        now_s = self._loop.time()
+        for connection in list(self._waiting.values()):
+            if now_s - connection.since_s > self._limits.wait_s:
+                self._drop(connection)
+        if len(self._opening) >= self._limits.most_opening:
+            self._make_room(now_s)
+        if self._dropped and not self._waiting:
+            _log.warning("connections_dropped", count=self._dropped)
+            self._dropped = 0
+            give_back_soon()
+        if self._waiting or self._opening:
+            self._look_soon()
+
+    def _make_room(self, now_s: float) -> None:
+        ready = [each.source for each in self._waiting.values() if each.has_spoken]
+        opening = list(self._opening)
+        since = [(each.source, each.since_s) for each in opening]
+        slow = [opening[at] for at in too_slow(since, ready, self._limits.most_opening, now_s)]
+        for _ in range(min(len(ready), len(slow))):
+            slowest = self._least_wanted(slow)
+            slow.remove(slowest)
+            self._drop(slowest)
+
+    def _least_wanted(self, among: list[_Connection]) -> _Connection:
+        """Returns the oldest of the source that has most; who has spoken is better than silent."""
+        counts = Counter(each.source for each in among)
+        return min(among, key=lambda each: (-counts[each.source], each.has_spoken, each.since_s))
+
+    def _drop(self, connection: _Connection) -> None:
+        self._dropped += 1
+        if connection.task is not None:
+            self._opening.discard(connection)
+            connection.task.cancel()
+            return
+        if self._waiting.pop(connection.sock, None) is not None:
+            self._abort(connection)
+
+    def _abort(self, connection: _Connection) -> None:
+        if isinstance(connection.transport, asyncio.Transport):
+            connection.transport.abort()
+        if connection.sock.fileno() >= 0 and connection.transport is None:
+            with contextlib.suppress(ValueError, OSError):
+                self._loop.remove_reader(connection.sock.fileno())
+            connection.sock.close()
+
+
+def too_slow(
+    opening: Sequence[tuple[str, float]], waiting: Sequence[str], places: int, now_s: float
+) -> list[int]:
+    """Returns which of the handshakes take longer than they may while others wait, by index.
+
+    Args:
+        opening: The source of each, and since when.
+        waiting: The sources of those that wait for a place.
+        places: How many handshakes there may be at a time.
+        now_s: On the same clock as `opening`.
+    """
+    counts = Counter(source for source, _ in opening)
+    sources = counts.keys() | set(waiting)
+    # Of one source alone nobody is worse off than another; of many, each may have one.
+    share = max(1.0, places / len(sources)) if len(sources) > 1 else 1.0
+    return [
+        at
+        for at, (source, since_s) in enumerate(opening)
+        if now_s - since_s > (_GRACE_S if counts[source] > share else _LONG_GRACE_S)
+    ]

@@ -1,0 +1,33 @@
+"""A virtual clock and a model of agents and links around the scheduler's own code.
+
+Planning, layout, book and dispatch are those that run in service; the world they act on is
+simulated, so that a policy can be tried at 100 GPUs, or 100,000, on a laptop.
+
+    arrivals      when requests come
+    options       what a run is asked
+    simulate      one run
+    load_factor   the largest load that keeps the SLOs
+    result        what was found
+    core          the hot loop: event heap, devices, links
+    chains        the same for generation over server chains: loop, clusters, workloads, baselines
+"""
+
+from catenary_simulator.arrivals import Gamma, OnOff, Poisson, parse_arrivals
+from catenary_simulator.load_factor import max_load_factor
+from catenary_simulator.options import SIMULATED, Disturbance, Options
+from catenary_simulator.result import ModelResult, SimulationResult
+from catenary_simulator.simulate import simulate
+
+__all__ = [
+    "SIMULATED",
+    "Disturbance",
+    "Gamma",
+    "ModelResult",
+    "OnOff",
+    "Options",
+    "Poisson",
+    "SimulationResult",
+    "max_load_factor",
+    "parse_arrivals",
+    "simulate",
+]

@@ -1,0 +1,31 @@
+"""Generation over server chains on a virtual clock, around the scheduler's own dispatcher.
+
+anchors, cluster  places in the network, GPU slices, servers; the planning task they make
+workload          sessions: drawn ones, or those of an Azure LLM trace
+plan, serve       composed chains in force; how they serve a workload; c by replaying one
+baselines         PETALS and BPRR: placed, routed and served as these systems would
+loop, result      the event heap; what was found
+"""
+
+from catenary_simulator.chains.cluster import (
+    Cluster,
+    Communication,
+    DecoderModel,
+    GpuSlice,
+    cluster_of,
+)
+from catenary_simulator.chains.result import ChainResult
+from catenary_simulator.chains.serve import ReplayEvaluator, serve_chains
+from catenary_simulator.chains.workload import Workload
+
+__all__ = [
+    "ChainResult",
+    "Cluster",
+    "Communication",
+    "DecoderModel",
+    "GpuSlice",
+    "ReplayEvaluator",
+    "Workload",
+    "cluster_of",
+    "serve_chains",
+]

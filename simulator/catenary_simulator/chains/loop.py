@@ -1,0 +1,232 @@
+"""The event heap around a dispatcher of sessions: virtual time in, sessions started and ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from catenary_scheduler.dispatch.events import (
+    CloseSessions,
+    Command,
+    Dispatcher,
+    Event,
+    Reject,
+    RequestCompleted,
+    SessionProgress,
+    SessionRequested,
+    SessionsClosed,
+    SessionsProgressed,
+    StartSession,
+    Tick,
+)
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    GatewayId,
+    ModelKey,
+    Nanoseconds,
+    RequestId,
+    SessionId,
+)
+from catenary_services.domain.plan import ChainHop
+from catenary_services.errors import InternalError
+from catenary_simulator.chains.cluster import Cluster
+from catenary_simulator.chains.workload import Workload
+
+_GATEWAY = GatewayId("simulated")
+_NEVER = 1 << 62
+_SWEPT = 1024
+"""Arrivals between two sweeps."""
+_REPORT_NS = 10 * NANOSECONDS_PER_SECOND
+"""Between two reports of a session's tokens. Gateways report far more often; all that depends on it
+here is that a session which generates is not taken for a silent one."""
+
+
+class Durations:
+    """How long a session of a workload takes on a chain.
+
+    Args:
+        cluster: Speeds of its servers.
+        workload: Sizes and tokens of its sessions.
+    """
+
+    def __init__(self, cluster: Cluster, workload: Workload) -> None:
+        self._speeds = {server.name: server.speed for server in cluster.servers}
+        self._workload = workload
+        self._chains: dict[tuple[ChainHop, ...], tuple[float, float, float]] = {}
+        self._by_identity: dict[int, tuple[float, float, float]] = {}
+        self._kept: list[tuple[ChainHop, ...]] = []
+
+    def of(self, number: int, hops: tuple[ChainHop, ...]) -> Nanoseconds:
+        """Returns the time of one session."""
+        # Dispatchers hand out the same hops again and again; hashing them costs more than the rest.
+        sums = self._by_identity.get(id(hops))
+        if sums is None:
+            sums = self._sums(hops)
+            self._kept.append(hops)
+            self._by_identity[id(hops)] = sums
+        work = self._workload
+        seconds = sums[0] + sums[1] * work.inputs[number] + sums[2] * work.outputs[number]
+        return round(work.sizes[number] * seconds * NANOSECONDS_PER_SECOND)
+
+    def _sums(self, hops: tuple[ChainHop, ...]) -> tuple[float, float, float]:
+        """Returns seconds of a whole chain: fixed, per input and per output token."""
+        known = self._chains.get(hops)
+        if known is not None:
+            return known
+        fixed = per_input = per_output = 0.0
+        for hop in hops:
+            speed = self._speeds[hop.agent]
+            fixed += speed.fixed_ms + hop.blocks * speed.block_fixed_ms
+            per_input += hop.blocks * speed.block_input_ms
+            per_output += speed.per_output_ms + hop.blocks * speed.block_output_ms
+        self._chains[hops] = (fixed / 1000, per_input / 1000, per_output / 1000)
+        return self._chains[hops]
+
+
+class _Running(NamedTuple):
+    """A session that has its chain."""
+
+    number: int
+    """Of its request in the workload."""
+    started_ns: Nanoseconds
+    end_ns: Nanoseconds
+
+
+class SessionLoop:
+    """Lets sessions arrive and everything run out.
+
+    Args:
+        dispatcher: Has its plan already.
+        model: What all sessions want.
+        workload: The sessions.
+        durations: How long they take.
+        sweep: Called now and then, to throw away what a dispatcher keeps for others.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        model: ModelKey,
+        workload: Workload,
+        durations: Durations,
+        sweep: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._sweep = sweep
+        self._dispatcher = dispatcher
+        self._model = model
+        self._workload = workload
+        self._durations = durations
+        self._due: list[tuple[Nanoseconds, SessionId]] = []
+        """Ends of sessions and reports of long ones; those of closed ones, too, until they come."""
+        self._running: dict[SessionId, _Running] = {}
+        self._events: deque[Event] = deque()
+        self.started_ns: list[Nanoseconds] = [-1] * len(workload)
+        """-1: rejected."""
+        self.ended_ns: list[Nanoseconds] = [-1] * len(workload)
+        self.rejected = 0
+        self.events = 0
+
+    def run(self) -> None:
+        """Runs until every session has ended.
+
+        Raises:
+            InternalError: If sessions are left that nothing will ever start.
+        """
+        arrived, count = self._workload.arrived_ns, len(self._workload)
+        next_arrival, wake = 0, self._wakeup()
+        while True:
+            arrival = arrived[next_arrival] if next_arrival < count else _NEVER
+            due = self._due[0][0] if self._due else _NEVER
+            if due <= arrival and due <= wake and due != _NEVER:
+                now = due
+                self._look(heappop(self._due)[1], now)
+            elif arrival <= wake and arrival != _NEVER:
+                now = arrival
+                self._events.append(self._request(next_arrival))
+                next_arrival += 1
+            elif wake == _NEVER:
+                break
+            else:
+                now = wake
+                self._events.append(Tick())
+            self._tell(now)
+            wake = self._wakeup()
+            if next_arrival == count and not self._running and self._answered(count):
+                return
+            if wake <= now:
+                raise InternalError(f"the dispatcher wants to be woken at {wake} again")
+        if not self._answered(count):
+            raise InternalError(f"{self._waiting(count)} sessions are never started")
+
+    def _answered(self, count: int) -> bool:
+        return self._waiting(count) == 0
+
+    def _waiting(self, count: int) -> int:
+        return self.started_ns.count(-1) - self.rejected if count else 0
+
+    def _wakeup(self) -> Nanoseconds:
+        moment = self._dispatcher.next_wakeup()
+        return _NEVER if moment is None else moment
+
+    def _request(self, number: int) -> SessionRequested:
+        work = self._workload
+        if number % _SWEPT == 0:
+            self._sweep()
+        return SessionRequested(
+            RequestId(_GATEWAY, number),
+            self._model,
+            max(1, round(work.inputs[number])),
+            max(1, round(work.outputs[number])),
+            _NEVER,
+        )
+
+    def _look(self, session: SessionId, now: Nanoseconds) -> None:
+        running = self._running.get(session)
+        if running is None:  # it was closed, and its request started again
+            return
+        if now < running.end_ns:
+            self._events.append(SessionsProgressed((self._progress(running, now),)))
+            heappush(self._due, (min(now + _REPORT_NS, running.end_ns), session))
+            return
+        # The last token is out: the gateway has everything, every agent will free its slots.
+        del self._running[session]
+        self.ended_ns[running.number] = now
+        self._events.append(RequestCompleted(RequestId(_GATEWAY, running.number)))
+
+    def _progress(self, running: _Running, now: Nanoseconds) -> SessionProgress:
+        """Returns how far a session is, as if its tokens came evenly.
+
+        Jobs of the paper's model have no other times than their start and their end.
+        """
+        number = running.number
+        tokens = max(1, round(self._workload.outputs[number]))
+        since_ns = now - running.started_ns
+        got = 1 + (tokens - 1) * since_ns // (running.end_ns - running.started_ns)
+        waited_ns = running.started_ns - self._workload.arrived_ns[number]
+        return SessionProgress(RequestId(_GATEWAY, number), got, waited_ns, since_ns)
+
+    def _tell(self, now: Nanoseconds) -> None:
+        events, dispatcher = self._events, self._dispatcher
+        while events:
+            self.events += 1
+            for command in dispatcher.handle(events.popleft(), now):
+                self._carry_out(command, now)
+
+    def _carry_out(self, command: Command, now: Nanoseconds) -> None:
+        if isinstance(command, StartSession):
+            self._start(command, now)
+        elif isinstance(command, CloseSessions):
+            for session in command.sessions:
+                self._running.pop(session, None)
+            self._events.append(SessionsClosed(command.agent, command.sessions))
+        elif isinstance(command, Reject):
+            self.rejected += 1
+
+    def _start(self, command: StartSession, now: Nanoseconds) -> None:
+        number = command.request.number
+        self.started_ns[number] = now
+        end_ns = now + self._durations.of(number, command.hops)
+        heappush(self._due, (min(now + _REPORT_NS, end_ns), command.session))
+        self._running[command.session] = _Running(number, now, end_ns)

@@ -1,0 +1,46 @@
+"""Composed chains as a plan in force: what the dispatcher is told."""
+
+from __future__ import annotations
+
+from catenary_scheduler.planning.chains.problem import ComposedChain, Composition, HostedBlocks
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    ModelKey,
+    Nanoseconds,
+    PartitionKey,
+    PlanId,
+)
+from catenary_services.domain.plan import CacheCapacity, Chain, ChainHop, ModelPlan, Plan
+
+_NEVER: Nanoseconds = 1 << 62
+_SESSION_TOKENS = 1 << 30
+"""Sessions are counted, not their tokens: a slot holds whatever a session brings."""
+
+
+def plan_of(composition: Composition, model: ModelKey) -> Plan:
+    """Returns the plan that serves a model by these chains; agents are named like servers."""
+    parts = {
+        each.server: PartitionKey(model, each.first_block, each.last_block)
+        for each in composition.hosted
+    }
+    caches = tuple(_cache(each, parts[each.server]) for each in composition.hosted)
+    chains = tuple(
+        _chain(f"chain-{number}", chain, parts) for number, chain in enumerate(composition.chains)
+    )
+    served = ModelPlan(
+        model, _NEVER, (), chains=chains, caches=caches, session_tokens=_SESSION_TOKENS
+    )
+    return Plan(PlanId("simulated"), (served,))
+
+
+def _chain(name: str, chain: ComposedChain, parts: dict[str, PartitionKey]) -> Chain:
+    hops = tuple(
+        ChainHop(AgentId(hop.server), parts[hop.server], hop.first_block, hop.last_block)
+        for hop in chain.hops
+    )
+    return Chain(name, hops, chain.capacity, round(chain.service_s * NANOSECONDS_PER_SECOND))
+
+
+def _cache(hosted: HostedBlocks, part: PartitionKey) -> CacheCapacity:
+    return CacheCapacity(AgentId(hosted.server), part, hosted.slots)

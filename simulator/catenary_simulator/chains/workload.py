@@ -1,0 +1,130 @@
+"""Sessions to be served: when they arrive and how much work they are."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
+from catenary_services.errors import InvalidInput
+from catenary_simulator.arrivals import Arrivals
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Sessions in the order of arrival."""
+
+    arrived_ns: list[Nanoseconds]
+    sizes: list[float]
+    """Multiplies the time of a session; mean 1."""
+    inputs: list[float]
+    outputs: list[float]
+    """Tokens."""
+
+    def __len__(self) -> int:
+        return len(self.arrived_ns)
+
+    @property
+    def rate_per_s(self) -> float:
+        """Mean rate over the whole of it."""
+        span = self.arrived_ns[-1] - self.arrived_ns[0]
+        return (len(self) - 1) * NANOSECONDS_PER_SECOND / span if span else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Recorded requests."""
+
+    seconds: Floats
+    inputs: Floats
+    outputs: Floats
+
+    def part(self, first: int, count: int, speed: float = 1.0) -> Workload:
+        """Returns a stretch of it, replayed so many times as fast.
+
+        Raises:
+            InvalidInput: If it has no such stretch.
+        """
+        stretch = slice(first, first + count)
+        seconds = self.seconds[stretch]
+        if len(seconds) < count:
+            raise InvalidInput("trace", f"has {len(self.seconds)} requests, not {first + count}")
+        moments = (seconds - seconds[0]) / speed
+        return _workload(moments, np.ones(count), self.inputs[stretch], self.outputs[stretch])
+
+
+def exponential(
+    arrivals: Arrivals, rate_per_s: float, tokens: tuple[float, float], count: int, seed: int
+) -> Workload:
+    """Returns sessions of exponential size with mean 1.
+
+    Args:
+        arrivals: Their process.
+        rate_per_s: Its mean rate.
+        tokens: Input and output tokens of every session.
+        count: How many.
+        seed: Decides moments and sizes, each by a stream of its own.
+    """
+    moments = moments_of(arrivals, rate_per_s, count, seed)
+    sizes = np.random.default_rng((seed, 2)).standard_exponential(count)
+    return _workload(moments, sizes, np.full(count, tokens[0]), np.full(count, tokens[1]))
+
+
+def with_tokens_of(
+    trace: Trace, arrivals: Arrivals, rate_per_s: float, stretch: tuple[int, int], seed: int
+) -> Workload:
+    """Returns the requests of a stretch (first, count) of a trace at other moments."""
+    part = trace.part(*stretch)
+    moments = moments_of(arrivals, rate_per_s, len(part), seed)
+    return _workload(moments, np.ones(len(part)), np.array(part.inputs), np.array(part.outputs))
+
+
+def moments_of(arrivals: Arrivals, rate_per_s: float, count: int, seed: int) -> Floats:
+    """Returns the first so many arrivals, in seconds."""
+    duration = 1.2 * count / rate_per_s
+    while True:
+        random = np.random.default_rng((seed, 1))
+        moments = arrivals.moments(rate_per_s, duration, random)
+        if len(moments) >= count:
+            return moments[:count]
+        duration *= 2
+
+
+def read_trace(path: Path) -> Trace:
+    """Returns an Azure LLM inference trace (columns TIMESTAMP, ContextTokens, GeneratedTokens).
+
+    Raises:
+        InvalidInput: If the file is not there or not such a trace.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = [
+                (_seconds(line["TIMESTAMP"]), float(line["ContextTokens"]),
+                 float(line["GeneratedTokens"]))
+                for line in csv.DictReader(file)
+            ]  # fmt: skip
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise InvalidInput("trace", f"{path}: {error!r}") from None
+    columns = np.array(lines, dtype=np.float64).reshape(-1, 3)
+    if len(columns) < 2 or np.any(np.diff(columns[:, 0]) < 0):
+        raise InvalidInput("trace", f"{path} needs two lines or more, in order of time")
+    return Trace(columns[:, 0] - columns[0, 0], columns[:, 1], columns[:, 2])
+
+
+def _seconds(text: str) -> float:
+    """Returns the moment; the trace has seven decimals, a datetime six."""
+    whole, _, decimals = text.strip().partition(".")
+    fraction = float(f"0.{decimals}") if decimals else 0.0
+    return datetime.fromisoformat(f"{whole}+00:00").timestamp() + fraction
+
+
+def _workload(moments: Floats, sizes: Floats, inputs: Floats, outputs: Floats) -> Workload:
+    arrived = (moments * NANOSECONDS_PER_SECOND).astype(np.int64)
+    return Workload(arrived.tolist(), sizes.tolist(), inputs.tolist(), outputs.tolist())

@@ -1,0 +1,78 @@
+"""What became of every request: each ends exactly once."""
+
+from __future__ import annotations
+
+from catenary_services.domain.ids import ModelKey, Nanoseconds
+from catenary_services.errors import DeadlineExceeded, InternalError
+
+WAITING, IN_FLIGHT, FINISHED, LATE, DROPPED = range(5)
+"""States of a request; the last three are ends."""
+_NOT_AT_ALL = -1
+
+
+class Requests:
+    """All requests of a run, by number, in order of arrival.
+
+    Args:
+        models: The models served.
+        arrivals: (moment, index of the model), ascending.
+        slos: Per model: deadline of a request after its arrival.
+    """
+
+    __slots__ = (
+        "arrived", "at", "deadlines", "ended", "finished_at", "model_of", "models", "state",
+    )  # fmt: skip
+
+    def __init__(
+        self, models: list[ModelKey], arrived: list[Nanoseconds], model_of: list[int],
+        slos: list[Nanoseconds],
+    ) -> None:  # fmt: skip
+        self.models = models
+        self.arrived = arrived
+        self.model_of = model_of
+        self.deadlines = [
+            moment + slos[model] for moment, model in zip(arrived, model_of, strict=True)
+        ]
+        self.state = bytearray(len(arrived))
+        self.finished_at: list[Nanoseconds] = [0] * len(arrived)
+        """-1 for requests that were answered with an error."""
+        self.at = 0
+        """The next to arrive."""
+        self.ended = 0
+
+    def __len__(self) -> int:
+        return len(self.arrived)
+
+    def dispatched(self, number: int) -> None:
+        """Its rows are on their way."""
+        if self.state[number] == WAITING:
+            self.state[number] = IN_FLIGHT
+
+    def computed(self, number: int, now: Nanoseconds) -> bool:
+        """Notes that a request's result is there; False if it had ended before."""
+        if self.state[number] > IN_FLIGHT:
+            return False
+        self._end(number, FINISHED if now <= self.deadlines[number] else LATE)
+        self.finished_at[number] = now
+        return True
+
+    def rejected(self, number: int, reason: str) -> None:
+        """Notes that a request was answered with an error.
+
+        It is late if time ran out while it was on its way, and dropped otherwise. One whose result
+        is there has ended already; the dispatcher had not heard of that yet.
+
+        Raises:
+            InternalError: If it was rejected before.
+        """
+        if self.finished_at[number] == _NOT_AT_ALL:
+            raise InternalError(f"request {number} was rejected twice")
+        state = self.state[number]
+        if state <= IN_FLIGHT:
+            late = state == IN_FLIGHT and reason == DeadlineExceeded.reason
+            self._end(number, LATE if late else DROPPED)
+            self.finished_at[number] = _NOT_AT_ALL
+
+    def _end(self, number: int, state: int) -> None:
+        self.state[number] = state
+        self.ended += 1

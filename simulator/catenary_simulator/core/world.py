@@ -1,0 +1,250 @@
+"""Agents and links as they would behave: executes what is dispatched, and reports it.
+
+* A device computes one batch at a time; of those whose data is there, the one whose reservation
+  starts first, as soon as it can (as the real agents do).
+* A transfer needs the uplink of the sender's server and the downlink of the receiver's, both to
+  itself. Links serve the most urgent transfer that can go, by the reservation it is meant for.
+* Reports reach the dispatcher `report_delay_ns` later, with the clock error of their server.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from heapq import heappop, heappush
+
+from catenary_scheduler.dispatch.events import (
+    CancelBatch,
+    DispatchBatch,
+    Event,
+    RequestCompleted,
+    StageReported,
+)
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
+from catenary_simulator.core.devices import Device, Hop, Job, Link, Transfer
+from catenary_simulator.core.noise import Factors
+from catenary_simulator.core.requests import Requests
+
+_TRANSFER_ENDS, _COMPUTE_ENDS, _DELIVERED = range(3)
+
+Entry = tuple[Nanoseconds, int, int, Job | None, Transfer | None, Event | None]
+
+
+class World:
+    """Devices, links and the batches on them, on a virtual clock."""
+
+    __slots__ = (
+        "_compute_noise", "_delay", "_duration", "_jobs", "_located", "_numbers", "_transfer_noise",
+        "batches", "devices", "events", "heap", "reports", "requests", "rows_of", "transfers",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        devices: dict[AgentId, Device],
+        requests: Requests,
+        compute_noise: Factors,
+        transfer_noise: Factors,
+        report_delay_ns: Nanoseconds,
+        duration_ns: Nanoseconds,
+    ) -> None:
+        self.devices = devices
+        self.requests = requests
+        self.heap: list[Entry] = []
+        self.events = 0
+        """Things that happened: ends of transfers and computes, reports delivered."""
+        self.reports: list[Event] = []
+        """What the dispatcher is to be told now."""
+        self.batches: list[int] = [0] * len(requests.models)
+        self.rows_of: list[int] = [0] * len(requests.models)
+        self._compute_noise = compute_noise
+        self._transfer_noise = transfer_noise
+        self._delay = report_delay_ns
+        self._duration = duration_ns
+        self._numbers = 0
+        self._jobs: dict[int, Job] = {}
+        self._located: dict[int, Device] = {}
+
+    # Orders
+
+    def dispatch(self, order: DispatchBatch, now: Nanoseconds) -> None:
+        """Starts a batch on its way."""
+        numbers: list[int] = []
+        for part in order.slices:
+            numbers.append(part.request.number)
+            self.requests.dispatched(part.request.number)
+        hops: list[Hop] = []
+        for planned in order.path:
+            device = self.devices[planned.agent]
+            hops.append(Hop(device, device.costs[planned.partition], planned.start_ns))
+        job = Job(order.batch, [part.request for part in order.slices], hops)
+        self._jobs[order.batch] = job
+        cost = hops[0].cost
+        if cost.first:
+            model = self.requests.model_of[numbers[0]]
+            self.batches[model] += 1
+            self.rows_of[model] += len(numbers)
+            self._ready(job, now)
+        else:
+            self._gather(job, numbers, now)
+
+    def cancel(self, order: CancelBatch) -> None:
+        """Has a batch forgotten by the agents it has not reached."""
+        job = self._jobs.pop(order.batch, None)
+        if job is not None:
+            job.cancelled = True
+
+    # Time
+
+    def step(self) -> None:
+        """Lets the next thing happen; what the dispatcher must hear of it is in `reports`."""
+        now, _, kind, job, transfer, event = heappop(self.heap)
+        self.events += 1
+        if kind == _COMPUTE_ENDS:
+            assert job is not None
+            self._computed(job, now)
+        elif kind == _TRANSFER_ENDS:
+            assert transfer is not None
+            self._transferred(transfer, now)
+        else:
+            assert event is not None
+            self.reports.append(event)
+
+    # Transfers
+
+    def _gather(self, job: Job, numbers: list[int], now: Nanoseconds) -> None:
+        """Sends rows that are spread over devices to the first hop (no path was reserved)."""
+        senders: dict[Device, int] = {}
+        for number in numbers:
+            sender = self._located.pop(number)
+            senders[sender] = senders.get(sender, 0) + 1
+        receiver = job.hops[0].device
+        job.transfers_left = len(senders)
+        for sender, rows in senders.items():
+            self._transfer(job, sender, receiver, rows * job.hops[0].cost.row_bytes, now)
+
+    def _transfer(
+        self, job: Job, sender: Device, receiver: Device, size: int, now: Nanoseconds
+    ) -> None:
+        if sender is receiver or size == 0:
+            self._arrived(job, now)
+            return
+        self._numbers += 1
+        transfer = Transfer(job, sender, receiver, size, self._numbers)
+        up, down = sender.uplink, receiver.downlink
+        if up.busy or down.busy:
+            entry = (job.hops[job.position].reserved_ns, self._numbers, transfer)
+            insort(up.waiting, entry)
+            insort(down.waiting, entry)
+        else:  # whoever waits at one of them waits for another one
+            self._send(transfer, now)
+
+    def _send(self, transfer: Transfer, now: Nanoseconds) -> None:
+        sender, receiver, job = transfer.sender, transfer.receiver, transfer.job
+        sender.uplink.busy = receiver.downlink.busy = True
+        speed = min(sender.bytes_per_second, receiver.bytes_per_second)
+        length = -(-transfer.size * NANOSECONDS_PER_SECOND // speed)
+        if not self._transfer_noise.constant:
+            length = max(1, int(length * self._transfer_noise.next()))
+        if job.transfer_start < 0:
+            job.transfer_start = now
+        self._numbers += 1
+        heappush(self.heap, (now + length, self._numbers, _TRANSFER_ENDS, None, transfer, None))
+
+    def _transferred(self, transfer: Transfer, now: Nanoseconds) -> None:
+        up, down = transfer.sender.uplink, transfer.receiver.downlink
+        up.busy = down.busy = False
+        transfer.job.transfer_end = now
+        self._next_on(up, now)
+        if not down.busy:
+            self._next_on(down, now)
+        self._arrived(transfer.job, now)
+
+    def _next_on(self, link: Link, now: Nanoseconds) -> None:
+        for entry in link.waiting:
+            transfer = entry[2]
+            up, down = transfer.sender.uplink, transfer.receiver.downlink
+            if not (up.busy or down.busy):
+                del up.waiting[bisect_left(up.waiting, entry)]
+                del down.waiting[bisect_left(down.waiting, entry)]
+                if transfer.job.cancelled:
+                    self._next_on(link, now)
+                else:
+                    self._send(transfer, now)
+                return
+
+    def _arrived(self, job: Job, now: Nanoseconds) -> None:
+        job.transfers_left -= 1
+        if job.transfers_left == 0 and not job.cancelled:
+            self._ready(job, now)
+
+    # Computing
+
+    def _ready(self, job: Job, now: Nanoseconds) -> None:
+        hop = job.hops[job.position]
+        device = hop.device
+        self._numbers += 1
+        heappush(device.ready, (hop.reserved_ns, self._numbers, job))
+        if device.running is None:
+            self._compute_next(device, now)
+
+    def _compute_next(self, device: Device, now: Nanoseconds) -> None:
+        while device.ready:
+            job = heappop(device.ready)[2]
+            if job.cancelled:
+                continue
+            length = job.hops[job.position].cost.compute_ns[len(job.requests) - 1]
+            if not self._compute_noise.constant:
+                length = max(1, int(length * self._compute_noise.next()))
+            device.running = job
+            job.compute_start = now
+            inside = min(now + length, self._duration) - now
+            if inside > 0:
+                device.busy_ns += inside
+            self._numbers += 1
+            heappush(self.heap, (now + length, self._numbers, _COMPUTE_ENDS, job, None, None))
+            return
+
+    def _computed(self, job: Job, now: Nanoseconds) -> None:
+        hop = job.hops[job.position]
+        device = hop.device
+        device.running = None
+        if job.cancelled:
+            self._compute_next(device, now)
+            return
+        error = device.clock_error_ns
+        sent = job.transfer_start >= 0
+        report = StageReported(
+            job.batch,
+            job.position,
+            job.compute_start + error,
+            now + error,
+            job.transfer_start + error if sent else None,
+            job.transfer_end + error if sent else None,
+        )
+        self._tell(report, now)
+        if job.position + 1 < len(job.hops):
+            job.position += 1
+            job.transfer_start = job.transfer_end = -1
+            job.transfers_left = 1
+            following = job.hops[job.position]
+            size = following.cost.row_bytes * len(job.requests)
+            self._transfer(job, device, following.device, size, now)
+        else:
+            self._left(job, device, hop.cost.final, now)
+        self._compute_next(device, now)
+
+    def _left(self, job: Job, device: Device, final: bool, now: Nanoseconds) -> None:
+        """A batch came to the end of its path: answers, or rows that wait for another order."""
+        self._jobs.pop(job.batch, None)
+        for request in job.requests:
+            if not final:
+                self._located[request.number] = device
+            elif self.requests.computed(request.number, now):
+                self._tell(RequestCompleted(request), now)
+
+    def _tell(self, event: Event, now: Nanoseconds) -> None:
+        if self._delay == 0:
+            self.events += 1
+            self.reports.append(event)
+            return
+        self._numbers += 1
+        heappush(self.heap, (now + self._delay, self._numbers, _DELIVERED, None, None, event))

@@ -1,0 +1,68 @@
+"""What a simulation is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import floor
+from typing import Literal
+
+from catenary_scheduler.dispatch import PooledConfig
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds
+from catenary_simulator.arrivals import Arrivals, Poisson
+
+Policy = Literal["reservation", "reactive"]
+
+SIMULATED = PooledConfig(
+    max_linger_ns=None,
+    safety_margin_ns=1000,
+    dispatch_lead_ns=0,
+    max_queued_rows=1 << 30,
+    max_requests=1 << 30,
+    overdue_grace_ns=1000 * NANOSECONDS_PER_MILLISECOND,
+)
+"""The paper's waiting rule, and no margins for a network that is not there.
+
+A batch counts as lost only after a second: simulated agents lose nothing, and a straggler that is
+computed twice is later still.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """How reality differs from the profile."""
+
+    compute_cv: float = 0.0
+    """Coefficient of variation of compute times (log-normal, mean as profiled)."""
+    transfer_cv: float = 0.0
+    """The same of transfer times."""
+    straggler_probability: float = 0.0
+    """How often a batch takes `straggler_factor` times as long on a device."""
+    straggler_factor: float = 3.0
+    report_delay_ns: Nanoseconds = 0
+    """How long reports and results take to reach the dispatcher."""
+    clock_error_ns: Nanoseconds = 0
+    """The clocks of servers are wrong by up to this, constantly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One run. Rates are requests per second of each model at load factor 1, in the plan's order.
+
+    `load` multiplies them; the offered rates are whole numbers, as in the reference's runs.
+    """
+
+    base_rps: Mapping[str, float]
+    load: float = 1.0
+    duration_s: float = 30.0
+    seed: int = 1
+    arrivals: Arrivals = field(default_factory=Poisson)
+    dispatch: Policy = "reservation"
+    disturbance: Disturbance = field(default_factory=Disturbance)
+    config: PooledConfig = SIMULATED
+
+
+def offered_rps(base_rps: float, load: float) -> float:
+    """Returns floor(load x floor(base)), as the reference offers it; exact below 1 request/s."""
+    whole = floor(load * floor(base_rps) + 1e-9)
+    return float(whole) if whole >= 1 else load * base_rps

@@ -1,0 +1,209 @@
+"""Epochs of a cluster: sessions end, grow and come; the policy decides; everything is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from catenary_scheduler.packing.lower_bound import lower_bound
+from catenary_scheduler.packing.moves import EpochResult, Item
+from catenary_scheduler.packing.policies import Policy
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
+from catenary_simulator.packing.invariants import violations
+from catenary_simulator.packing.policies import broken_rules
+from catenary_simulator.packing.result import Counts
+from catenary_simulator.packing.transfers import Slots, Transfers, Wanted
+from catenary_simulator.placement.workload import Workload
+
+BLOCK_TOKENS = 16
+
+
+def blocks(tokens: int) -> int:
+    """Returns the blocks that so many tokens take."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How time passes.
+
+    Attributes:
+        epochs: How many there are.
+        warm_up: Epochs that are not measured.
+        epoch_s: Length of one.
+        step_tokens: That a running session generates in one.
+        patience: Epochs after which a waiting session gives up; None: never.
+        reserve: The policy is told final lengths.
+    """
+
+    epochs: int
+    warm_up: int
+    epoch_s: float
+    step_tokens: int
+    patience: int | None = None
+    reserve: bool = False
+
+
+@dataclass(slots=True)
+class _Session:
+    prompt: int
+    answer: int
+    generated: int = 0
+    waited: int = 0
+    disturbed: bool = False
+
+    def held_after(self, step: int) -> int:
+        """Tokens in its cache once it has generated so many more."""
+        return self.prompt + min(self.answer, self.generated + step)
+
+
+class PackingLoop:
+    """One run.
+
+    Sizes are in blocks and are those at the end of the epoch that begins (G14). Whatever happens in
+    an epoch is taken up at its end: who arrives is placed then, who ends leaves its room then. A
+    session generates while it has a place; preempted, it goes on where it was.
+
+    Args:
+        policy: Decides; empty.
+        capacity: Of a GPU, in blocks.
+        sessions: In order of arrival; each fits an empty GPU.
+        pace: How time passes.
+        transfers: Divides the moves; None: they are only counted.
+        stopwatch: Has every epoch's decision timed, in nanoseconds.
+    """
+
+    def __init__(
+        self, policy: Policy, capacity: int, sessions: Workload, pace: Pace,
+        transfers: Transfers | None = None, stopwatch: Callable[[], int] | None = None,
+    ) -> None:  # fmt: skip
+        self.counts = Counts()
+        self._policy = policy
+        self._capacity = capacity
+        self._pace = pace
+        self._transfers = transfers
+        self._stopwatch = stopwatch
+        self._arrivals = _by_epoch(sessions, pace.epoch_s)
+        self._next = next(self._arrivals, None)
+        self._slots = Slots()
+        self._present: dict[Item, _Session] = {}
+        self._queued: dict[Item, None] = {}
+        self._sizes: dict[Item, int] = {}
+        self._measured = False
+
+    def run(self) -> None:
+        """Runs all epochs."""
+        for epoch in range(self._pace.epochs):
+            self._measured = epoch >= self._pace.warm_up
+            departed = self._departed()
+            grown = self._grown()
+            arrived = self._arrived(epoch)
+            begin = self._stopwatch() if self._stopwatch else 0
+            result = self._policy.epoch(departed, grown, arrived)
+            if self._stopwatch and self._measured:
+                self.counts.decision_ns.append(self._stopwatch() - begin)
+            self._note(result)
+            self._generate()
+
+    def _departed(self) -> list[Item]:
+        """Takes away who has ended or gives up waiting, and returns them."""
+        counts, patience = self.counts, self._pace.patience
+        ended = [item for item, each in self._present.items() if each.generated >= each.answer]
+        tired = [
+            item
+            for item in self._queued
+            if patience is not None and self._present[item].waited >= patience
+        ]
+        if self._measured:
+            counts.ended += len(ended)
+            counts.undisturbed += sum(not self._present[item].disturbed for item in ended)
+            counts.gave_up += len(tired)
+        for item in (*ended, *tired):
+            del self._present[item], self._sizes[item]
+            self._queued.pop(item, None)
+        return [*ended, *tired]
+
+    def _grown(self) -> dict[Item, int]:
+        """Returns the new sizes of the running sessions that grow."""
+        if self._pace.reserve:
+            return {}
+        grown: dict[Item, int] = {}
+        for item, session in self._present.items():
+            size = blocks(session.held_after(self._pace.step_tokens))
+            if item not in self._queued and size != self._sizes[item]:
+                grown[item] = self._sizes[item] = size
+        return grown
+
+    def _arrived(self, epoch: int) -> dict[Item, int]:
+        arrived: dict[Item, int] = {}
+        while self._next is not None and self._next[0] <= epoch:
+            _, item, session = self._next
+            self._present[item] = session
+            step = session.answer if self._pace.reserve else self._pace.step_tokens
+            arrived[item] = self._sizes[item] = blocks(session.held_after(step))
+            self._next = next(self._arrivals, None)
+        if self._measured:
+            self.counts.arrived += len(arrived)
+        return arrived
+
+    def _note(self, result: EpochResult) -> None:
+        counts, policy = self.counts, self._policy
+        for item in result.preempted:
+            self._present[item].disturbed = True
+        self._queued = dict.fromkeys(result.queued)
+        active = policy.bins()
+        counts.gpus.append(len(active))
+        moves = self._wanted(result)
+        self._slots.keep(active)
+        if self._transfers is not None:
+            held = {item: each.held_after(0) for item, each in self._present.items()}
+            self._transfers.epoch(moves, held, counted=self._measured)
+        if not self._measured:
+            return
+        step = self._pace.step_tokens
+        real = [
+            blocks(each.held_after(step))
+            for item, each in self._present.items()
+            if item not in self._queued
+        ]
+        counts.used += sum(real)
+        counts.lower_bounds += lower_bound(real, self._capacity)
+        counts.migrations += len(moves)
+        counts.migrated_tokens += sum(move.held for move in moves)
+        counts.preemptions += len(result.preempted)
+        counts.recomputed_tokens += sum(
+            self._present[item].held_after(0) for item in result.preempted
+        )
+        counts.queued += len(self._queued)
+        counts.queued_peak = max(counts.queued_peak, len(self._queued))
+        counts.present += len(self._present)
+        found = violations(policy, self._capacity, self._sizes, self._queued.keys())
+        counts.violations += len(found) + len(broken_rules(policy))
+
+    def _wanted(self, result: EpochResult) -> list[Wanted]:
+        """Returns the moves by the places of the GPUs in their machines."""
+        return [
+            Wanted(
+                move.item, self._slots.of(move.source), self._slots.of(move.target),
+                self._present[move.item].held_after(0),
+            )
+            for move in result.moves
+        ]  # fmt: skip
+
+    def _generate(self) -> None:
+        step = self._pace.step_tokens
+        for item, session in self._present.items():
+            if item in self._queued:
+                session.waited += 1
+                session.disturbed = True
+            else:
+                session.generated = min(session.answer, session.generated + step)
+
+
+def _by_epoch(sessions: Workload, epoch_s: float) -> Iterator[tuple[int, int, _Session]]:
+    """Yields the epoch at whose begin each session is placed, its number and itself."""
+    length_ns = epoch_s * NANOSECONDS_PER_SECOND
+    for number, moment in enumerate(sessions.arrived_ns):
+        session = _Session(sessions.prompts[number], sessions.answers[number])
+        yield ceil(moment / length_ns), number, session

@@ -1,0 +1,84 @@
+"""A workload under a policy of packing, from an empty cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from catenary_services.errors import InvalidInput
+from catenary_simulator.packing.loop import BLOCK_TOKENS, Pace, PackingLoop
+from catenary_simulator.packing.policies import PolicyMaker
+from catenary_simulator.packing.result import PackingResult, Scale, result_of
+from catenary_simulator.packing.transfers import Network, Transfers
+from catenary_simulator.packing.workload import fitting
+from catenary_simulator.placement.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKind:
+    """What all GPUs of a run are.
+
+    Attributes:
+        cache_tokens: Capacity C.
+        token_bytes: Cache of one token.
+        token_ms: Of a decode step, whatever the batch.
+    """
+
+    cache_tokens: int
+    token_bytes: int
+    token_ms: float = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class PackingRun:
+    """One run.
+
+    Attributes:
+        gpu: Kind of the GPUs.
+        policy: Who decides.
+        warm_up_s: Not measured.
+        duration_s: Measured, after the warm-up.
+        epoch_s: Between decisions.
+        most_gpus: There are; None: as many as are wanted.
+        patience_s: After which a waiting session gives up; None: never.
+        cut: Sessions larger than a GPU are cut instead of refused.
+        network: Boundaries to divide moves by; None: they are only counted.
+        stopwatch: Has every epoch's decision timed, in nanoseconds.
+    """
+
+    gpu: GpuKind
+    policy: PolicyMaker
+    warm_up_s: float
+    duration_s: float
+    epoch_s: float = 1.0
+    most_gpus: int | None = None
+    patience_s: float | None = None
+    cut: bool = False
+    network: Network | None = None
+    stopwatch: Callable[[], int] | None = None
+
+
+def serve_packing(run: PackingRun, sessions: Workload) -> PackingResult:
+    """Returns what a policy makes of sessions.
+
+    Raises:
+        InvalidInput: If an epoch is shorter than a step, or nothing would be measured.
+    """
+    gpu = run.gpu
+    capacity = gpu.cache_tokens // BLOCK_TOKENS
+    step_tokens = round(run.epoch_s * 1000 / gpu.token_ms)
+    if step_tokens < 1:
+        raise InvalidInput("epoch_s", "is shorter than a decode step")
+    kept, unfit = fitting(sessions, capacity * BLOCK_TOKENS, cut=run.cut)
+    warm_up = round(run.warm_up_s / run.epoch_s)
+    pace = Pace(
+        warm_up + max(1, round(run.duration_s / run.epoch_s)), warm_up, run.epoch_s, step_tokens,
+        None if run.patience_s is None else round(run.patience_s / run.epoch_s),
+        run.policy.reserve,
+    )  # fmt: skip
+    transfers = None if run.network is None else Transfers(run.network, gpu.token_bytes)
+    policy = run.policy.make(capacity, run.most_gpus)
+    loop = PackingLoop(policy, capacity, kept, pace, transfers, run.stopwatch)
+    loop.run()
+    scale = Scale(capacity, run.epoch_s, warm_up, gpu.token_bytes, unfit)
+    return result_of(loop.counts, scale, None if transfers is None else transfers.tally)

@@ -1,0 +1,180 @@
+"""Requests to be placed: when they arrive, how long their prompts are and their answers will be."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
+from catenary_services.errors import InvalidInput
+from catenary_simulator.arrivals import Arrivals
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Prompts and their answers, in tokens; a population to draw from.
+
+    Attributes:
+        prompts: l_in.
+        answers: l_out.
+        moments_s: When they were asked, if they are of a trace; empty otherwise.
+    """
+
+    prompts: tuple[int, ...]
+    answers: tuple[int, ...]
+    moments_s: tuple[float, ...] = ()
+
+    def halves(self) -> tuple[Lengths, Lengths]:
+        """Returns every other one to learn from, and the rest to be served."""
+        return self._part(slice(0, None, 2)), self._part(slice(1, None, 2))
+
+    def within(self, context_tokens: int) -> Lengths:
+        """Returns those that fit a model's context."""
+        kept = [
+            index
+            for index, prompt in enumerate(self.prompts)
+            if prompt + self.answers[index] <= context_tokens
+        ]
+        return Lengths(
+            tuple(self.prompts[index] for index in kept),
+            tuple(self.answers[index] for index in kept),
+            tuple(self.moments_s[index] for index in kept) if self.moments_s else (),
+        )
+
+    def _part(self, part: slice) -> Lengths:
+        return Lengths(self.prompts[part], self.answers[part], self.moments_s[part])
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in the order of arrival."""
+
+    arrived_ns: list[Nanoseconds]
+    prompts: list[int]
+    answers: list[int]
+
+    def __len__(self) -> int:
+        return len(self.arrived_ns)
+
+
+def read_lengths(path: Path) -> Lengths:
+    """Returns the lengths of a file with columns l_in and l_out, and t in seconds if it has it.
+
+    Raises:
+        InvalidInput: If it is not there, has other columns or no line.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+            prompts = tuple(max(1, int(line["l_in"])) for line in lines)
+            answers = tuple(max(1, int(line["l_out"])) for line in lines)
+            moments = tuple(float(line["t"]) for line in lines if "t" in line)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise InvalidInput("lengths", f"{path}: {error!r}") from None
+    if not prompts:
+        raise InvalidInput("lengths", f"{path} has no line")
+    return Lengths(prompts, answers, moments)
+
+
+def lognormal_lengths(
+    prompt: tuple[float, float], answer: tuple[float, float], count: int, seed: int
+) -> Lengths:
+    """Returns lengths drawn from lognormal distributions, prompt and answer independently.
+
+    Args:
+        prompt: Median and the standard deviation of the logarithm.
+        answer: The same of answers.
+        count: How many.
+        seed: Decides them.
+    """
+    random = np.random.default_rng((seed, 3))
+
+    def drawn(median: float, sigma: float) -> tuple[int, ...]:
+        values = np.exp(np.log(median) + sigma * random.standard_normal(count))
+        return tuple(np.maximum(1, np.rint(values)).astype(int).tolist())
+
+    return Lengths(drawn(*prompt), drawn(*answer))
+
+
+def drawn_workload(
+    lengths: Lengths, arrivals: Arrivals, rate_per_s: float, duration_s: float, seed: int
+) -> Workload:
+    """Returns requests whose lengths are drawn with replacement.
+
+    Args:
+        lengths: What is drawn from.
+        arrivals: Process of arrivals.
+        rate_per_s: Its mean rate.
+        duration_s: How long requests arrive.
+        seed: Decides moments and lengths, each by a stream of its own.
+    """
+    moments = arrivals.moments(rate_per_s, duration_s, np.random.default_rng((seed, 1)))
+    chosen = np.random.default_rng((seed, 2)).integers(len(lengths.prompts), size=len(moments))
+    return _workload(moments * NANOSECONDS_PER_SECOND, lengths, chosen.tolist())
+
+
+def stepped_workload(
+    lengths: Lengths,
+    arrivals: Arrivals,
+    rates_per_s: Sequence[float],
+    duration_s: float,
+    seed: int,
+) -> Workload:
+    """Returns requests at one rate after the other, each for an equal part of the time."""
+    part_s = duration_s / len(rates_per_s)
+    whole = Workload([], [], [])
+    for number, rate in enumerate(rates_per_s):
+        if rate <= 0:
+            continue
+        own = np.random.SeedSequence((seed, number)).generate_state(1).tolist()[0]
+        part = drawn_workload(lengths, arrivals, rate, part_s, own)
+        begin = round(number * part_s * NANOSECONDS_PER_SECOND)
+        whole.arrived_ns.extend(begin + moment for moment in part.arrived_ns)
+        whole.prompts.extend(part.prompts)
+        whole.answers.extend(part.answers)
+    return whole
+
+
+def replayed_workload(
+    lengths: Lengths, rate_per_s: float, duration_s: float, seed: int
+) -> Workload:
+    """Returns a stretch of a trace in its order, as fast as gives the rate on average.
+
+    Args:
+        lengths: Of a trace, with moments.
+        rate_per_s: Mean rate of the whole trace after scaling.
+        duration_s: Length of the stretch after scaling.
+        seed: Decides where it begins.
+
+    Raises:
+        InvalidInput: If the lengths have no moments, or the trace is too short.
+    """
+    if len(lengths.moments_s) < 2:
+        raise InvalidInput("lengths", "a trace with the moments of its requests is needed")
+    moments = np.array(lengths.moments_s)
+    moments = (moments - moments[0]) * ((len(moments) - 1) / (moments[-1] - moments[0]))
+    moments /= rate_per_s
+    latest = moments[-1] - duration_s
+    if latest < 0:
+        raise InvalidInput("duration_s", f"the trace lasts {moments[-1]:.0f} s at this rate")
+    begin = float(np.random.default_rng((seed, 1)).uniform(0.0, latest))
+    first, last = np.searchsorted(moments, (begin, begin + duration_s)).tolist()
+    part = (moments[first:last] - begin) * NANOSECONDS_PER_SECOND
+    return _workload(part, lengths, range(first, last))
+
+
+def _workload(
+    moments_ns: npt.NDArray[np.float64], lengths: Lengths, chosen: Sequence[int]
+) -> Workload:
+    return Workload(
+        moments_ns.astype(np.int64).tolist(),
+        [lengths.prompts[index] for index in chosen],
+        [lengths.answers[index] for index in chosen],
+    )

@@ -1,0 +1,197 @@
+"""One run: a plan laid out on a cluster, arrivals, and the dispatcher that runs in service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from catenary_scheduler.dispatch import PooledDispatcher
+from catenary_scheduler.dispatch.events import AgentJoined, Dispatcher, PlanActivated
+from catenary_scheduler.dispatch.reactive import ReactiveDispatcher
+from catenary_scheduler.planning.pooled.layout import lay_out
+from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
+from catenary_services.domain.plan import Agent, ModelPlan, Plan
+from catenary_services.errors import InvalidInput
+from catenary_simulator.arrivals import merged
+from catenary_simulator.core.devices import Device, Link, StageCost
+from catenary_simulator.core.loop import Loop
+from catenary_simulator.core.noise import Factors
+from catenary_simulator.core.requests import DROPPED, FINISHED, LATE, Requests
+from catenary_simulator.core.world import World
+from catenary_simulator.options import Options, offered_rps
+from catenary_simulator.result import ModelResult, SimulationResult
+
+_COMPUTE, _TRANSFER, _CLOCKS = range(3)
+"""Random streams."""
+_WARM_UP_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A cluster with a plan on it; made once, simulated many times."""
+
+    agents: tuple[Agent, ...]
+    plan: Plan
+    gpus: dict[str, int]
+    """Physical GPUs of each class, used or not."""
+
+
+def set_up(problem: PoolingProblem, plan: PooledPlan) -> Setting:
+    """Returns a plan laid out on the problem's cluster."""
+    agents, laid_out = lay_out(problem, plan)
+    return Setting(agents, laid_out, {gpu.name: gpu.count for gpu in problem.classes})
+
+
+def simulate(problem: PoolingProblem, plan: PooledPlan, options: Options) -> SimulationResult:
+    """Returns what serving these arrivals by this plan comes to."""
+    return run(set_up(problem, plan), options)
+
+
+def run(
+    setting: Setting, options: Options, wrap: Callable[[Dispatcher], Dispatcher] | None = None
+) -> SimulationResult:
+    """Returns one run's figures.
+
+    Args:
+        setting: Cluster and plan.
+        options: Load, arrivals, disturbances, dispatch policy.
+        wrap: Puts something around the dispatcher, for instance to watch what passes.
+
+    Raises:
+        InvalidInput: If a model has no base rate.
+    """
+    duration_ns = round(options.duration_s * NANOSECONDS_PER_SECOND)
+    requests = _requests(setting.plan, options)
+    disturbance = options.disturbance
+    world = World(
+        _devices(setting, options),
+        requests,
+        Factors(
+            disturbance.compute_cv, disturbance.straggler_probability,
+            disturbance.straggler_factor, options.seed, _COMPUTE,
+        ),
+        Factors(disturbance.transfer_cv, 0.0, 1.0, options.seed, _TRANSFER),
+        disturbance.report_delay_ns,
+        duration_ns,
+    )  # fmt: skip
+    dispatcher = _dispatcher(setting, options)
+    loop = Loop(wrap(dispatcher) if wrap else dispatcher, world, requests)
+    begin = time.thread_time()
+    loop.run()
+    seconds = time.thread_time() - begin
+    decisions = dispatcher.take_decision_times()
+    times = np.percentile(decisions, (50, 99)) / 1000 if decisions else None
+    return SimulationResult(
+        _models(setting.plan, options, requests, world),
+        _utilisation(setting, world, duration_ns),
+        (float(times[0]), float(times[1])) if times is not None else None,
+        loop.events + world.events,
+        seconds,
+        dispatcher.statistics(),
+    )
+
+
+def _requests(plan: Plan, options: Options) -> Requests:
+    processes = []
+    for model in plan.models:
+        base = options.base_rps.get(model.model.name)
+        if base is None:
+            raise InvalidInput("base_rps", f"no rate for {model.model.name}")
+        processes.append((options.arrivals, offered_rps(base, options.load)))
+    moments, owners = merged(processes, options.duration_s, options.seed)
+    return Requests(
+        [model.model for model in plan.models],
+        moments,
+        owners,
+        [model.slo_ns for model in plan.models],
+    )
+
+
+def _dispatcher(setting: Setting, options: Options) -> PooledDispatcher | ReactiveDispatcher:
+    dispatcher: PooledDispatcher | ReactiveDispatcher = (
+        PooledDispatcher(options.config, stopwatch=time.thread_time_ns)
+        if options.dispatch == "reservation"
+        else ReactiveDispatcher(options.config, stopwatch=time.thread_time_ns)
+    )
+    for agent in setting.agents:
+        dispatcher.handle(AgentJoined(agent), 0)
+    dispatcher.handle(PlanActivated(setting.plan), 0)
+    return dispatcher
+
+
+def _devices(setting: Setting, options: Options) -> dict[AgentId, Device]:
+    random = np.random.default_rng((options.seed, _CLOCKS))
+    most = options.disturbance.clock_error_ns
+    uplinks: dict[ServerId, Link] = {}
+    downlinks: dict[ServerId, Link] = {}
+    errors: dict[ServerId, int] = {}
+    devices: dict[AgentId, Device] = {}
+    for agent in setting.agents:
+        if agent.server not in errors:
+            errors[agent.server] = int(random.integers(-most, most + 1))
+        devices[agent.agent_id] = Device(
+            agent.device_class,
+            1.0 / agent.virtual_level,
+            uplinks.setdefault(agent.server, Link()),
+            downlinks.setdefault(agent.server, Link()),
+            agent.link_bytes_per_second,
+            errors[agent.server],
+        )
+    for model in setting.plan.models:
+        _host(model, devices)
+    return devices
+
+
+def _host(model: ModelPlan, devices: dict[AgentId, Device]) -> None:
+    for pipeline in model.pipelines:
+        last = len(pipeline.stages) - 1
+        for position, stage in enumerate(pipeline.stages):
+            cost = StageCost(stage.compute_ns, stage.input_bytes, position == 0, position == last)
+            for agent in stage.agents:
+                devices[agent].costs[stage.partition] = cost
+
+
+def _models(
+    plan: Plan, options: Options, requests: Requests, world: World
+) -> tuple[ModelResult, ...]:
+    arrived = np.array(requests.arrived, dtype=np.int64)
+    owners = np.array(requests.model_of, dtype=np.int64)
+    states = np.frombuffer(requests.state, dtype=np.uint8)
+    finished = np.array(requests.finished_at, dtype=np.int64)
+    results = []
+    for index, model in enumerate(plan.models):
+        counted = (owners == index) & (arrived >= _WARM_UP_NS)
+        state = states[counted]
+        took = (finished - arrived)[counted & (finished > 0)] / 1e6
+        p50, p99 = np.percentile(took, (50, 99)) if len(took) else (None, None)
+        name = model.model.name
+        batches = world.batches[index]
+        results.append(
+            ModelResult(
+                name,
+                offered_rps(options.base_rps[name], options.load),
+                options.load,
+                len(state),
+                int((state == FINISHED).sum()),
+                int((state == LATE).sum()),
+                int((state == DROPPED).sum()),
+                None if p50 is None else float(p50),
+                None if p99 is None else float(p99),
+                world.rows_of[index] / batches if batches else None,
+            )
+        )
+    return tuple(results)
+
+
+def _utilisation(setting: Setting, world: World, duration_ns: int) -> dict[str, float]:
+    busy = dict.fromkeys(setting.gpus, 0.0)
+    for device in world.devices.values():
+        busy[device.group] += device.busy_ns * device.share
+    return {
+        name: busy[name] / (count * duration_ns) if count else 0.0
+        for name, count in setting.gpus.items()
+    }
