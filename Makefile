@@ -84,7 +84,7 @@ deploy-check: $(NATIVE) $(DEPLOY_TOOLS) ## lints and renders the chart, validate
 SEED ?= 1
 MINUTES ?= 8
 chaos: $(NATIVE) ## faults from a seed over a load with known answers (SEED=, MINUTES=, ONLY=; SOAK=1: none, slopes)
-	PYTHONPATH=.:client:protos:tests/support $(BIN)/python tests/system/chaos.py --seed $(SEED) --minutes $(MINUTES) \
+	PYTHONPATH=tests/support $(BIN)/python tests/system/chaos.py --seed $(SEED) --minutes $(MINUTES) \
 	  --json build/chaos/$(if $(SOAK),soak,seed-$(SEED)).json $(if $(SOAK),--soak) $(if $(ONLY),--only $(ONLY))
 
 bench: $(NATIVE) ## prints every measured figure beside its limit, and records it (QUICK=1: short, no record)

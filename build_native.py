@@ -109,6 +109,17 @@ RECORD = "scheduler/catenary_scheduler/built_from.json"
 GROUP = "catenary_brain"
 
 
+def installed(name: str) -> str:
+    """Returns where a file of the checkout lies in an installation: below its package."""
+    return name.partition("/")[2] or name
+
+
+def _packages() -> dict[str, str]:
+    """Returns package -> its folder, below the source root that holds it."""
+    folders = {Path(name).parents[-3] for name in (*CYTHON, *MYPYC)}
+    return {folder.name: str(folder) for folder in sorted(folders)}
+
+
 def digest(root: Path) -> str:
     """Returns a hash of every source that is compiled."""
     total = hashlib.sha256()
@@ -153,7 +164,7 @@ def build(root: Path) -> None:
     os.chdir(root)
     try:
         extensions = cythonize(
-            [Extension(Path(name).with_suffix("").as_posix().replace("/", "."), [name])
+            [Extension(Path(installed(name)).with_suffix("").as_posix().replace("/", "."), [name])
              for name in CYTHON],
             build_dir=str(scratch), quiet=True,
         )  # fmt: skip
@@ -162,7 +173,9 @@ def build(root: Path) -> None:
             [*options, *MYPYC],
             opt_level="3", debug_level="0", group_name=GROUP, target_dir=str(scratch / "mypyc"),
         )  # fmt: skip
-        command = build_ext(Distribution({"name": GROUP, "ext_modules": extensions}))
+        command = build_ext(
+            Distribution({"name": GROUP, "ext_modules": extensions, "package_dir": _packages()})
+        )
         command.inplace = True
         command.build_temp = str(scratch / "temp")
         command.build_lib = str(scratch / "lib")

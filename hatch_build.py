@@ -30,4 +30,4 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
             for name in (*build_native.outputs(root), build_native.RECORD):
-                build_data["force_include"][str(root / name)] = name
+                build_data["force_include"][str(root / name)] = build_native.installed(name)

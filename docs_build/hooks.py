@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from mkdocs.structure.files import File, Files  # type: ignore[import-not-found]
 
 ROOT = Path(__file__).resolve().parents[1]
 # MkDocs runs in an environment of its own; the project is imported from this checkout.
-sys.path[:0] = [str(ROOT), str(ROOT / "client"), str(ROOT / "protos")]
+_BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+sys.path[:0] = [str(ROOT / part) for part in _BUILD["dev-mode-dirs"]]
 
 from docs_build.pages import copied_pages, generated_pages, turned  # noqa: E402
 from docs_build.truth import aged  # noqa: E402

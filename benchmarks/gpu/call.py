@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +36,9 @@ def install(site: Path) -> None:
 
 def environment(site: Path) -> dict[str, str]:
     """Returns the environment of a program."""
-    paths = [site, ROOT, ROOT / "client", ROOT / "protos", ROOT / "tests" / "support"]
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    roots = [ROOT / part for part in build["dev-mode-dirs"]]
+    paths = [site, *roots, ROOT / "tests" / "support"]
     before = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     return {
         **os.environ,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -32,21 +33,22 @@ def test_with_a_compiler_the_hot_path_is_compiled() -> None:
 
 
 def test_the_brain_works_uncompiled(tmp_path: Path) -> None:
-    for package in (
-        "scheduler/catenary_scheduler/book",
-        "scheduler/catenary_scheduler/dispatch",
-        "scheduler/catenary_scheduler/packing",
-        "services",
-    ):
+    brain = "scheduler/catenary_scheduler"
+    for package in (f"{brain}/book", f"{brain}/dispatch", f"{brain}/packing",
+                    "services/catenary_services"):  # fmt: skip
         shutil.copytree(
-            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.so", "*.pyc")
-        )
-    (tmp_path / "scheduler/catenary_scheduler/__init__.py").touch()
-    code = "import catenary_scheduler.dispatch, catenary_scheduler.book as b; print(b.COMPILED, b.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+            ROOT / package, tmp_path / build_native.installed(package),
+            ignore=shutil.ignore_patterns("*.so", "*.pyc"),
+        )  # fmt: skip
+    package = tmp_path / "catenary_scheduler"
+    (package / "__init__.py").touch()
+    code = (
+        "import catenary_scheduler.dispatch, catenary_scheduler.book as b\n"
+        "print(b.COMPILED, b.__file__)"
     )
-    assert done.stdout.split() == [
-        "False",
-        str(tmp_path / "scheduler/catenary_scheduler/book/__init__.py"),
-    ]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["False", str(package / "book/__init__.py")]

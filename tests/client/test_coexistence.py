@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from source_roots import IMPORT_PATH
+
 FORBIDDEN = {
-    "aiohttp", "catenaryd", "gateway", "gpu_agent", "onnxruntime", "opentelemetry", "pydantic",
-    "redis", "scheduler", "services", "simulator", "torch", "uvloop", "yaml",
+    "aiohttp", "catenary_agent", "catenary_gateway", "catenary_scheduler", "catenary_services",
+    "catenary_simulator", "catenaryd", "onnxruntime", "opentelemetry", "pydantic", "redis", "torch",
+    "uvloop", "yaml",
 }  # fmt: skip
 
 
 def run(script: str, *arguments: str) -> str:
-    paths = os.pathsep.join(str(ROOT / part) for part in ("", "client", "protos"))
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": IMPORT_PATH},
         capture_output=True,
         text=True,
         timeout=60,

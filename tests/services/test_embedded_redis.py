@@ -17,8 +17,7 @@ import redis.exceptions
 from catenary_services.embedded_redis import EmbeddedRedis
 from catenary_services.errors import InvalidInput
 from catenary_services.redis_client import connect
-
-ROOT = Path(__file__).resolve().parents[2]
+from source_roots import IMPORT_PATH
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ async def test_server_that_outlived_its_parent_is_replaced(tmp_path: Path) -> No
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True,
         env=environment,

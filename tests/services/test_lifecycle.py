@@ -6,15 +6,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from catenary_services import lifecycle
 from catenary_services.errors import Unavailable
 from catenary_services.lifecycle import run_until_signal
-
-ROOT = Path(__file__).resolve().parents[2]
+from source_roots import IMPORT_PATH
 
 PROGRAM = """
 import asyncio, sys
@@ -44,8 +42,7 @@ def program() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(
-            [str(ROOT), str(ROOT / "client"), str(ROOT / "protos")])}  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
         child = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,

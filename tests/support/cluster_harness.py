@@ -18,6 +18,7 @@ import yaml
 
 from catenary.types import ClusterStatus
 from idle_book import idle_book
+from source_roots import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "efficientnet-lite0"
@@ -26,9 +27,8 @@ START_TIMEOUT_S = 150.0
 
 def environment() -> dict[str, str]:
     """The environment of a real user, plus the import path of this checkout."""
-    path = os.pathsep.join(str(ROOT / part) for part in ("", "client", "protos"))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("CATENARY_")}
-    return {**clean, "PYTHONPATH": path}
+    return {**clean, "PYTHONPATH": IMPORT_PATH}
 
 
 class RunningCluster:

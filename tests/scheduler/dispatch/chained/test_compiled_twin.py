@@ -42,7 +42,7 @@ MODEL = ModelKey("m", "1")
 PLAIN = """
 import sys
 from importlib.machinery import FileFinder, SourceFileLoader
-root, test = sys.argv[1:]
+root, test, *path = sys.argv[1:]
 make = FileFinder.path_hook((SourceFileLoader, [".py"]))
 def hook(path):
     if not path.startswith(root) or "site-packages" in path:
@@ -50,7 +50,7 @@ def hook(path):
     return make(path)
 sys.path_hooks.insert(0, hook)
 sys.path_importer_cache.clear()
-sys.path.insert(0, root)
+sys.path[:0] = path
 import runpy
 print(runpy.run_path(test)["log"]())
 """
@@ -123,7 +123,7 @@ def test_compiled_and_plain_dispatchers_do_the_same() -> None:
     if dispatcher.__file__.endswith(".py"):
         pytest.skip("the compiled modules were not built (make native)")
     ran = subprocess.run(
-        [sys.executable, "-c", PLAIN, str(ROOT), __file__],
+        [sys.executable, "-c", PLAIN, str(ROOT), __file__, *sys.path],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     compiled, plain = log().split(), ran.stdout.split()

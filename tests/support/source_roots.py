@@ -1,0 +1,13 @@
+"""The folders this checkout's packages are imported from, as an editable install has them."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+SOURCE_ROOTS: list[str] = [str(ROOT / part) for part in _BUILD["dev-mode-dirs"]]
+IMPORT_PATH = os.pathsep.join(SOURCE_ROOTS)
+"""All of them, as PYTHONPATH has them."""
