@@ -14,6 +14,8 @@ import build_native
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / build_native.RECORD
+# Seconds on a quiet machine; a busy one gives a build and pip far less.
+pytestmark = pytest.mark.timeout(600)
 FOLDERS = [ROOT / folder for folder in (
     "catenaryd", "client/catenary", "gateway/catenary_gateway", "gpu_agent/catenary_agent",
     "protos/catenary_protos", "scheduler/catenary_scheduler", "services/catenary_services",
