@@ -15,7 +15,6 @@ from benchmarks.figures import Figure, at_most
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.audits import holdings_of
 from catenary_scheduler.book import Book
-from catenary_scheduler.converters import partition_message
 from catenary_scheduler.dispatch import ChainedDispatcher
 from catenary_scheduler.dispatch.auditing import Auditor, Believed, BookFacts, GatewayWants
 from catenary_scheduler.dispatch.chained.views import SessionClaim
@@ -30,6 +29,7 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
 )
 from catenary_scheduler.timelines import Timelines
+from catenary_scheduler.wire.messages import partition_message
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,

@@ -8,21 +8,22 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler import converters, session_converters
 from catenary_scheduler.clock import now_ns
 from catenary_scheduler.cluster import Cluster
 from catenary_scheduler.dispatch.events import Event, SessionsClosed
 from catenary_scheduler.epoch_claims import Claim
 from catenary_scheduler.roster import AgentRecord, AgentSession, Loaded
-from catenary_scheduler.sessions import (
+from catenary_scheduler.stuck_agents import StuckAgents
+from catenary_scheduler.targets import CacheNeed
+from catenary_scheduler.wire import messages as wire_messages
+from catenary_scheduler.wire import session_messages
+from catenary_scheduler.wire.streams import (
     Session,
     Speaks,
     Stream,
     first_pack,
     read_packs,
 )
-from catenary_scheduler.stuck_agents import StuckAgents
-from catenary_scheduler.targets import CacheNeed
 from catenary_services.domain.ids import AgentId, Epoch, Nanoseconds, SessionId
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import (
@@ -242,7 +243,7 @@ class AgentSessions:
                 session.close(Unavailable(f"nothing was heard for {silence_s} s"))
 
     def _joined(self, hello: scheduler_pb2.AgentHello, session: AgentSession) -> AgentRecord:
-        agent = converters.agent_of(hello)
+        agent = wire_messages.agent_of(hello)
         refusal = self._leader.refusal_of(Claim(agent.agent_id, hello.epoch, hello.leader))
         if refusal is not None:
             raise refusal
@@ -252,7 +253,7 @@ class AgentSessions:
             self._left(known, older)
             older.close(Unavailable("a newer session of this agent took over"))
         loaded = {
-            converters.partition_of(each.key): _loaded(each, None) for each in hello.partitions
+            wire_messages.partition_of(each.key): _loaded(each, None) for each in hello.partitions
         }
         record = AgentRecord(
             agent, hello.incarnation, hello.peer, hello.device, time.monotonic(), session,
@@ -290,17 +291,17 @@ class AgentSessions:
             if kind == "stage_report":
                 report = message.stage_report
                 self._leader.was_busy(record.agent.agent_id, report.compute_ns)
-                self._leader.feed(converters.stage_reported(report, now), now)
+                self._leader.feed(wire_messages.stage_reported(report, now), now)
             elif kind == "batch_failed":
                 failed = message.batch_failed
-                self._leader.feed(converters.batch_failed(failed.batch_id, failed.failure), now)
+                self._leader.feed(wire_messages.batch_failed(failed.batch_id, failed.failure), now)
             elif kind == "sessions_closed":
                 closed = tuple(SessionId(each) for each in message.sessions_closed.session_ids)
                 self._leader.feed(SessionsClosed(record.agent.agent_id, closed), now)
             elif kind == "session_failed":
                 lost, agent_id = message.session_failed, record.agent.agent_id
                 self._leader.feed(
-                    session_converters.session_failed(lost.session_id, lost.failure, agent_id), now
+                    session_messages.session_failed(lost.session_id, lost.failure, agent_id), now
                 )
             elif kind == "generation_report":
                 self._leader.sessions.reported(record, message.generation_report)
@@ -339,18 +340,18 @@ class AgentSessions:
         kind = message.WhichOneof("kind")
         if kind == "partition_loaded":
             done = message.partition_loaded
-            key = converters.partition_of(done.key)
+            key = wire_messages.partition_of(done.key)
             loaded = _loaded(done, record.layouts.get(key))
             self._cluster.partition_loaded(agent_id, key, loaded, now_s)
         elif kind == "partition_failed":
             failed = message.partition_failed
             if failed.failure.reason in _OF_CONTENT:
                 self._cluster.content.refused(
-                    agent_id, converters.partition_of(failed.key),
+                    agent_id, wire_messages.partition_of(failed.key),
                     failed.failure.message, failed.content_digest,
                 )  # fmt: skip
             self._cluster.partition_failed(
-                agent_id, converters.partition_of(failed.key), failed.failure.message,
+                agent_id, wire_messages.partition_of(failed.key), failed.failure.message,
                 out_of_memory=failed.out_of_memory, now_s=now_s,
             )  # fmt: skip
         elif kind == "holdings":
@@ -380,5 +381,5 @@ def _loaded(message: scheduler_pb2.PartitionLoaded, ordered: CacheNeed | None) -
     entries = ordered.entry_blocks if ordered is not None else (message.key.first_block,)
     cache = CacheNeed(cost.block_slots, cost.session_tokens, entries, cost.cache_tokens)
     return Loaded(
-        message.memory_bytes, (), session_converters.cost_of(cost), cache, message.content_digest
+        message.memory_bytes, (), session_messages.cost_of(cost), cache, message.content_digest
     )

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 
 from catenary_scheduler.clock import now_ns
-from catenary_scheduler.converters import rejection
 from catenary_scheduler.dispatch.events import (
     Command,
     Dispatcher,
@@ -19,6 +18,7 @@ from catenary_scheduler.dispatch.events import (
     SessionRequested,
     Tick,
 )
+from catenary_scheduler.wire.messages import rejection
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 from catenary_services.errors import InternalError
 from catenary_services.log import get_logger

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler import converters, session_converters
 from catenary_scheduler.clock import now_ns
 from catenary_scheduler.dispatch.events import (
     Reject,
@@ -16,14 +15,16 @@ from catenary_scheduler.dispatch.events import (
     SessionRequested,
 )
 from catenary_scheduler.gateways import Gateway, GatewaySession, Leader, Sampled
-from catenary_scheduler.sessions import (
+from catenary_scheduler.waiting_room import Arrival, WaitingRoom
+from catenary_scheduler.wire import messages as wire_messages
+from catenary_scheduler.wire import session_messages
+from catenary_scheduler.wire.streams import (
     Session,
     Speaks,
     Stream,
     first_pack,
     read_packs,
 )
-from catenary_scheduler.waiting_room import Arrival, WaitingRoom
 from catenary_services.domain.ids import GatewayId, ModelKey, Nanoseconds, RequestId
 from catenary_services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavailable
 from catenary_services.errors import RequestCancelled as CallerGone
@@ -91,7 +92,7 @@ class GatewaySessions:
         if gateway is not None:
             gateway.open.discard(request.number)
             if gateway.session is not None:
-                gateway.session.send(converters.reject_message(command, now))
+                gateway.session.send(wire_messages.reject_message(command, now))
 
     def forget(self, request: RequestId) -> None:
         """A request is not open at its gateway any more, whatever is said of it later."""
@@ -157,12 +158,10 @@ class GatewaySessions:
             elif kind == "sessions_progressed":
                 progressed = message.sessions_progressed
                 self._leader.feed(
-                    session_converters.sessions_progressed(gateway.gateway_id, progressed), now
+                    session_messages.sessions_progressed(gateway.gateway_id, progressed), now
                 )
             elif kind == "finished":
-                completed = session_converters.request_completed(
-                    gateway.gateway_id, message.finished
-                )
+                completed = session_messages.request_completed(gateway.gateway_id, message.finished)
                 self._end(gateway, completed, now)
             elif kind == "cancel":
                 request = RequestId(gateway.gateway_id, message.cancel.request_id)
@@ -174,14 +173,14 @@ class GatewaySessions:
             elif kind == "session_failed":
                 lost = message.session_failed
                 self._leader.feed(
-                    session_converters.session_failed(lost.session_id, lost.failure, None), now
+                    session_messages.session_failed(lost.session_id, lost.failure, None), now
                 )
 
     def _delivery_failed(
         self, gateway: Gateway, failed: scheduler_pb2.DeliveryFailed, now: Nanoseconds
     ) -> None:
         """Ends a batch; a gateway that waits for none of its rows does not want them again."""
-        event = converters.batch_failed(failed.batch_id, failed.failure)
+        event = wire_messages.batch_failed(failed.batch_id, failed.failure)
         if event.reason == CallerGone.reason:
             requests = dict.fromkeys(self._leader.requests_in(event.batch))
             gone = [each.number for each in requests if each.gateway == gateway.gateway_id]
@@ -211,7 +210,7 @@ class GatewaySessions:
         self, gateway: Gateway, message: scheduler_pb2.SubmitRequest, now: Nanoseconds
     ) -> None:
         def event() -> RequestArrived:
-            arrived = converters.request_arrived(gateway.gateway_id, message, now)
+            arrived = wire_messages.request_arrived(gateway.gateway_id, message, now)
             model = self._deployed(arrived.model, generates=False)
             if model == arrived.model:
                 return arrived
@@ -230,7 +229,7 @@ class GatewaySessions:
             message.model_version = model.version
             adopted = self._leader.sessions.adopted(message)
             usual = self._leader.sessions.objectives(model)
-            return session_converters.session_requested(
+            return session_messages.session_requested(
                 gateway.gateway_id, message, now, adopted, usual
             )
 
@@ -252,7 +251,7 @@ class GatewaySessions:
         try:
             self._admit(event(), now)
         except CatenaryError as error:
-            refusal = converters.rejection(
+            refusal = wire_messages.rejection(
                 request, error.reason, error.message, error.retry_after_ns
             )
             self.refuse(refusal, now)

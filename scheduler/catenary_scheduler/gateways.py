@@ -7,7 +7,7 @@ from typing import Protocol
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_scheduler.dispatch.events import AdoptedSession, Event
-from catenary_scheduler.sessions import Session
+from catenary_scheduler.wire.streams import Session
 from catenary_services.domain.ids import BatchId, Epoch, GatewayId, ModelKey, Nanoseconds, RequestId
 from catenary_services.domain.latency import TokenObjectives
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from prometheus_client import Histogram
 
-from catenary_scheduler import converters, session_converters
 from catenary_scheduler.agent_sessions import AgentSessions
 from catenary_scheduler.dispatch.events import (
     CancelBatch,
@@ -22,6 +21,8 @@ from catenary_scheduler.gateway_sessions import GatewaySessions
 from catenary_scheduler.in_flight import InFlight
 from catenary_scheduler.live_sessions import LiveSessions
 from catenary_scheduler.timelines import Timelines
+from catenary_scheduler.wire import messages as wire_messages
+from catenary_scheduler.wire import session_messages
 from catenary_services.domain.ids import Epoch, ModelKey, Nanoseconds, RequestId
 from catenary_services.telemetry import names
 from catenary_services.telemetry.metrics import Metrics
@@ -63,20 +64,18 @@ class Router:
             self._gateways.refuse(command, now)
         elif isinstance(command, CancelBatch):
             self._in_flight.over(command.batch)
-            message = converters.cancel_batches_message([command.batch], self._stamp().epoch)
+            message = wire_messages.cancel_batches_message([command.batch], self._stamp().epoch)
             for agent in command.agents:
                 self._agents.send(agent, message)
         elif isinstance(command, StartSession):
             self._start(command)
         elif isinstance(command, CloseSessions):
-            message = session_converters.close_sessions_message(
-                command.sessions, self._stamp().epoch
-            )
+            message = session_messages.close_sessions_message(command.sessions, self._stamp().epoch)
             self._agents.send(command.agent, message)
 
     def _start(self, command: StartSession) -> None:
         stamp = self._stamp()
-        message = session_converters.start_session_message(command, stamp.epoch, stamp.plan_id)
+        message = session_messages.start_session_message(command, stamp.epoch, stamp.plan_id)
         self._gateways.send(command.request.gateway, message)
         self._live.started(command)
         if command.request in self._gateways.sampled:
@@ -99,7 +98,7 @@ class Router:
                 for piece in command.slices
                 if piece.request in sampled
             }
-        messages = converters.dispatch_messages(
+        messages = wire_messages.dispatch_messages(
             command, stamp.epoch, stamp.plan_id, traceparents, now
         )
         for gateway, message in messages.items():

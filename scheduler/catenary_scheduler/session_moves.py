@@ -11,7 +11,7 @@ from catenary_scheduler.clock import now_ns
 from catenary_scheduler.dispatch import ChainedDispatcher
 from catenary_scheduler.dispatch.chained.views import SessionView
 from catenary_scheduler.dispatch.events import Event, MoveMode, MoveWanted
-from catenary_scheduler.session_converters import move_mode, session_moved
+from catenary_scheduler.wire.session_messages import move_mode, session_moved
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds, RequestId, SessionId
 from catenary_services.errors import InvalidInput, Unavailable
 from catenary_services.telemetry.metrics import Metrics

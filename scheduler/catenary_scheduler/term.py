@@ -16,7 +16,6 @@ from catenary_scheduler.book import Book
 from catenary_scheduler.boundary_desk import BoundaryDesk
 from catenary_scheduler.clock import now_ns
 from catenary_scheduler.cluster import Cluster, Limits
-from catenary_scheduler.converters import rejection
 from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
 from catenary_scheduler.dispatch.availability import Availability, Impairment
@@ -70,6 +69,7 @@ from catenary_scheduler.takeover_trouble import TakeoverTrouble
 from catenary_scheduler.timelines import Timelines
 from catenary_scheduler.utilisation import Utilisation
 from catenary_scheduler.waiting_room import WaitingRoom
+from catenary_scheduler.wire.messages import rejection
 from catenary_services.domain.groups import EPOCH_FIELD, first_id
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agent_sessions import _loaded
 from catenary_scheduler.chain_making import compose
-from catenary_scheduler.converters import agent_of
 from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement, complete_plan
 from catenary_scheduler.planning.live import (
     ChainCluster,
@@ -27,9 +26,10 @@ from catenary_scheduler.planning.live.rings import composition_of
 from catenary_scheduler.planning.placement import parse_placement, placement_document
 from catenary_scheduler.scaling.workers_line import Lengths
 from catenary_scheduler.scaling_facts import sessions_of
-from catenary_scheduler.session_converters import cache_message
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.targets import CacheNeed, wanted_of
+from catenary_scheduler.wire.messages import agent_of
+from catenary_scheduler.wire.session_messages import cache_message
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import AgentId, ModelKey, PlanId, ServerId
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from catenary_scheduler import converters
 from catenary_scheduler.dispatch import events
+from catenary_scheduler.wire import messages as wire_messages
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,
@@ -26,7 +26,7 @@ def test_budgets_become_moments_of_our_clock() -> None:
         request_id=7, model="toy", model_version="1", rows=3, budget_ns=500, priority=-1,
         in_flight=[scheduler_pb2.InFlight(batch_id=9, request_row=1, rows=2, expected_after_ns=40)],
     )  # fmt: skip
-    assert converters.request_arrived(GatewayId("g"), message, NOW) == events.RequestArrived(
+    assert wire_messages.request_arrived(GatewayId("g"), message, NOW) == events.RequestArrived(
         request("g", 7), MODEL, 3, NOW + 500, -1,
         (events.AdoptedRows(BatchId(9), 1, 2, NOW + 40),),
     )  # fmt: skip
@@ -37,18 +37,18 @@ def test_reports_become_intervals_of_our_clock() -> None:
         batch_id=1, position=2, compute_ended_ago_ns=10, compute_ns=100,
         transfer_ended_ago_ns=150, transfer_ns=30,
     )  # fmt: skip
-    assert converters.stage_reported(report, NOW) == events.StageReported(
+    assert wire_messages.stage_reported(report, NOW) == events.StageReported(
         BatchId(1), 2, NOW - 110, NOW - 10, NOW - 180, NOW - 150
     )
     report.transfer_ns = 0
-    assert converters.stage_reported(report, NOW).transfer_start_ns is None
+    assert wire_messages.stage_reported(report, NOW).transfer_start_ns is None
 
 
 def test_a_failure_names_an_agent_or_nobody() -> None:
     failure = common_pb2.Failure(reason="PARTITION_LOST", message="gone", retryable=True)
-    assert converters.batch_failed(3, failure).agent is None
+    assert wire_messages.batch_failed(3, failure).agent is None
     failure.agent_id = "agent-1"
-    event = converters.batch_failed(3, failure)
+    event = wire_messages.batch_failed(3, failure)
     assert (event.agent, event.reason, event.retryable) == ("agent-1", "PARTITION_LOST", True)
 
 
@@ -64,7 +64,7 @@ def test_every_gateway_gets_its_own_slices_and_the_whole_route() -> None:
         (hop,), NOW + 55,
     )  # fmt: skip
     traced = {request("g", 2): "00-trace"}
-    messages = converters.dispatch_messages(command, Epoch(6), "plan", traced, NOW)
+    messages = wire_messages.dispatch_messages(command, Epoch(6), "plan", traced, NOW)
     ours = messages[GatewayId("g")].dispatch
     theirs = messages[GatewayId("h")].dispatch
     assert [(s.request_id, s.batch_row, s.traceparent) for s in ours.slices] == [
@@ -79,18 +79,18 @@ def test_every_gateway_gets_its_own_slices_and_the_whole_route() -> None:
 
 def test_a_refusal_carries_offsets() -> None:
     command = events.Reject(request("g", 1), "SLO_UNATTAINABLE", "late", 30, NOW + 70)
-    reject = converters.reject_message(command, NOW).reject
+    reject = wire_messages.reject_message(command, NOW).reject
     assert (reject.retry_after_ns, reject.earliest_finish_after_ns) == (30, 70)
     assert reject.failure.retryable
     hopeless = events.Reject(request("g", 1), "INVALID_INPUT", "no")
-    reject = converters.reject_message(hopeless, NOW).reject
+    reject = wire_messages.reject_message(hopeless, NOW).reject
     assert (reject.retry_after_ns, reject.earliest_finish_after_ns) == (0, 0)
     assert not reject.failure.retryable
 
 
 def test_an_agent_that_says_little_is_a_machine_of_its_own() -> None:
     hello = scheduler_pb2.AgentHello(agent_id="a", device="cpu", link_bytes_per_second=5)
-    agent = converters.agent_of(hello)
+    agent = wire_messages.agent_of(hello)
     assert (agent.server, agent.device_class) == ("a", "cpu")
     assert (agent.virtual_level, agent.device_id) == (1, "a")
 
@@ -99,10 +99,10 @@ def test_a_virtual_gpu_names_its_level_and_its_device() -> None:
     hello = scheduler_pb2.AgentHello(
         agent_id="a", device="cuda:0", link_bytes_per_second=5, virtual_level=4, device_id="gpu-1"
     )
-    agent = converters.agent_of(hello)
+    agent = wire_messages.agent_of(hello)
     assert (agent.virtual_level, agent.device_id) == (4, "gpu-1")
 
 
 def test_partition_keys_survive_the_wire() -> None:
     key = PartitionKey(MODEL, 2, 5)
-    assert converters.partition_of(converters.partition_message(key)) == key
+    assert wire_messages.partition_of(wire_messages.partition_message(key)) == key

@@ -27,9 +27,9 @@ from catenary_scheduler.planning.pooled.problem import (
 )
 from catenary_scheduler.roster import AgentRecord, AgentSession, Roster
 from catenary_scheduler.scaling import Replanning, ReplanPolicy
-from catenary_scheduler.sessions import Session
 from catenary_scheduler.solver import Solution
 from catenary_scheduler.targets import agents_of
+from catenary_scheduler.wire.streams import Session
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.domain.profile import DeviceProfile, ModelProfile

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler import session_converters
 from catenary_scheduler.dispatch import events
+from catenary_scheduler.wire import session_messages
 from catenary_services.domain.ids import (
     AgentId,
     Epoch,
@@ -36,7 +36,7 @@ def submit(**changes: Any) -> scheduler_pb2.SubmitSession:
 def event_of(
     message: scheduler_pb2.SubmitSession, usual: TokenObjectives | None = None
 ) -> events.SessionRequested:
-    return session_converters.session_requested(GATEWAY, message, NOW, None, usual)
+    return session_messages.session_requested(GATEWAY, message, NOW, None, usual)
 
 
 def test_a_request_arrived_when_it_came_to_its_gateway() -> None:
@@ -69,7 +69,7 @@ def test_progress_is_taken_as_it_comes_and_what_has_no_token_left_out() -> None:
             Progress(request_id=2, first_token_ns=5),
         ]
     )
-    event = session_converters.sessions_progressed(GATEWAY, message)
+    event = session_messages.sessions_progressed(GATEWAY, message)
     assert event.sessions == (events.SessionProgress(RequestId(GATEWAY, 1), 3, 5, 6),)
 
 
@@ -77,11 +77,11 @@ def test_the_end_brings_the_whole_progress_if_the_gateway_says_it() -> None:
     said = Progress(request_id=1, generated_tokens=3, first_token_ns=5, decode_ns=6)
     finished = scheduler_pb2.RequestFinished(request_id=1, progress=said)
     request = RequestId(GATEWAY, 1)
-    assert session_converters.request_completed(GATEWAY, finished) == events.RequestCompleted(
+    assert session_messages.request_completed(GATEWAY, finished) == events.RequestCompleted(
         request, events.SessionProgress(request, 3, 5, 6)
     )
     rows = scheduler_pb2.RequestFinished(request_id=1)
-    assert session_converters.request_completed(GATEWAY, rows) == events.RequestCompleted(request)
+    assert session_messages.request_completed(GATEWAY, rows) == events.RequestCompleted(request)
 
 
 def test_an_order_says_what_was_promised_and_both_rings_of_a_split_session() -> None:
@@ -92,14 +92,14 @@ def test_an_order_says_what_was_promised_and_both_rings_of_a_split_session() -> 
         Session(3), RequestId(GATEWAY, 7), "llm/0", (hop("a", 0),), (hop("b", 0), hop("c", 2)),
         TokenObjectives(800, 80), 600, 60,
     )  # fmt: skip
-    order = session_converters.start_session_message(command, Epoch(2), "p").start_session
+    order = session_messages.start_session_message(command, Epoch(2), "p").start_session
     assert (order.session_id, order.request_id, order.epoch) == (3, 7, 2)
     assert [hop.agent_id for hop in order.route] == ["a"]
     assert [hop.agent_id for hop in order.decode_route] == ["b", "c"]
     assert (order.first_token_slo_ns, order.per_token_slo_ns) == (800, 80)
     assert (order.predicted_first_token_ns, order.predicted_per_token_ns) == (600, 60)
     plain = events.StartSession(Session(3), RequestId(GATEWAY, 7), "llm/0", (hop("a", 0),))
-    order = session_converters.start_session_message(plain, Epoch(2), "p").start_session
+    order = session_messages.start_session_message(plain, Epoch(2), "p").start_session
     assert not order.decode_route
     assert (order.first_token_slo_ns, order.predicted_per_token_ns) == (0, 0)
 
@@ -111,7 +111,7 @@ def test_an_order_to_move_names_what_is_moved_and_what_travels() -> None:
         Session(9), RequestId(GATEWAY, 7), "llm:1/1", (hop,), moves=Session(8), move_mode="tokens"
     )
     orders = [
-        session_converters.start_session_message(each, Epoch(3), "plan").start_session
+        session_messages.start_session_message(each, Epoch(3), "plan").start_session
         for each in (started, moved)
     ]
     unspecified, by_tokens = scheduler_pb2.MOVE_MODE_UNSPECIFIED, scheduler_pb2.MOVE_MODE_TOKENS
@@ -125,6 +125,6 @@ def test_the_word_of_a_move_names_both_sessions_and_what_travelled() -> None:
     message = scheduler_pb2.SessionMoved(
         session_id=9, moved_session_id=8, mode=scheduler_pb2.MOVE_MODE_KV
     )
-    assert session_converters.session_moved(message) == events.SessionMoved(Session(9), Session(8))
-    assert session_converters.move_mode(message.mode) == "kv"
-    assert session_converters.move_mode(scheduler_pb2.MOVE_MODE_TOKENS) == "tokens"
+    assert session_messages.session_moved(message) == events.SessionMoved(Session(9), Session(8))
+    assert session_messages.move_mode(message.mode) == "kv"
+    assert session_messages.move_mode(scheduler_pb2.MOVE_MODE_TOKENS) == "tokens"

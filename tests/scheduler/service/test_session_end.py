@@ -6,7 +6,7 @@ import asyncio
 import gc
 from typing import Any
 
-from catenary_scheduler.sessions import Session
+from catenary_scheduler.wire.streams import Session
 
 
 async def test_a_peer_that_hangs_up_twice_leaves_no_writer_behind() -> None:
