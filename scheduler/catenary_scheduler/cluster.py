@@ -16,7 +16,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from catenary_scheduler import targets
 from catenary_scheduler.chain_pace import latency_lines, service_times
 from catenary_scheduler.clock import now_ns
 from catenary_scheduler.content_check import ContentCheck
@@ -26,7 +25,7 @@ from catenary_scheduler.in_force import ActivePlan, Dispatching, InForce
 from catenary_scheduler.load_orders import LoadOrders
 from catenary_scheduler.measured import Measured
 from catenary_scheduler.planner import Planner
-from catenary_scheduler.planning import Placement
+from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.readiness import judge
 from catenary_scheduler.roster import AgentRecord, Loaded, Roster
 from catenary_scheduler.steering import Steering
@@ -362,9 +361,9 @@ class Cluster:
         """Stops sending to draining agents at once where nothing is lost by it."""
         placement = self._in_force.placement
         draining = self._fleet.draining()
-        if not draining & targets.agents_of(placement):
+        if not draining & requirements.agents_of(placement):
             return
-        smaller = targets.without(placement, set(draining))
+        smaller = requirements.without(placement, set(draining))
         before = [(len(model.pipelines), len(model.chains)) for model in placement.models]
         if [(len(model.pipelines), len(model.chains)) for model in smaller.models] == before:
             self._activate(smaller)

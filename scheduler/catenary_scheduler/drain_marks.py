@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from catenary_scheduler import targets
 from catenary_scheduler.dispatch.availability import Impairment
 from catenary_scheduler.draining import is_idle
+from catenary_scheduler.planning import requirements
 from catenary_scheduler.roster import AgentRecord, is_draining
 from catenary_services.domain.ids import AgentId
 from catenary_services.log import get_logger
@@ -88,4 +88,6 @@ class DrainMarks:
         placement = cluster.restored[0] if cluster.restored is not None else None
         if placement is None and cluster.active is not None:
             placement = cluster.active.placement
-        return record.complete or placement is None or agent not in targets.agents_of(placement)
+        return (
+            record.complete or placement is None or agent not in requirements.agents_of(placement)
+        )

@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from catenary_scheduler import targets
 from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.hosting import Hosting
 from catenary_scheduler.load_orders import LoadOrders
 from catenary_scheduler.measured import Measured
-from catenary_scheduler.planning import Placement
+from catenary_scheduler.planning import Placement, requirements
+from catenary_scheduler.planning.requirements import Wanted
 from catenary_scheduler.roster import AgentRecord, Loaded, Roster, hosts_in
 from catenary_scheduler.switch import Facts, Phase, Switch
-from catenary_scheduler.targets import Wanted
 from catenary_services.domain.ids import AgentId, Epoch, ModelKey, Nanoseconds, PartitionKey
 from catenary_services.domain.plan import Agent
 from catenary_services.log import get_logger
@@ -62,8 +61,8 @@ class Goal:
 
     def wanted(self) -> Callable[[AgentId], Wanted]:
         """Returns a function: what must an agent host now. Everything else may go."""
-        active = targets.wanted_by_agent(self.active)
-        target = targets.wanted_by_agent(self.target)
+        active = requirements.wanted_by_agent(self.active)
+        target = requirements.wanted_by_agent(self.target)
         switch = self.switch
 
         def wanted(agent: AgentId) -> Wanted:
@@ -74,7 +73,7 @@ class Goal:
                     return new
                 if switch.phase is Phase.RETURNING:
                     return old
-            return targets.joined(old, new)
+            return requirements.joined(old, new)
 
         return wanted
 
@@ -103,7 +102,7 @@ class Fleet:
 
     def inherit(self, placement: Placement, until_s: float) -> None:
         """The agents of a predecessor's plan are about to report; after `until_s` they are late."""
-        self._inherited = targets.agents_of(placement)
+        self._inherited = requirements.agents_of(placement)
         self._recovery_until_s = until_s
 
     def connected(self, record: AgentRecord) -> None:
@@ -181,10 +180,10 @@ class Fleet:
         def is_excused(agent: AgentId) -> bool:
             return agent in unable or self._is_excused(agent, now_s)
 
-        lacking = targets.missing(placement, hosts_in(self.roster), is_excused)
+        lacking = requirements.missing(placement, hosts_in(self.roster), is_excused)
         unable |= {agent for agent, key in lacking if self._availability.failure(agent, key)}
         if unable:
-            lacking = targets.missing(placement, hosts_in(self.roster), is_excused)
+            lacking = requirements.missing(placement, hosts_in(self.roster), is_excused)
         return lacking
 
     def loaded_models(
@@ -204,7 +203,7 @@ class Fleet:
         for model in placement.models:
             part, key = Placement((model,)), model.model
             lacking = self.missing(part, now_s)
-            if lacking and targets.missing(part, hosts_in(self.roster), lambda agent: True):
+            if lacking and requirements.missing(part, hosts_in(self.roster), lambda agent: True):
                 self._whole_since_s.pop(key, None)
                 continue
             since_s = self._whole_since_s.setdefault(key, now_s)
@@ -221,7 +220,7 @@ class Fleet:
         now_s: float,
     ) -> Facts:
         """Returns the cluster as a switch sees it."""
-        by_agent = _remembered(targets.wanted_by_agent)
+        by_agent = _remembered(requirements.wanted_by_agent)
 
         def surplus(agent: AgentId, placement: Placement) -> list[PartitionKey]:
             mine = by_agent(placement).get(agent, _NOTHING)
@@ -252,7 +251,7 @@ class Fleet:
 
     def tell_loaded(self, placement: Placement) -> None:
         """Says who can serve what, as the plan in force needs it: each partition for itself."""
-        wanted = targets.wanted_by_agent(placement)
+        wanted = requirements.wanted_by_agent(placement)
         for agent_id, record in self.roster.items():
             if not self._availability.is_connected(agent_id):
                 continue
@@ -264,7 +263,7 @@ class Fleet:
     def host(self, goal: Goal, now_s: float, *, may_unload: bool) -> None:
         """Has agents load and unload."""
         wanted = goal.wanted()
-        target = targets.wanted_by_agent(goal.target)
+        target = requirements.wanted_by_agent(goal.target)
 
         def has_surplus(record: AgentRecord) -> bool:
             new = target.get(record.agent.agent_id, _NOTHING)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.targets import CacheNeed, Need
+from catenary_scheduler.planning.requirements import CacheNeed, Need
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
 
 _FIRST_BACKOFF_S = 0.5

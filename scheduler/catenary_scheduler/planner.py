@@ -15,9 +15,9 @@ from catenary_scheduler.plan_making import Made, PlanMaker, Unable, Wanted
 from catenary_scheduler.plan_notes import POOLED, PlanNotes
 from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import SessionShape
+from catenary_scheduler.planning.requirements import agents_of, needs_any, without
 from catenary_scheduler.roster import Roster
 from catenary_scheduler.scaling import Replanning, SessionDemand, objective_at
-from catenary_scheduler.targets import agents_of, needs_any, without
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from catenary_services.errors import CatenaryError
 from catenary_services.log import get_logger

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from catenary_scheduler import targets
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.planning import Placement
+from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.roster import Roster, hosts_in
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.plan import Plan
@@ -27,12 +26,12 @@ def judge(
         served = plans.get(model)
         if served is None:
             verdict[model] = _loading(model, target, roster, availability)
-        elif any(targets.can_serve(pipeline, serves) for pipeline in served.pipelines) or any(
-            targets.can_generate(chain, serves) for chain in served.chains
+        elif any(requirements.can_serve(pipeline, serves) for pipeline in served.pipelines) or any(
+            requirements.can_generate(chain, serves) for chain in served.chains
         ):
             verdict[model] = ""
         else:
-            verdict[model] = "; ".join(targets.empty_pools(served, serves))
+            verdict[model] = "; ".join(requirements.empty_pools(served, serves))
     return verdict
 
 
@@ -41,7 +40,7 @@ def _loading(
 ) -> str:
     if target is None:
         return "no plan yet"
-    lacking = targets.missing(target, hosts_in(roster), lambda agent: False)
+    lacking = requirements.missing(target, hosts_in(roster), lambda agent: False)
     mine = [
         (agent, key)
         for agent, key in lacking

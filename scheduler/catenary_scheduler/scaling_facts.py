@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from catenary_scheduler import targets
 from catenary_scheduler.dispatch.events import LatencyRefitted
+from catenary_scheduler.planning import requirements
 from catenary_scheduler.scaling import Crew, Lengths, WorkerFacts
 from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.domain.latency import LatencyLines
@@ -40,7 +40,7 @@ class ScalingFacts:
         """Returns the agents that are needed for something else than these crews' chains."""
         active = self._term.cluster.active
         generating = {agent for crew in crews for agent in crew.agents}
-        return targets.agents_of(active.placement) - generating if active else set()
+        return requirements.agents_of(active.placement) - generating if active else set()
 
     def of(self, plan: ModelPlan) -> WorkerFacts:
         """Returns what is known of the workers of a model."""

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from typing import Protocol
 
 from catenary_scheduler.planning import Placement
+from catenary_scheduler.planning.requirements import agents_of, changing
 from catenary_scheduler.switch import Facts, Phase, Switch
 from catenary_scheduler.switch_report import SwitchReport
-from catenary_scheduler.targets import agents_of, changing
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.log import get_logger
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from catenary_scheduler.planning import Placement
-from catenary_scheduler.targets import can_go_back, only
+from catenary_scheduler.planning.requirements import can_go_back, only
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from catenary_scheduler import targets
 from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.plan_notes import HAND, PlanNotes
 from catenary_scheduler.planner import Planner
-from catenary_scheduler.planning import Placement
+from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.roster import Roster
 from catenary_scheduler.switch import Switch
 from catenary_services.domain.ids import AgentId
@@ -46,7 +45,7 @@ class Wishes:
     def target(self, roster: Roster, now_s: float) -> Placement | None:
         """Returns what should be in force; None if there cannot be a plan yet."""
         if self.fixed is not None:
-            return self.known(targets.without(self.fixed, self._draining()))
+            return self.known(requirements.without(self.fixed, self._draining()))
         models = [each.for_planning() for each in self._deployments.ready.values()]
         placement = self._planner.follow(models, roster, now_s)
         return None if placement is None else self.known(placement)
@@ -58,7 +57,7 @@ class Wishes:
 
     def cause(self, present: Placement) -> str:
         """Returns, in words, why what should be in force is not what is."""
-        leaving = self._draining() & targets.agents_of(present)
+        leaving = self._draining() & requirements.agents_of(present)
         if leaving:
             return f"{', '.join(sorted(leaving))} is to be drained"
         if self.fixed is not None:

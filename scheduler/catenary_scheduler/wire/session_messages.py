@@ -8,7 +8,7 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_scheduler.dispatch import events
 from catenary_scheduler.planning.latency import WorkDone
 from catenary_scheduler.planning.live import GenerationCost
-from catenary_scheduler.targets import CacheNeed
+from catenary_scheduler.planning.requirements import CacheNeed
 from catenary_scheduler.wire.messages import sendable_ns
 from catenary_services.domain.ids import (
     AgentId,

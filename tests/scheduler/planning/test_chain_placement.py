@@ -15,7 +15,7 @@ from catenary_scheduler.planning import (
     parse_placement,
     placement_document,
 )
-from catenary_scheduler.targets import (
+from catenary_scheduler.planning.requirements import (
     CacheNeed,
     Need,
     agents_of,

@@ -24,7 +24,7 @@ from catenary_scheduler.planning.live import (
     solve_job,
 )
 from catenary_scheduler.planning.live.rooms import rooms_of, within_memory
-from catenary_scheduler.targets import hosts_of
+from catenary_scheduler.planning.requirements import hosts_of
 from catenary_services.domain.decoder import (
     DecoderTable,
     Form,

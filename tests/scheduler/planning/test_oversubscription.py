@@ -24,10 +24,10 @@ from catenary_scheduler.planning.live import (
 )
 from catenary_scheduler.planning.live.rings import composition_of
 from catenary_scheduler.planning.placement import parse_placement, placement_document
+from catenary_scheduler.planning.requirements import CacheNeed, wanted_of
 from catenary_scheduler.scaling.workers_line import Lengths
 from catenary_scheduler.scaling_facts import sessions_of
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.targets import CacheNeed, wanted_of
 from catenary_scheduler.wire.messages import agent_of
 from catenary_scheduler.wire.session_messages import cache_message
 from catenary_services.domain.decoder import DecoderTable

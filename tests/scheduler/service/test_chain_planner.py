@@ -19,12 +19,12 @@ from catenary_scheduler.planner import Planner
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.live import ChainCluster, PlanningRules
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
+from catenary_scheduler.planning.requirements import agents_of
 from catenary_scheduler.roster import AgentRecord, AgentSession, Roster
 from catenary_scheduler.scaling import DemandPolicy, Replanning, ReplanPolicy, SessionDemand
 from catenary_scheduler.solver import Solution, Solver
 from catenary_scheduler.state.codec import decode_document, encode_document
 from catenary_scheduler.state.stored import StoredNotes
-from catenary_scheduler.targets import agents_of
 from catenary_scheduler.wire.streams import Session
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
 from catenary_services.domain.plan import Agent

@@ -22,11 +22,11 @@ from catenary_scheduler.planning import (
 )
 from catenary_scheduler.planning.latency import WorkDone
 from catenary_scheduler.planning.live import GenerationCost
+from catenary_scheduler.planning.requirements import agents_of, missing, wanted_of, without
 from catenary_scheduler.state.journal import Journal
 from catenary_scheduler.state.keys import Table
 from catenary_scheduler.state.records import measurements_of
 from catenary_scheduler.state.stored import StoredMeasurements
-from catenary_scheduler.targets import agents_of, missing, wanted_of, without
 from catenary_scheduler.utilisation import Utilisation
 from catenary_scheduler.waiting_room import WaitingRoom
 from catenary_services.domain.ids import (

@@ -25,10 +25,10 @@ from catenary_scheduler.planning.pooled.problem import (
     PooledPlan,
     PoolingProblem,
 )
+from catenary_scheduler.planning.requirements import agents_of
 from catenary_scheduler.roster import AgentRecord, AgentSession, Roster
 from catenary_scheduler.scaling import Replanning, ReplanPolicy
 from catenary_scheduler.solver import Solution
-from catenary_scheduler.targets import agents_of
 from catenary_scheduler.wire.streams import Session
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId
 from catenary_services.domain.plan import Agent

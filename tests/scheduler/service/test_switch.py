@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 
 from catenary_scheduler.fleet import Goal
 from catenary_scheduler.planning import ModelPlacement, PipelinePlacement, Placement, StagePlacement
+from catenary_scheduler.planning.requirements import (
+    agents_of,
+    can_go_back,
+    changing,
+    missing,
+    wanted_by_agent,
+)
 from catenary_scheduler.state.codec import Unreadable, decode_document, encode_document
 from catenary_scheduler.state.stored import StoredNotes, StoredSwitch
 from catenary_scheduler.switch import Facts, Phase, Switch
 from catenary_scheduler.switch_report import SwitchReport
-from catenary_scheduler.targets import agents_of, can_go_back, changing, missing, wanted_by_agent
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId
 from catenary_services.domain.plan import ModelPlan, Pipeline, Plan, Stage
 
