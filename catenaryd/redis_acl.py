@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from catenary_scheduler.state.keys import Keys
+from catenary_scheduler.storage.keys import Keys
 from catenary_services.errors import InvalidInput
 
 SCHEDULER = "catenary-scheduler"

@@ -15,8 +15,8 @@ from catenary_services.settings import load_settings
 from catenaryd.process_options import given, settings_options
 
 if TYPE_CHECKING:
-    from catenary_scheduler.state.keys import Keys
-    from catenary_scheduler.state.repair import Examination
+    from catenary_scheduler.storage.keys import Keys
+    from catenary_scheduler.storage.repair import Examination
 
 _SETTINGS = (
     "cluster", "scheduler_groups", "redis_url", "redis_password_file", "redis_ca_file",
@@ -58,8 +58,8 @@ def repair(config: Path | None, /, *, apply: bool, as_json: bool, **flags: Any) 
 async def _run(settings: SchedulerSettings, *, apply: bool) -> list[tuple[Keys, Examination]]:
     from redis.exceptions import RedisError
 
-    from catenary_scheduler.state.keys import Keys
-    from catenary_scheduler.state.repair import examine, put_away
+    from catenary_scheduler.storage.keys import Keys
+    from catenary_scheduler.storage.repair import examine, put_away
     from catenary_services.redis_client import connect, problem_of
 
     groups = settings.scheduler_groups

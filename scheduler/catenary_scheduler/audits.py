@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.book.book import agents_of
-from catenary_scheduler.clock import now_ns
 from catenary_scheduler.dispatch.auditing import (
     AgentHoldings,
     Auditor,
@@ -22,6 +21,7 @@ from catenary_scheduler.dispatch.auditing import (
 )
 from catenary_scheduler.dispatch.events import CancelBatch
 from catenary_scheduler.roster import AgentRecord
+from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.messages import cancel_batches_message, partition_of
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,

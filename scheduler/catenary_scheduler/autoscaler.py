@@ -27,7 +27,7 @@ from catenary_scheduler.scaling import (
 )
 from catenary_scheduler.scaling_facts import ScalingFacts, crew_of, workers_of
 from catenary_scheduler.scaling_watch import ScalingWatch
-from catenary_scheduler.state.codec import encode_document
+from catenary_scheduler.storage.values.codec import encode_document
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.domain.plan import ModelPlan

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.clock import now_ns
 from catenary_scheduler.dispatch.events import BoundariesMeasured, Event
+from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.utilisation import Utilisation
 from catenary_services.domain.decoder import Runtime
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from catenary_scheduler.state.lease import Sight
+from catenary_scheduler.storage.lease import Sight
 
 
 class Campaign:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_scheduler.chain_pace import latency_lines, service_times
-from catenary_scheduler.clock import now_ns
 from catenary_scheduler.content_check import ContentCheck
 from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.fleet import Fleet, Goal, Yard
@@ -29,6 +28,7 @@ from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.readiness import judge
 from catenary_scheduler.roster import AgentRecord, Loaded, Roster
 from catenary_scheduler.steering import Steering
+from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.switch import Facts, Phase, Switch
 from catenary_scheduler.switch_report import SwitchReport
 from catenary_scheduler.wishes import Wishes

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from catenary_scheduler.planning import DeployedModel
-from catenary_scheduler.state.codec import encode_document
-from catenary_scheduler.state.stored import StoredWish
+from catenary_scheduler.storage.values.codec import encode_document
+from catenary_scheduler.storage.values.stored import StoredWish
 from catenary_services.domain.decoder import DecoderTable, HeldSizes, why_not_loaded
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from catenary_scheduler.clock import now_ns
 from catenary_scheduler.dispatch.events import (
     Command,
     Dispatcher,
@@ -18,6 +17,7 @@ from catenary_scheduler.dispatch.events import (
     SessionRequested,
     Tick,
 )
+from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.messages import rejection
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 from catenary_services.errors import InternalError

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.clock import now_ns
 from catenary_scheduler.dispatch.events import (
     Reject,
     RequestArrived,
@@ -15,6 +14,7 @@ from catenary_scheduler.dispatch.events import (
     SessionRequested,
 )
 from catenary_scheduler.gateways import Gateway, GatewaySession, Leader, Sampled
+from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.waiting_room import Arrival, WaitingRoom
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from catenary_scheduler.dispatch.events import DispatchBatch, PlannedHop
-from catenary_scheduler.state.journal import Journal
-from catenary_scheduler.state.keys import Table
-from catenary_scheduler.state.records import batch_text
+from catenary_scheduler.storage.journal import Journal
+from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.values.records import batch_text
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,

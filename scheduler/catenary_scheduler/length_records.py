@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
-from catenary_scheduler.state.codec import encode_document
-from catenary_scheduler.state.journal import Fields, Journal
-from catenary_scheduler.state.keys import Table
+from catenary_scheduler.storage.journal import Fields, Journal
+from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.values.codec import encode_document
 from catenary_services.domain.ids import ModelKey
 
 _PERIOD_S = 10.0

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from catenary_scheduler.book import SlotLedger
 from catenary_scheduler.dispatch.events import StartSession
-from catenary_scheduler.state.codec import encode_document
-from catenary_scheduler.state.journal import Journal
-from catenary_scheduler.state.keys import Table
-from catenary_scheduler.state.stored import Hops, StoredSession, StoredSessionHop
+from catenary_scheduler.storage.journal import Journal
+from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.values.codec import encode_document
+from catenary_scheduler.storage.values.stored import Hops, StoredSession, StoredSessionHop
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, RequestId, SessionId
 
 

@@ -15,8 +15,13 @@ from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.latency import Observed, WorkDone
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_scheduler.planning.requirements import partition_of, stages_of
-from catenary_scheduler.state.stored import Place, StoredCost, StoredGeneration, StoredMeasurements
-from catenary_scheduler.state.tables import cost_text, place_name, times_text
+from catenary_scheduler.storage.values.stored import (
+    Place,
+    StoredCost,
+    StoredGeneration,
+    StoredMeasurements,
+)
+from catenary_scheduler.storage.values.tables import cost_text, place_name, times_text
 from catenary_services.domain.ids import AgentId, Nanoseconds, PartitionKey
 
 _KEPT = 10_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from catenary_scheduler.clock import now_ns
 from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
 from catenary_services.errors import InvalidMessage, Unavailable
 from catenary_services.log import get_logger

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from catenary_scheduler.state.tables import peer_text
+from catenary_scheduler.storage.values.tables import peer_text
 
 
 @dataclass(slots=True)

@@ -17,11 +17,11 @@ from catenary_scheduler.live_sessions import LiveSessions
 from catenary_scheduler.measured import Measured
 from catenary_scheduler.peers import Peers
 from catenary_scheduler.planner import Planner
-from catenary_scheduler.state.codec import encode_document
-from catenary_scheduler.state.journal import Changes, Fields, Journal
-from catenary_scheduler.state.keys import Table
-from catenary_scheduler.state.records import tables_of, write_reservations
-from catenary_scheduler.state.tables import placement_text
+from catenary_scheduler.storage.journal import Changes, Fields, Journal
+from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.values.codec import encode_document
+from catenary_scheduler.storage.values.records import tables_of, write_reservations
+from catenary_scheduler.storage.values.tables import placement_text
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from catenary_scheduler.state.stored import StoredFigure, StoredNotes
+from catenary_scheduler.storage.values.stored import StoredFigure, StoredNotes
 from catenary_services.domain.ids import ModelKey
 
 POOLED, EVEN, HAND, CHAINS = "pooled", "even", "hand", "chains"

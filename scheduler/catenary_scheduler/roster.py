@@ -9,7 +9,7 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_scheduler.planning.requirements import CacheNeed, Need
-from catenary_scheduler.state.stored import StoredAgent
+from catenary_scheduler.storage.values.stored import StoredAgent
 from catenary_scheduler.wire.streams import Session
 from catenary_services.domain.ids import AgentId, PartitionKey, ServerId
 from catenary_services.domain.plan import Agent

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.book import SlotLedger
-from catenary_scheduler.clock import now_ns
 from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     CachesReported,
@@ -20,6 +19,7 @@ from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.latency import expected_work_ns
 from catenary_scheduler.roster import AgentRecord
 from catenary_scheduler.session_routes import SessionRoutes
+from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.messages import partition_of
 from catenary_scheduler.wire.session_messages import close_sessions_message, work_of
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, SessionId

@@ -9,7 +9,7 @@ from catenary_scheduler.live_sessions import LiveSessions
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.requirements import Wanted, wanted_by_agent
 from catenary_scheduler.roster import Roster
-from catenary_scheduler.state.stored import Hops
+from catenary_scheduler.storage.values.stored import Hops
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, SessionId
 from catenary_services.domain.plan import ChainHop
 

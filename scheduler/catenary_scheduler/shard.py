@@ -14,10 +14,10 @@ from redis.exceptions import RedisError
 from catenary_scheduler.campaign import Campaign
 from catenary_scheduler.deference import Deference, FrozenLease
 from catenary_scheduler.housekeeping import show_nothing
-from catenary_scheduler.state.keys import Keys
-from catenary_scheduler.state.lease import Lease
-from catenary_scheduler.state.script import pass_cancellation
-from catenary_scheduler.state.store import Store
+from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.lease import Lease
+from catenary_scheduler.storage.script import pass_cancellation
+from catenary_scheduler.storage.store import Store
 from catenary_scheduler.takeover_trouble import TakeoverTrouble
 from catenary_scheduler.term import Surroundings, Term
 from catenary_services.errors import (

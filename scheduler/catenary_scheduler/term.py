@@ -14,7 +14,6 @@ from catenary_scheduler.audits import Audits
 from catenary_scheduler.autoscaler import Autoscaler
 from catenary_scheduler.book import Book
 from catenary_scheduler.boundary_desk import BoundaryDesk
-from catenary_scheduler.clock import now_ns
 from catenary_scheduler.cluster import Cluster, Limits
 from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
@@ -58,11 +57,12 @@ from catenary_scheduler.session_moves import SessionMoves
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.slow_and_silent import SlowAndSilent, SlowAndSilentRules
 from catenary_scheduler.slowdowns import Slowdowns
-from catenary_scheduler.state.journal import Journal
-from catenary_scheduler.state.lease import Lease
-from catenary_scheduler.state.store import Store
-from catenary_scheduler.state.write_behind import Rhythm, WriteBehind
-from catenary_scheduler.state.write_behind import Sources as WriteSources
+from catenary_scheduler.storage.clock import now_ns
+from catenary_scheduler.storage.journal import Journal
+from catenary_scheduler.storage.lease import Lease
+from catenary_scheduler.storage.store import Store
+from catenary_scheduler.storage.write_behind import Rhythm, WriteBehind
+from catenary_scheduler.storage.write_behind import Sources as WriteSources
 from catenary_scheduler.stuck_agents import StuckAgents
 from catenary_scheduler.switch_report import SwitchReport, observe_switch
 from catenary_scheduler.takeover_trouble import TakeoverTrouble

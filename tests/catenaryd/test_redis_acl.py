@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from catenary_scheduler.state.journal import Changes
-from catenary_scheduler.state.keys import Keys, Table
-from catenary_scheduler.state.lease import Lease
-from catenary_scheduler.state.store import Store
+from catenary_scheduler.storage.journal import Changes
+from catenary_scheduler.storage.keys import Keys, Table
+from catenary_scheduler.storage.lease import Lease
+from catenary_scheduler.storage.store import Store
 from catenary_services.errors import InvalidInput
 from catenary_services.redis_client import RedisAddress, connect
 from catenaryd.command_line import cli

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 from redis.asyncio import Redis
 
-from catenary_scheduler.state.journal import Changes
-from catenary_scheduler.state.keys import Keys, Table
-from catenary_scheduler.state.lease import Lease
-from catenary_scheduler.state.store import Store
+from catenary_scheduler.storage.journal import Changes
+from catenary_scheduler.storage.keys import Keys, Table
+from catenary_scheduler.storage.lease import Lease
+from catenary_scheduler.storage.store import Store
 from catenary_services.embedded_redis import EmbeddedRedis
 from catenary_services.redis_client import connect
 from catenaryd.command_line import cli

@@ -10,9 +10,9 @@ from redis.asyncio import Redis
 
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
-from catenary_scheduler.state.codec import encode_document
-from catenary_scheduler.state.keys import Keys, Table
-from catenary_scheduler.state.tables import SHAPES, peer_text, read_table
+from catenary_scheduler.storage.keys import Keys, Table
+from catenary_scheduler.storage.values.codec import encode_document
+from catenary_scheduler.storage.values.tables import SHAPES, peer_text, read_table
 
 PIPELINES = {
     "name": "toy", "version": "1", "slo_ms": 200, "float16_boundaries": True,

@@ -18,7 +18,7 @@ import redis
 
 import catenary
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc, scheduler_pb2
-from catenary_scheduler.state.keys import Keys
+from catenary_scheduler.storage.keys import Keys
 from cluster_harness import RunningCluster, redis_pid, running_cluster
 from language_model import install
 from prompts import PROMPTS

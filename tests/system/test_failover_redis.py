@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 import catenary
 import figures
 from catenary import ClusterStatus
-from catenary_scheduler.state.keys import Keys
+from catenary_scheduler.storage.keys import Keys
 from catenary_services.redis_client import connect
 from fault_cluster import (
     FaultCluster,

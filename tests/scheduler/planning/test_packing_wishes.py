@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from catenary_scheduler.deployments import Deployment, Wish
 from catenary_scheduler.planning import parse_placement, placement_document
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.state.codec import decode_document, encode_document
-from catenary_scheduler.state.stored import StoredWish
+from catenary_scheduler.storage.values.codec import decode_document, encode_document
+from catenary_scheduler.storage.values.stored import StoredWish
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest

@@ -12,8 +12,8 @@ from catenary_scheduler.housekeeping import _show
 from catenary_scheduler.measured import Measured
 from catenary_scheduler.measured_links import MeasuredLinks
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.state.keys import Table
-from catenary_scheduler.state.records import measurements_of
+from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.values.records import measurements_of
 from catenary_scheduler.term import Term
 from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import ChainHop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from catenary_scheduler.campaign import Campaign
-from catenary_scheduler.state.lease import Sight
+from catenary_scheduler.storage.lease import Sight
 
 GRACE_S = 1.0
 FREE = Sight("", 0.0, "")

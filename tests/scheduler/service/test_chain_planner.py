@@ -23,8 +23,8 @@ from catenary_scheduler.planning.requirements import agents_of
 from catenary_scheduler.roster import AgentRecord, AgentSession, Roster
 from catenary_scheduler.scaling import DemandPolicy, Replanning, ReplanPolicy, SessionDemand
 from catenary_scheduler.solver import Solution, Solver
-from catenary_scheduler.state.codec import decode_document, encode_document
-from catenary_scheduler.state.stored import StoredNotes
+from catenary_scheduler.storage.values.codec import decode_document, encode_document
+from catenary_scheduler.storage.values.stored import StoredNotes
 from catenary_scheduler.wire.streams import Session
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
 from catenary_services.domain.plan import Agent

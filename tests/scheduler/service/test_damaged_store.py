@@ -16,7 +16,7 @@ from catenary_scheduler.dispatch.availability import Impairment
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.recovery import take_over
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.state.keys import Keys, Table
+from catenary_scheduler.storage.keys import Keys, Table
 from catenary_services.domain.groups import HIGHEST_GRANTED
 from catenary_services.domain.ids import AgentId
 from catenary_services.embedded_redis import EmbeddedRedis

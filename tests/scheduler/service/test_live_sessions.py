@@ -6,8 +6,8 @@ from catenary_scheduler.dispatch.events import StartSession
 from catenary_scheduler.live_sessions import LiveSessions
 from catenary_scheduler.planning import parse_placement
 from catenary_scheduler.session_routes import SessionRoutes
-from catenary_scheduler.state.journal import Journal
-from catenary_scheduler.state.keys import Table
+from catenary_scheduler.storage.journal import Journal
+from catenary_scheduler.storage.keys import Table
 from catenary_services.domain.ids import (
     AgentId,
     GatewayId,

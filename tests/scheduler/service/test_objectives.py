@@ -11,10 +11,10 @@ import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
-from catenary_scheduler.clock import now_ns
 from catenary_scheduler.dispatch import events
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
+from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.model_repository import ModelRepository
 from chain_harness import RING, file_of, nothing_is_left, request, serving

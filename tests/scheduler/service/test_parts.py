@@ -23,10 +23,10 @@ from catenary_scheduler.planning import (
 from catenary_scheduler.planning.latency import WorkDone
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_scheduler.planning.requirements import agents_of, missing, wanted_of, without
-from catenary_scheduler.state.journal import Journal
-from catenary_scheduler.state.keys import Table
-from catenary_scheduler.state.records import measurements_of
-from catenary_scheduler.state.stored import StoredMeasurements
+from catenary_scheduler.storage.journal import Journal
+from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.values.records import measurements_of
+from catenary_scheduler.storage.values.stored import StoredMeasurements
 from catenary_scheduler.utilisation import Utilisation
 from catenary_scheduler.waiting_room import WaitingRoom
 from catenary_services.domain.ids import (
@@ -256,7 +256,7 @@ class Scripted:
 
 
 async def test_the_engine_wakes_its_dispatcher_in_time() -> None:
-    from catenary_scheduler.clock import now_ns
+    from catenary_scheduler.storage.clock import now_ns
 
     dispatcher = Scripted()
     engine = Engine(dispatcher, lambda command, now: None, Metrics())

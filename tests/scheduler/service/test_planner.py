@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
-from catenary_scheduler.clock import now_ns
 from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.measured import Measured
 from catenary_scheduler.patience import Patience
@@ -29,6 +28,7 @@ from catenary_scheduler.planning.requirements import agents_of
 from catenary_scheduler.roster import AgentRecord, AgentSession, Roster
 from catenary_scheduler.scaling import Replanning, ReplanPolicy
 from catenary_scheduler.solver import Solution
+from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.streams import Session
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId
 from catenary_services.domain.plan import Agent

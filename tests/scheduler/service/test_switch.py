@@ -17,8 +17,8 @@ from catenary_scheduler.planning.requirements import (
     missing,
     wanted_by_agent,
 )
-from catenary_scheduler.state.codec import Unreadable, decode_document, encode_document
-from catenary_scheduler.state.stored import StoredNotes, StoredSwitch
+from catenary_scheduler.storage.values.codec import Unreadable, decode_document, encode_document
+from catenary_scheduler.storage.values.stored import StoredNotes, StoredSwitch
 from catenary_scheduler.switch import Facts, Phase, Switch
 from catenary_scheduler.switch_report import SwitchReport
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId

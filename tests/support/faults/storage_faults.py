@@ -8,7 +8,7 @@ from abc import abstractmethod
 from pathlib import Path
 
 from catenary_agent.partitioning.parts import CACHE_FOLDER
-from catenary_scheduler.state.keys import Table, book_table
+from catenary_scheduler.storage.keys import Table, book_table
 from catenary_services.domain.ids import ResourceId
 from faults.agent_faults import OfAnAgent
 from faults.base import LEADER, MOUNTS, REDIS, Fault, Promise, fault

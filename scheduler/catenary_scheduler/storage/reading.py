@@ -13,10 +13,10 @@ from typing import Any, Final, cast
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from catenary_scheduler.state.codec import LARGEST_VALUE_BYTES
-from catenary_scheduler.state.quarantine import LARGEST_KEPT_BYTES
-from catenary_scheduler.state.script import pass_cancellation
-from catenary_scheduler.state.tables import Damage
+from catenary_scheduler.storage.quarantine import LARGEST_KEPT_BYTES
+from catenary_scheduler.storage.script import pass_cancellation
+from catenary_scheduler.storage.values.codec import LARGEST_VALUE_BYTES
+from catenary_scheduler.storage.values.tables import Damage
 
 MOST_FIELDS: Final = 200_000
 """Of one table; what comes beyond is not ours, for the rest is bounded by the cluster."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from catenary_scheduler.state.journal import Changes
-from catenary_scheduler.state.keys import Keys, Table
-from catenary_scheduler.state.lease import Lease
-from catenary_scheduler.state.store import Store
+from catenary_scheduler.storage.journal import Changes
+from catenary_scheduler.storage.keys import Keys, Table
+from catenary_scheduler.storage.lease import Lease
+from catenary_scheduler.storage.store import Store
 from catenary_services.domain.groups import (
     EPOCH_STRIDE,
     first_id,

@@ -5,12 +5,12 @@ from redis.asyncio import Redis
 from catenary_scheduler.book import Book, Claims, Reservation
 from catenary_scheduler.dispatch.events import AgentJoined, PlanActivated, RequestArrived
 from catenary_scheduler.dispatch.pooled import PooledDispatcher
-from catenary_scheduler.state.journal import Changes, Journal
-from catenary_scheduler.state.keys import Keys
-from catenary_scheduler.state.lease import Lease
-from catenary_scheduler.state.records import shifted, tables_of, write_reservations
-from catenary_scheduler.state.store import Store
-from catenary_scheduler.state.tables import book_shape, read_table
+from catenary_scheduler.storage.journal import Changes, Journal
+from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.lease import Lease
+from catenary_scheduler.storage.store import Store
+from catenary_scheduler.storage.values.records import shifted, tables_of, write_reservations
+from catenary_scheduler.storage.values.tables import book_shape, read_table
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,

@@ -13,9 +13,9 @@ from typing import cast
 
 from redis.asyncio import Redis
 
-from catenary_scheduler.state.keys import Keys
-from catenary_scheduler.state.quarantine import PRELUDE
-from catenary_scheduler.state.script import Script, pass_cancellation
+from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.quarantine import PRELUDE
+from catenary_scheduler.storage.script import Script, pass_cancellation
 from catenary_services.domain.groups import EPOCH_STRIDE, is_epoch, next_epoch
 from catenary_services.domain.ids import Epoch
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from catenary_scheduler.state.journal import Changes, Journal
-from catenary_scheduler.state.lease import Lease
-from catenary_scheduler.state.script import pass_cancellation
-from catenary_scheduler.state.store import Behind, Store
+from catenary_scheduler.storage.journal import Changes, Journal
+from catenary_scheduler.storage.lease import Lease
+from catenary_scheduler.storage.script import pass_cancellation
+from catenary_scheduler.storage.store import Behind, Store
 from catenary_services.domain.groups import HIGHEST_GRANTED
 from catenary_services.domain.ids import Epoch
 from catenary_services.errors import StaleEpoch

@@ -8,8 +8,8 @@ import pytest
 
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.length_records import LengthRecords
-from catenary_scheduler.state.journal import Journal
-from catenary_scheduler.state.keys import Table
+from catenary_scheduler.storage.journal import Journal
+from catenary_scheduler.storage.keys import Table
 from catenary_services.domain.ids import ModelKey
 from stored_tables import stored_of
 

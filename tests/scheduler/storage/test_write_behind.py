@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.asyncio import Redis
 
-from catenary_scheduler.state.journal import Changes, Journal
-from catenary_scheduler.state.keys import Keys, Table
-from catenary_scheduler.state.lease import Lease
-from catenary_scheduler.state.store import Store
-from catenary_scheduler.state.write_behind import Rhythm, Sources, WriteBehind
+from catenary_scheduler.storage.journal import Changes, Journal
+from catenary_scheduler.storage.keys import Keys, Table
+from catenary_scheduler.storage.lease import Lease
+from catenary_scheduler.storage.store import Store
+from catenary_scheduler.storage.write_behind import Rhythm, Sources, WriteBehind
 from catenary_services.domain.ids import Epoch
 from catenary_services.embedded_redis import EmbeddedRedis
 from catenary_services.errors import StaleEpoch

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from catenary_scheduler.state.keys import Keys
-from catenary_scheduler.state.script import Script
-from catenary_scheduler.state.tables import Damage
+from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.script import Script
+from catenary_scheduler.storage.values.tables import Damage
 from catenary_services.domain.groups import FARTHEST_EPOCH, HIGHEST_GRANTED
 from catenary_services.errors import StaleEpoch
 

@@ -5,8 +5,8 @@ import time
 
 from redis.asyncio import Redis
 
-from catenary_scheduler.state.keys import Keys
-from catenary_scheduler.state.lease import Lease
+from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.lease import Lease
 
 KEYS = Keys("test")
 

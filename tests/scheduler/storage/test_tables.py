@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary_protos.catenary.v1 import common_pb2
-from catenary_scheduler.state.keys import Table
-from catenary_scheduler.state.stored import StoredCost, StoredGeneration
-from catenary_scheduler.state.tables import (
+from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.values.stored import StoredCost, StoredGeneration
+from catenary_scheduler.storage.values.tables import (
     SHAPES,
     Shape,
     book_shape,

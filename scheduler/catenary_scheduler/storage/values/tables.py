@@ -19,7 +19,8 @@ from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.book import Reservation
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.planning import Placement, parse_placement, placement_document
-from catenary_scheduler.state.codec import (
+from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.values.codec import (
     Unreadable,
     as_builtins,
     checked,
@@ -28,8 +29,7 @@ from catenary_scheduler.state.codec import (
     encode_document,
     encode_line,
 )
-from catenary_scheduler.state.keys import Table
-from catenary_scheduler.state.stored import (
+from catenary_scheduler.storage.values.stored import (
     Identifiers,
     Link,
     Place,

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from catenary_scheduler.state.journal import Changes, Journal
-from catenary_scheduler.state.keys import Table
+from catenary_scheduler.storage.journal import Changes, Journal
+from catenary_scheduler.storage.keys import Table
 
 
 def test_a_field_written_twice_is_flushed_once() -> None:

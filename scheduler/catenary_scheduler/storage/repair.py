@@ -13,10 +13,10 @@ from typing import Final
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from catenary_scheduler.state.keys import Keys
-from catenary_scheduler.state.quarantine import LARGEST_KEPT_BYTES, Holder, Quarantine
-from catenary_scheduler.state.store import Store
-from catenary_scheduler.state.tables import Damage
+from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.quarantine import LARGEST_KEPT_BYTES, Holder, Quarantine
+from catenary_scheduler.storage.store import Store
+from catenary_scheduler.storage.values.tables import Damage
 from catenary_services.domain.groups import FARTHEST_EPOCH, HIGHEST_GRANTED
 
 _NO_EXPIRY: Final = -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from catenary_scheduler.state.store import ClockAnchor
+from catenary_scheduler.storage.store import ClockAnchor
 from catenary_services.domain.ids import Nanoseconds
 
 now_ns = time.monotonic_ns

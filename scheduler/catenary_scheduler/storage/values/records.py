@@ -8,11 +8,22 @@ from typing import Final, cast
 
 from catenary_scheduler.book import Reservation, ReservationChange
 from catenary_scheduler.dispatch.events import DispatchBatch
-from catenary_scheduler.state.codec import encode_document
-from catenary_scheduler.state.journal import Fields, Journal
-from catenary_scheduler.state.keys import Table, book_table
-from catenary_scheduler.state.stored import Link, Place, StoredBatch, StoredCost, StoredMeasurements
-from catenary_scheduler.state.tables import Damage, agent_of_resource, owner_name, reservation_text
+from catenary_scheduler.storage.journal import Fields, Journal
+from catenary_scheduler.storage.keys import Table, book_table
+from catenary_scheduler.storage.values.codec import encode_document
+from catenary_scheduler.storage.values.stored import (
+    Link,
+    Place,
+    StoredBatch,
+    StoredCost,
+    StoredMeasurements,
+)
+from catenary_scheduler.storage.values.tables import (
+    Damage,
+    agent_of_resource,
+    owner_name,
+    reservation_text,
+)
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds, ResourceId
 
 _FARTHEST_NS: Final = 3600 * NANOSECONDS_PER_SECOND

@@ -13,22 +13,28 @@ from redis.asyncio import Redis
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.book import Reservation
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
-from catenary_scheduler.state.codec import Unreadable
-from catenary_scheduler.state.journal import Changes
-from catenary_scheduler.state.keys import Keys, Table, book_table
-from catenary_scheduler.state.lease import Lease
-from catenary_scheduler.state.quarantine import PRELUDE, Holder, Quarantine
-from catenary_scheduler.state.reading import read_hashes
-from catenary_scheduler.state.records import believable, measurements_of
-from catenary_scheduler.state.script import Script, pass_cancellation
-from catenary_scheduler.state.stored import (
+from catenary_scheduler.storage.journal import Changes
+from catenary_scheduler.storage.keys import Keys, Table, book_table
+from catenary_scheduler.storage.lease import Lease
+from catenary_scheduler.storage.quarantine import PRELUDE, Holder, Quarantine
+from catenary_scheduler.storage.reading import read_hashes
+from catenary_scheduler.storage.script import Script, pass_cancellation
+from catenary_scheduler.storage.values.codec import Unreadable
+from catenary_scheduler.storage.values.records import believable, measurements_of
+from catenary_scheduler.storage.values.stored import (
     Hops,
     StoredAgent,
     StoredMeasurements,
     StoredPlan,
     StoredWish,
 )
-from catenary_scheduler.state.tables import SHAPES, Damage, book_shape, read_clock, read_table
+from catenary_scheduler.storage.values.tables import (
+    SHAPES,
+    Damage,
+    book_shape,
+    read_clock,
+    read_table,
+)
 from catenary_services.domain.ids import (
     AgentId,
     Epoch,

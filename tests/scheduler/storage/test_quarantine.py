@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from catenary_scheduler.state.codec import LARGEST_VALUE_BYTES
-from catenary_scheduler.state.journal import Changes
-from catenary_scheduler.state.keys import Keys, Table, book_table
-from catenary_scheduler.state.lease import Lease
-from catenary_scheduler.state.quarantine import ENTRIES_KEPT, LARGEST_KEPT_BYTES
-from catenary_scheduler.state.store import Behind, Store
+from catenary_scheduler.storage.journal import Changes
+from catenary_scheduler.storage.keys import Keys, Table, book_table
+from catenary_scheduler.storage.lease import Lease
+from catenary_scheduler.storage.quarantine import ENTRIES_KEPT, LARGEST_KEPT_BYTES
+from catenary_scheduler.storage.store import Behind, Store
+from catenary_scheduler.storage.values.codec import LARGEST_VALUE_BYTES
 from catenary_services.domain.groups import EPOCH_LIMIT, HIGHEST_GRANTED
 from catenary_services.domain.ids import ResourceId
 from catenary_services.errors import StaleEpoch

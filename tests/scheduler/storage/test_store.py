@@ -4,12 +4,12 @@ import pytest
 from redis.asyncio import Redis
 
 from catenary_scheduler.book import Reservation
-from catenary_scheduler.clock import translation_ns
-from catenary_scheduler.state.journal import Changes
-from catenary_scheduler.state.keys import Keys, Table, book_table
-from catenary_scheduler.state.lease import Lease
-from catenary_scheduler.state.store import ClockAnchor, Store
-from catenary_scheduler.state.stored import StoredPlan
+from catenary_scheduler.storage.clock import translation_ns
+from catenary_scheduler.storage.journal import Changes
+from catenary_scheduler.storage.keys import Keys, Table, book_table
+from catenary_scheduler.storage.lease import Lease
+from catenary_scheduler.storage.store import ClockAnchor, Store
+from catenary_scheduler.storage.values.stored import StoredPlan
 from catenary_services.domain.ids import BatchId, ResourceId
 from catenary_services.errors import InvalidInput, StaleEpoch
 from stored_tables import raw_table
@@ -130,7 +130,7 @@ async def test_a_batch_whose_answer_was_lost_is_applied_once(
     redis: Redis, lease: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(redis, KEYS)
-    monkeypatch.setattr("catenary_scheduler.state.store.time.monotonic_ns", lambda: 7)
+    monkeypatch.setattr("catenary_scheduler.storage.store.time.monotonic_ns", lambda: 7)
     for _ in range(2):
         await store.apply(lease, Changes(events=[{"kind": "leader"}]))
     assert await redis.xlen(KEYS.events) == 1

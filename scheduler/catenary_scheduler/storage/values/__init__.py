@@ -1,0 +1,1 @@
+"""How values look in Redis: the codec, the kinds of records, the tables and their fields."""
