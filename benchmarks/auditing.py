@@ -28,7 +28,7 @@ from catenary_scheduler.dispatch.events import (
     SessionsProgressed,
     StageReported,
 )
-from catenary_scheduler.timelines import Timelines
+from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.wire.messages import partition_message
 from catenary_services.domain.ids import (
     AgentId,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.dispatch.events import BoundariesMeasured, Event
+from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.storage.clock import now_ns
-from catenary_scheduler.utilisation import Utilisation
 from catenary_services.domain.decoder import Runtime
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.plan import Plan
@@ -24,7 +24,7 @@ from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
     from catenary_scheduler.deployments import Deployments
-    from catenary_scheduler.measured_links import MeasuredLinks
+    from catenary_scheduler.observed.links import MeasuredLinks
     from catenary_scheduler.roster import Roster
     from catenary_services.telemetry.metrics import Metrics
 

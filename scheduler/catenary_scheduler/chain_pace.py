@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from catenary_scheduler.deployments import Deployments
-from catenary_scheduler.measured import Measured
+from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.planning import ChainLatency, ServiceTime
 from catenary_scheduler.planning.latency import ClusterLines
 from catenary_scheduler.planning.live import ChainCosts, SessionShape

@@ -22,7 +22,7 @@ from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.fleet import Fleet, Goal, Yard
 from catenary_scheduler.in_force import ActivePlan, Dispatching, InForce
 from catenary_scheduler.load_orders import LoadOrders
-from catenary_scheduler.measured import Measured
+from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.planner import Planner
 from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.readiness import judge

@@ -10,7 +10,7 @@ from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.hosting import Hosting
 from catenary_scheduler.load_orders import LoadOrders
-from catenary_scheduler.measured import Measured
+from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.planning.requirements import Wanted
 from catenary_scheduler.roster import AgentRecord, Loaded, Roster, hosts_in

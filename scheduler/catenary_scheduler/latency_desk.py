@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from catenary_scheduler.book import SlotLedger
     from catenary_scheduler.cluster import Cluster
     from catenary_scheduler.deployments import Deployments
-    from catenary_scheduler.measured import Measured
+    from catenary_scheduler.observed.profiles import Measured
     from catenary_services.telemetry.metrics import Metrics
 
 _log = get_logger(__name__)

@@ -14,7 +14,7 @@ from catenary_scheduler.drain_marks import DrainMarks
 from catenary_scheduler.in_flight import InFlight
 from catenary_scheduler.length_records import LengthRecords
 from catenary_scheduler.live_sessions import LiveSessions
-from catenary_scheduler.measured import Measured
+from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.peers import Peers
 from catenary_scheduler.planner import Planner
 from catenary_scheduler.storage.journal import Changes, Fields, Journal

@@ -8,7 +8,7 @@ from typing import Literal
 
 from catenary_scheduler.chain_making import ChainMaker, ChainsMade, ChainWish
 from catenary_scheduler.deployments import Deployments
-from catenary_scheduler.measured import Measured
+from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.plan_notes import CHAINS, EVEN, POOLED, PlanNotes
 from catenary_scheduler.planning import DeployedModel, Placement, replicated
 from catenary_scheduler.planning.live import (

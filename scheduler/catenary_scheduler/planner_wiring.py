@@ -7,7 +7,7 @@ import time
 from catenary_scheduler.chain_making import ChainMaker
 from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.measured import Measured
+from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.patience import Patience
 from catenary_scheduler.plan_making import PlanMaker
 from catenary_scheduler.planner import Planner

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.observed.stragglers import Stragglers
 from catenary_scheduler.storage.clock import now_ns
-from catenary_scheduler.stragglers import Stragglers
 from catenary_services.domain.ids import AgentId, Nanoseconds, PartitionKey
 from catenary_services.log import get_logger
 

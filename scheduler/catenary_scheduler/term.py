@@ -41,8 +41,12 @@ from catenary_scheduler.housekeeping import keep_house
 from catenary_scheduler.in_flight import InFlight
 from catenary_scheduler.length_records import LengthRecords
 from catenary_scheduler.live_sessions import LiveSessions
-from catenary_scheduler.measured import Measured
 from catenary_scheduler.model_table import model_table
+from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.slowdowns import Slowdowns
+from catenary_scheduler.observed.stuck_agents import StuckAgents
+from catenary_scheduler.observed.timelines import Timelines
+from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.offenders import Offenders
 from catenary_scheduler.peers import Peers
 from catenary_scheduler.persistence import FileMark, Persistence, Sources
@@ -56,18 +60,14 @@ from catenary_scheduler.session_desk import SessionDesk
 from catenary_scheduler.session_moves import SessionMoves
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.slow_and_silent import SlowAndSilent, SlowAndSilentRules
-from catenary_scheduler.slowdowns import Slowdowns
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
 from catenary_scheduler.storage.write_behind import Rhythm, WriteBehind
 from catenary_scheduler.storage.write_behind import Sources as WriteSources
-from catenary_scheduler.stuck_agents import StuckAgents
 from catenary_scheduler.switch_report import SwitchReport, observe_switch
 from catenary_scheduler.takeover_trouble import TakeoverTrouble
-from catenary_scheduler.timelines import Timelines
-from catenary_scheduler.utilisation import Utilisation
 from catenary_scheduler.waiting_room import WaitingRoom
 from catenary_scheduler.wire.messages import rejection
 from catenary_services.domain.groups import EPOCH_FIELD, first_id

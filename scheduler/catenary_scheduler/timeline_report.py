@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.observed.timelines import LONGEST_NS, Interval, Used
 from catenary_scheduler.storage.clock import now_ns
-from catenary_scheduler.timelines import LONGEST_NS, Interval, Used
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
 
 if TYPE_CHECKING:

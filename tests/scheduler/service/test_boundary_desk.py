@@ -9,8 +9,8 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.boundary_desk import BoundaryDesk
 from catenary_scheduler.dispatch.events import BoundariesMeasured, Event
 from catenary_scheduler.housekeeping import _show
-from catenary_scheduler.measured import Measured
-from catenary_scheduler.measured_links import MeasuredLinks
+from catenary_scheduler.observed.links import MeasuredLinks
+from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import Table
 from catenary_scheduler.storage.values.records import measurements_of

@@ -11,7 +11,7 @@ from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.chain_making import ChainMaker, Composed, compose_cluster
 from catenary_scheduler.deployments import Deployments, Wish
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.measured import Measured
+from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.patience import Patience
 from catenary_scheduler.plan_making import PlanMaker
 from catenary_scheduler.plan_notes import CHAINS, EVEN, PlanNotes

@@ -12,7 +12,8 @@ from catenary_scheduler.dispatch import events
 from catenary_scheduler.engine import Engine
 from catenary_scheduler.in_flight import InFlight
 from catenary_scheduler.load_orders import LoadOrders
-from catenary_scheduler.measured import Measured
+from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.peers import Peers
 from catenary_scheduler.planning import (
     ModelPlacement,
@@ -27,7 +28,6 @@ from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.keys import Table
 from catenary_scheduler.storage.values.records import measurements_of
 from catenary_scheduler.storage.values.stored import StoredMeasurements
-from catenary_scheduler.utilisation import Utilisation
 from catenary_scheduler.waiting_room import WaitingRoom
 from catenary_services.domain.ids import (
     AgentId,

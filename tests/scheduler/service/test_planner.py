@@ -11,7 +11,7 @@ import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.deployments import Deployments
-from catenary_scheduler.measured import Measured
+from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.patience import Patience
 from catenary_scheduler.plan_making import PlanMaker
 from catenary_scheduler.planner import Planner

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from catenary_scheduler.stragglers import Straggler, Stragglers
+from catenary_scheduler.observed.stragglers import Straggler, Stragglers
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
 
 SECOND = NANOSECONDS_PER_SECOND

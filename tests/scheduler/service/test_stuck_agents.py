@@ -8,8 +8,8 @@ import pytest
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.dispatch.availability import Impairment
+from catenary_scheduler.observed.stuck_agents import StuckAgents, StuckRules
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.stuck_agents import StuckAgents, StuckRules
 from catenary_services.domain.ids import AgentId
 from scheduler_harness import AgentScript, Crowd, FakeAgent, scheduler, until
 

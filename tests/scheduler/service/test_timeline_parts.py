@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from catenary_scheduler.dispatch.events import DispatchBatch, PlannedHop, StageReported
-from catenary_scheduler.slowdowns import Slowdowns
-from catenary_scheduler.timelines import LONGEST_NS, Timelines
+from catenary_scheduler.observed.slowdowns import Slowdowns
+from catenary_scheduler.observed.timelines import LONGEST_NS, Timelines
 from catenary_services.domain.ids import AgentId, BatchId, ModelKey, PartitionKey
 
 A, B = AgentId("a"), AgentId("b")

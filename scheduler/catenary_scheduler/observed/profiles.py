@@ -10,7 +10,7 @@ from dataclasses import astuple
 
 from msgspec.structs import astuple as astuple_of
 
-from catenary_scheduler.measured_links import MeasuredLinks
+from catenary_scheduler.observed.links import MeasuredLinks
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.latency import Observed, WorkDone
 from catenary_scheduler.planning.live import GenerationCost
