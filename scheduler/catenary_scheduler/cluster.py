@@ -26,11 +26,11 @@ from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.planner import Planner
 from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.readiness import judge
+from catenary_scheduler.rollout.driver import Steering
+from catenary_scheduler.rollout.report import SwitchReport
+from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
 from catenary_scheduler.roster import AgentRecord, Loaded, Roster
-from catenary_scheduler.steering import Steering
 from catenary_scheduler.storage.clock import now_ns
-from catenary_scheduler.switch import Facts, Phase, Switch
-from catenary_scheduler.switch_report import SwitchReport
 from catenary_scheduler.wishes import Wishes
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,

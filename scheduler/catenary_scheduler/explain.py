@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from catenary_scheduler.plan_notes import PlanNotes
 from catenary_scheduler.planning.survival import survival_of
-from catenary_scheduler.switch_report import SwitchReport
+from catenary_scheduler.rollout.report import SwitchReport
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     NANOSECONDS_PER_SECOND,

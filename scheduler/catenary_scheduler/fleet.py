@@ -13,8 +13,8 @@ from catenary_scheduler.load_orders import LoadOrders
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.planning.requirements import Wanted
+from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
 from catenary_scheduler.roster import AgentRecord, Loaded, Roster, hosts_in
-from catenary_scheduler.switch import Facts, Phase, Switch
 from catenary_services.domain.ids import AgentId, Epoch, ModelKey, Nanoseconds, PartitionKey
 from catenary_services.domain.plan import Agent
 from catenary_services.log import get_logger

@@ -10,8 +10,8 @@ from catenary_scheduler.deployments import Wish
 from catenary_scheduler.draining import begin_draining, is_idle, tell_drained
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.plans import document_of, placement_of
-from catenary_scheduler.switch import Phase
-from catenary_scheduler.switch_report import SwitchReport
+from catenary_scheduler.rollout.report import SwitchReport
+from catenary_scheduler.rollout.rollout import Phase
 from catenary_scheduler.term import Term
 from catenary_services.domain.ids import AgentId
 from catenary_services.errors import InvalidInput, PlanInfeasible, Unavailable

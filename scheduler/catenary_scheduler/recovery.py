@@ -20,6 +20,7 @@ from catenary_scheduler.deployments import Deployment
 from catenary_scheduler.plan_notes import PlanNotes
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.plans import check_blocks, load_plan_file
+from catenary_scheduler.rollout.report import SwitchReport
 from catenary_scheduler.storage.clock import now_ns, translation_ns
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.quarantine import described
@@ -27,7 +28,6 @@ from catenary_scheduler.storage.script import pass_cancellation
 from catenary_scheduler.storage.store import Store, StoredState
 from catenary_scheduler.storage.values.records import shifted
 from catenary_scheduler.storage.values.stored import StoredPlan
-from catenary_scheduler.switch_report import SwitchReport
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,

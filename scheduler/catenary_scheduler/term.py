@@ -54,6 +54,7 @@ from catenary_scheduler.planner_wiring import planner_of
 from catenary_scheduler.planning.survival import survival_of
 from catenary_scheduler.plausibility import Plausibility
 from catenary_scheduler.recovery import queued_reservations, read_state, take_over
+from catenary_scheduler.rollout.report import SwitchReport, observe_switch
 from catenary_scheduler.roster import AgentRecord, AgentSession, servers_of
 from catenary_scheduler.router import Router, Stamp
 from catenary_scheduler.session_desk import SessionDesk
@@ -66,7 +67,6 @@ from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
 from catenary_scheduler.storage.write_behind import Rhythm, WriteBehind
 from catenary_scheduler.storage.write_behind import Sources as WriteSources
-from catenary_scheduler.switch_report import SwitchReport, observe_switch
 from catenary_scheduler.takeover_trouble import TakeoverTrouble
 from catenary_scheduler.waiting_room import WaitingRoom
 from catenary_scheduler.wire.messages import rejection

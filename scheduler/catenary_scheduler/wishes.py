@@ -7,8 +7,8 @@ from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.plan_notes import HAND, PlanNotes
 from catenary_scheduler.planner import Planner
 from catenary_scheduler.planning import Placement, requirements
+from catenary_scheduler.rollout.rollout import Switch
 from catenary_scheduler.roster import Roster
-from catenary_scheduler.switch import Switch
 from catenary_services.domain.ids import AgentId
 
 

@@ -17,10 +17,10 @@ from catenary_scheduler.planning.requirements import (
     missing,
     wanted_by_agent,
 )
+from catenary_scheduler.rollout.report import SwitchReport
+from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
 from catenary_scheduler.storage.values.codec import Unreadable, decode_document, encode_document
 from catenary_scheduler.storage.values.stored import StoredNotes, StoredSwitch
-from catenary_scheduler.switch import Facts, Phase, Switch
-from catenary_scheduler.switch_report import SwitchReport
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId
 from catenary_services.domain.plan import ModelPlan, Pipeline, Plan, Stage
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.rollout.rollout import Phase, Switch
 from catenary_scheduler.storage.values.stored import StoredDowntime, StoredSwitch
-from catenary_scheduler.switch import Phase, Switch
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     NANOSECONDS_PER_SECOND,

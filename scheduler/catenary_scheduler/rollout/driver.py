@@ -7,8 +7,8 @@ from typing import Protocol
 
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.requirements import agents_of, changing
-from catenary_scheduler.switch import Facts, Phase, Switch
-from catenary_scheduler.switch_report import SwitchReport
+from catenary_scheduler.rollout.report import SwitchReport
+from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.log import get_logger
 
