@@ -11,12 +11,12 @@ import grpc.aio
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_scheduler import operations
-from catenary_scheduler.deployments import Wish
+from catenary_scheduler.agents.deployments import Wish
+from catenary_scheduler.agents.registry import servers_of
 from catenary_scheduler.explain import explain
 from catenary_scheduler.planning import placement_document
 from catenary_scheduler.promises import promises_of
 from catenary_scheduler.rollout.report import SwitchReport
-from catenary_scheduler.roster import servers_of
 from catenary_scheduler.session_admin import move_session, session_list, sessions_of
 from catenary_scheduler.status import status_of
 from catenary_scheduler.takeover_trouble import TakeoverTrouble

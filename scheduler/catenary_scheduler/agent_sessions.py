@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.agents.epoch_claims import Claim
+from catenary_scheduler.agents.registry import AgentRecord, AgentSession, Loaded
 from catenary_scheduler.cluster import Cluster
 from catenary_scheduler.dispatch.events import Event, SessionsClosed
-from catenary_scheduler.epoch_claims import Claim
 from catenary_scheduler.observed.stuck_agents import StuckAgents
 from catenary_scheduler.planning.requirements import CacheNeed
-from catenary_scheduler.roster import AgentRecord, AgentSession, Loaded
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages

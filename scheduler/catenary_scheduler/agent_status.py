@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.agents.registry import AgentRecord
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.roster import AgentRecord
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import AgentId
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.agents.registry import AgentRecord
 from catenary_scheduler.book.book import agents_of
 from catenary_scheduler.dispatch.auditing import (
     AgentHoldings,
@@ -20,7 +21,6 @@ from catenary_scheduler.dispatch.auditing import (
     remedy_of,
 )
 from catenary_scheduler.dispatch.events import CancelBatch
-from catenary_scheduler.roster import AgentRecord
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.messages import cancel_batches_message, partition_of
 from catenary_services.domain.ids import (

@@ -23,9 +23,9 @@ from catenary_services.domain.plan import Plan
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_scheduler.deployments import Deployments
+    from catenary_scheduler.agents.deployments import Deployments
+    from catenary_scheduler.agents.registry import Roster
     from catenary_scheduler.observed.links import MeasuredLinks
-    from catenary_scheduler.roster import Roster
     from catenary_services.telemetry.metrics import Metrics
 
 _log = get_logger(__name__)

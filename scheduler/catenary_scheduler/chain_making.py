@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement
 from catenary_scheduler.planning.chains import ChainTask, Composition, best_composition, recompose

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.agents.deployments import Deployments
+from catenary_scheduler.agents.registry import Roster
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.planning import ChainLatency, ServiceTime
 from catenary_scheduler.planning.latency import ClusterLines
 from catenary_scheduler.planning.live import ChainCosts, SessionShape
-from catenary_scheduler.roster import Roster
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.latency import LatencyLines

@@ -16,20 +16,20 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from catenary_scheduler.agents.content_check import ContentCheck
+from catenary_scheduler.agents.deployments import Deployments
+from catenary_scheduler.agents.hosting import Fleet, Goal, Yard
+from catenary_scheduler.agents.load_orders import LoadOrders
+from catenary_scheduler.agents.readiness import judge
+from catenary_scheduler.agents.registry import AgentRecord, Loaded, Roster
 from catenary_scheduler.chain_pace import latency_lines, service_times
-from catenary_scheduler.content_check import ContentCheck
-from catenary_scheduler.deployments import Deployments
-from catenary_scheduler.fleet import Fleet, Goal, Yard
 from catenary_scheduler.in_force import ActivePlan, Dispatching, InForce
-from catenary_scheduler.load_orders import LoadOrders
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.planner import Planner
 from catenary_scheduler.planning import Placement, requirements
-from catenary_scheduler.readiness import judge
 from catenary_scheduler.rollout.driver import Steering
 from catenary_scheduler.rollout.report import SwitchReport
 from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
-from catenary_scheduler.roster import AgentRecord, Loaded, Roster
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wishes import Wishes
 from catenary_services.domain.ids import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.agents.registry import is_draining
 from catenary_scheduler.dispatch.availability import Impairment
-from catenary_scheduler.roster import is_draining
 from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import Chain, ModelPlan
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.planning import ChainLatency, Placement, ServiceTime, complete_plan
 from catenary_services.domain.ids import Epoch, ModelKey, PlanId

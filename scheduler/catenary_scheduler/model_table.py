@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from catenary_scheduler.deployments import Deployment, Deployments
+from catenary_scheduler.agents.deployments import Deployment, Deployments
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.plan import ModelPlan, Plan
 from catenary_services.domain.tensors import ANY, TensorSpec

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from catenary_scheduler.deployments import Wish
+from catenary_scheduler.agents.deployments import Wish
 from catenary_scheduler.draining import begin_draining, is_idle, tell_drained
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.plans import document_of, placement_of

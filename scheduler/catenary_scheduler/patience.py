@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
+from catenary_scheduler.agents.registry import Roster, is_draining, staying
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.roster import Roster, is_draining, staying
 from catenary_services.domain.ids import AgentId
 
 

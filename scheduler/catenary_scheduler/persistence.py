@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from catenary_scheduler.agents.deployments import Deployments
+from catenary_scheduler.agents.directory import Peers
 from catenary_scheduler.autoscaler import Autoscaler
 from catenary_scheduler.cluster import Cluster
-from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.dispatch import CombinedDispatcher
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.drain_marks import DrainMarks
@@ -15,7 +16,6 @@ from catenary_scheduler.in_flight import InFlight
 from catenary_scheduler.length_records import LengthRecords
 from catenary_scheduler.live_sessions import LiveSessions
 from catenary_scheduler.observed.profiles import Measured
-from catenary_scheduler.peers import Peers
 from catenary_scheduler.planner import Planner
 from catenary_scheduler.storage.journal import Changes, Fields, Journal
 from catenary_scheduler.storage.keys import Table

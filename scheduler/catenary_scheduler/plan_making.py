@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.chain_making import ChainMaker, ChainsMade, ChainWish
-from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.plan_notes import CHAINS, EVEN, POOLED, PlanNotes
 from catenary_scheduler.planning import DeployedModel, Placement, replicated

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.chain_making import ChainMaker
-from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.patience import Patience

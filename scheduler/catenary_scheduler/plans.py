@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from catenary_scheduler.deployments import Deployment, Deployments
+from catenary_scheduler.agents.deployments import Deployment, Deployments
 from catenary_scheduler.persistence import digest_of
 from catenary_scheduler.planning import Placement, parse_placement
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_scheduler.agents.registry import AgentRecord
 from catenary_scheduler.dispatch.events import DispatchBatch
 from catenary_scheduler.planning.latency import expected_work_ns
-from catenary_scheduler.roster import AgentRecord
 from catenary_scheduler.wire.messages import partition_of
 from catenary_scheduler.wire.session_messages import work_of
 from catenary_services.domain.groups import may_be_given_out

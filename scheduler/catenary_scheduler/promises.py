@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.agents.registry import servers_of
 from catenary_scheduler.plan_notes import POOLED, PlanNotes
 from catenary_scheduler.planning.chains import response_bounds
 from catenary_scheduler.planning.survival import survival_of
-from catenary_scheduler.roster import servers_of
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds, ServerId
 from catenary_services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Pipeline, Stage
 from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
-    from catenary_scheduler.deployments import Deployment
+    from catenary_scheduler.agents.deployments import Deployment
     from catenary_scheduler.term import Term
 
 _MOST_NAMED = 4

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from redis.exceptions import ResponseError
 
 from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.agents.deployments import Deployment
 from catenary_scheduler.book import Reservation
-from catenary_scheduler.deployments import Deployment
 from catenary_scheduler.plan_notes import PlanNotes
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.plans import check_blocks, load_plan_file

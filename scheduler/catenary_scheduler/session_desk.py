@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_scheduler.agents.registry import AgentRecord
 from catenary_scheduler.book import SlotLedger
 from catenary_scheduler.dispatch.events import (
     AdoptedSession,
@@ -17,7 +18,6 @@ from catenary_scheduler.latency_desk import LatencyDesk
 from catenary_scheduler.live_sessions import LiveSessions
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.latency import expected_work_ns
-from catenary_scheduler.roster import AgentRecord
 from catenary_scheduler.session_routes import SessionRoutes
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.messages import partition_of

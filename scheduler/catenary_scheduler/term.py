@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agent_sessions import AgentSessions
+from catenary_scheduler.agents.deployments import Deployments
+from catenary_scheduler.agents.directory import Peers
+from catenary_scheduler.agents.epoch_claims import Claim, EpochClaims, Verdict
+from catenary_scheduler.agents.registry import AgentRecord, AgentSession, servers_of
 from catenary_scheduler.audits import Audits
 from catenary_scheduler.autoscaler import Autoscaler
 from catenary_scheduler.book import Book
 from catenary_scheduler.boundary_desk import BoundaryDesk
 from catenary_scheduler.cluster import Cluster, Limits
-from catenary_scheduler.deployments import Deployments
 from catenary_scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.booked_times import BookedTimes
@@ -34,7 +37,6 @@ from catenary_scheduler.dispatch.events import (
 )
 from catenary_scheduler.drain_marks import DrainMarks
 from catenary_scheduler.engine import Engine
-from catenary_scheduler.epoch_claims import Claim, EpochClaims, Verdict
 from catenary_scheduler.gateway_sessions import GatewaySessions
 from catenary_scheduler.gateways import GatewaySession
 from catenary_scheduler.housekeeping import keep_house
@@ -48,14 +50,12 @@ from catenary_scheduler.observed.stuck_agents import StuckAgents
 from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.offenders import Offenders
-from catenary_scheduler.peers import Peers
 from catenary_scheduler.persistence import FileMark, Persistence, Sources
 from catenary_scheduler.planner_wiring import planner_of
 from catenary_scheduler.planning.survival import survival_of
 from catenary_scheduler.plausibility import Plausibility
 from catenary_scheduler.recovery import queued_reservations, read_state, take_over
 from catenary_scheduler.rollout.report import SwitchReport, observe_switch
-from catenary_scheduler.roster import AgentRecord, AgentSession, servers_of
 from catenary_scheduler.router import Router, Stamp
 from catenary_scheduler.session_desk import SessionDesk
 from catenary_scheduler.session_moves import SessionMoves

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from catenary_scheduler.deployments import Deployment, Wish
+from catenary_scheduler.agents.deployments import Deployment, Wish
 from catenary_scheduler.planning import parse_placement, placement_document
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.values.codec import decode_document, encode_document

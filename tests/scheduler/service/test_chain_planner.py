@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
+from catenary_scheduler.agents.deployments import Deployments, Wish
+from catenary_scheduler.agents.registry import AgentRecord, AgentSession, Roster
 from catenary_scheduler.chain_making import ChainMaker, Composed, compose_cluster
-from catenary_scheduler.deployments import Deployments, Wish
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.patience import Patience
@@ -20,7 +21,6 @@ from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.live import ChainCluster, PlanningRules
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.requirements import agents_of
-from catenary_scheduler.roster import AgentRecord, AgentSession, Roster
 from catenary_scheduler.scaling import DemandPolicy, Replanning, ReplanPolicy, SessionDemand
 from catenary_scheduler.solver import Solution, Solver
 from catenary_scheduler.storage.values.codec import decode_document, encode_document

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
-from catenary_scheduler.deployments import Deployments, Wish
+from catenary_scheduler.agents.deployments import Deployments, Wish
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId, ModelKey
@@ -163,7 +163,7 @@ async def test_nobody_waits_for_the_digest_of_a_large_model(
         return RIGHT
 
     monkeypatch.setattr(repository, "content_digest", reads_for_long)
-    monkeypatch.setattr("catenary_scheduler.deployments._CONTENT_S", 0.01)
+    monkeypatch.setattr("catenary_scheduler.agents.deployments._CONTENT_S", 0.01)
     deployments = Deployments(repository)
     key = await deployments.deploy("toy", Wish())
     assert deployments.ready[key].content == ""
@@ -185,7 +185,7 @@ async def test_a_model_whose_digest_cannot_be_known_late_is_served(
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(repository, "content_digest", fails_late)
-    monkeypatch.setattr("catenary_scheduler.deployments._CONTENT_S", 0.01)
+    monkeypatch.setattr("catenary_scheduler.agents.deployments._CONTENT_S", 0.01)
     deployments = Deployments(repository)
     key = await deployments.deploy("toy", Wish())
     read.set()

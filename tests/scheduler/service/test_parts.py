@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
+from catenary_scheduler.agents.directory import Peers
+from catenary_scheduler.agents.load_orders import LoadOrders
 from catenary_scheduler.dispatch import events
 from catenary_scheduler.engine import Engine
 from catenary_scheduler.in_flight import InFlight
-from catenary_scheduler.load_orders import LoadOrders
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.observed.utilisation import Utilisation
-from catenary_scheduler.peers import Peers
 from catenary_scheduler.planning import (
     ModelPlacement,
     PipelinePlacement,

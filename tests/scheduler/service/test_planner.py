@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
-from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.agents.deployments import Deployments
+from catenary_scheduler.agents.registry import AgentRecord, AgentSession, Roster
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.patience import Patience
 from catenary_scheduler.plan_making import PlanMaker
@@ -25,7 +26,6 @@ from catenary_scheduler.planning.pooled.problem import (
     PoolingProblem,
 )
 from catenary_scheduler.planning.requirements import agents_of
-from catenary_scheduler.roster import AgentRecord, AgentSession, Roster
 from catenary_scheduler.scaling import Replanning, ReplanPolicy
 from catenary_scheduler.solver import Solution
 from catenary_scheduler.storage.clock import now_ns

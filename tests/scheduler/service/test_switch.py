@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.fleet import Goal
+from catenary_scheduler.agents.hosting import Goal
 from catenary_scheduler.planning import ModelPlacement, PipelinePlacement, Placement, StagePlacement
 from catenary_scheduler.planning.requirements import (
     agents_of,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from catenary_scheduler.agents.registry import Roster, hosts_in
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.planning import Placement, requirements
-from catenary_scheduler.roster import Roster, hosts_in
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.plan import Plan
 

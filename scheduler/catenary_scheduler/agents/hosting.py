@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.agents.deployments import Deployments
+from catenary_scheduler.agents.load_commands import Hosting
+from catenary_scheduler.agents.load_orders import LoadOrders
+from catenary_scheduler.agents.registry import AgentRecord, Loaded, Roster, hosts_in
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.hosting import Hosting
-from catenary_scheduler.load_orders import LoadOrders
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.planning.requirements import Wanted
 from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
-from catenary_scheduler.roster import AgentRecord, Loaded, Roster, hosts_in
 from catenary_services.domain.ids import AgentId, Epoch, ModelKey, Nanoseconds, PartitionKey
 from catenary_services.domain.plan import Agent
 from catenary_services.log import get_logger

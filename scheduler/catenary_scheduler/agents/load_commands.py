@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.deployments import Deployments
+from catenary_scheduler.agents.deployments import Deployments
+from catenary_scheduler.agents.load_orders import LoadOrders
+from catenary_scheduler.agents.registry import AgentRecord, Roster, staying
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.load_orders import LoadOrders
 from catenary_scheduler.planning.requirements import Need, Wanted
-from catenary_scheduler.roster import AgentRecord, Roster, staying
 from catenary_scheduler.wire.messages import partition_message
 from catenary_scheduler.wire.session_messages import cache_message
 from catenary_services.domain.decoder import LargestStep

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from catenary_scheduler.deployments import Deployment
-from catenary_scheduler.roster import Roster
+from catenary_scheduler.agents.deployments import Deployment
+from catenary_scheduler.agents.registry import Roster
 from catenary_services.content.record import SHOWN_DIGITS
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.log import get_logger
