@@ -22,11 +22,11 @@ from catenary_scheduler.agents.hosting import Fleet, Goal, Yard
 from catenary_scheduler.agents.load_orders import LoadOrders
 from catenary_scheduler.agents.readiness import judge
 from catenary_scheduler.agents.registry import AgentRecord, Loaded, Roster
-from catenary_scheduler.chain_pace import latency_lines, service_times
 from catenary_scheduler.in_force import ActivePlan, Dispatching, InForce
 from catenary_scheduler.observed.profiles import Measured
-from catenary_scheduler.planner import Planner
 from catenary_scheduler.planning import Placement, requirements
+from catenary_scheduler.replanning.chain_costs import latency_lines, service_times
+from catenary_scheduler.replanning.planner import Planner
 from catenary_scheduler.rollout.driver import Steering
 from catenary_scheduler.rollout.report import SwitchReport
 from catenary_scheduler.rollout.rollout import Facts, Phase, Switch

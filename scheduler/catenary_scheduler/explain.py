@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from catenary_scheduler.plan_notes import PlanNotes
 from catenary_scheduler.planning.survival import survival_of
+from catenary_scheduler.replanning.provenance import PlanNotes
 from catenary_scheduler.rollout.report import SwitchReport
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
-from catenary_scheduler.chain_pace import latency_lines
 from catenary_scheduler.dispatch.events import LatencyRefitted
 from catenary_scheduler.planning import ChainLatency
 from catenary_scheduler.planning.latency import ErrorWindow, Observed, WorkDone
+from catenary_scheduler.replanning.chain_costs import latency_lines
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import Chain, ChainHop, ModelPlan, Plan

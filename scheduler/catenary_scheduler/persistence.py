@@ -16,7 +16,7 @@ from catenary_scheduler.in_flight import InFlight
 from catenary_scheduler.length_records import LengthRecords
 from catenary_scheduler.live_sessions import LiveSessions
 from catenary_scheduler.observed.profiles import Measured
-from catenary_scheduler.planner import Planner
+from catenary_scheduler.replanning.planner import Planner
 from catenary_scheduler.storage.journal import Changes, Fields, Journal
 from catenary_scheduler.storage.keys import Table
 from catenary_scheduler.storage.values.codec import encode_document

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.agents.registry import servers_of
-from catenary_scheduler.plan_notes import POOLED, PlanNotes
 from catenary_scheduler.planning.chains import response_bounds
 from catenary_scheduler.planning.survival import survival_of
+from catenary_scheduler.replanning.provenance import POOLED, PlanNotes
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds, ServerId
 from catenary_services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Pipeline, Stage
 from catenary_services.errors import CatenaryError

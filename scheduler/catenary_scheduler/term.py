@@ -51,10 +51,10 @@ from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.offenders import Offenders
 from catenary_scheduler.persistence import FileMark, Persistence, Sources
-from catenary_scheduler.planner_wiring import planner_of
 from catenary_scheduler.planning.survival import survival_of
 from catenary_scheduler.plausibility import Plausibility
 from catenary_scheduler.recovery import queued_reservations, read_state, take_over
+from catenary_scheduler.replanning.factory import planner_of
 from catenary_scheduler.rollout.report import SwitchReport, observe_switch
 from catenary_scheduler.router import Router, Stamp
 from catenary_scheduler.session_desk import SessionDesk

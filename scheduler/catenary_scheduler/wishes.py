@@ -5,9 +5,9 @@ from __future__ import annotations
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.registry import Roster
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.plan_notes import HAND, PlanNotes
-from catenary_scheduler.planner import Planner
 from catenary_scheduler.planning import Placement, requirements
+from catenary_scheduler.replanning.planner import Planner
+from catenary_scheduler.replanning.provenance import HAND, PlanNotes
 from catenary_scheduler.rollout.rollout import Switch
 from catenary_services.domain.ids import AgentId
 

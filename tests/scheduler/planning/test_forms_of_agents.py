@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.chain_making import compose
 from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement
 from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement
 from catenary_scheduler.planning.latency import ClusterLines
@@ -25,6 +24,7 @@ from catenary_scheduler.planning.live import (
 )
 from catenary_scheduler.planning.live.rooms import rooms_of, within_memory
 from catenary_scheduler.planning.requirements import hosts_of
+from catenary_scheduler.replanning.chain_builder import compose
 from catenary_services.domain.decoder import (
     DecoderTable,
     Form,

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from catenary_scheduler.chain_making import compose, compose_cluster
 from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement, complete_plan
 from catenary_scheduler.planning.live import (
     ChainCluster,
@@ -21,6 +20,7 @@ from catenary_scheduler.planning.live import (
 )
 from catenary_scheduler.planning.live.rings import even_ranges
 from catenary_scheduler.planning.placement import PipelinePlacement, StagePlacement
+from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId, ServerId
 from catenary_services.domain.model import BlockTable, Boundary

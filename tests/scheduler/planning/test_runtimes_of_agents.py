@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.chain_making import compose, compose_cluster
 from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.chain_placement import ChainPlacement
 from catenary_scheduler.planning.live import (
@@ -22,6 +21,7 @@ from catenary_scheduler.planning.live import (
     solve_roles,
 )
 from catenary_scheduler.planning.live.rooms import rooms_of
+from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
 from catenary_services.domain.decoder import DecoderTable, Runtime, why_not_loaded
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId
 from catenary_services.domain.model import BlockTable, Boundary

@@ -10,19 +10,19 @@ import pytest
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.agents.deployments import Deployments, Wish
 from catenary_scheduler.agents.registry import AgentRecord, AgentSession, Roster
-from catenary_scheduler.chain_making import ChainMaker, Composed, compose_cluster
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.observed.profiles import Measured
-from catenary_scheduler.patience import Patience
-from catenary_scheduler.plan_making import PlanMaker
-from catenary_scheduler.plan_notes import CHAINS, EVEN, PlanNotes
-from catenary_scheduler.planner import Planner
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.live import ChainCluster, PlanningRules
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.requirements import agents_of
+from catenary_scheduler.replanning.agent_stability import Patience
+from catenary_scheduler.replanning.chain_builder import ChainMaker, Composed, compose_cluster
+from catenary_scheduler.replanning.plan_builder import PlanMaker
+from catenary_scheduler.replanning.planner import Planner
+from catenary_scheduler.replanning.provenance import CHAINS, EVEN, PlanNotes
+from catenary_scheduler.replanning.solver import Solution, Solver
 from catenary_scheduler.scaling import DemandPolicy, Replanning, ReplanPolicy, SessionDemand
-from catenary_scheduler.solver import Solution, Solver
 from catenary_scheduler.storage.values.codec import decode_document, encode_document
 from catenary_scheduler.storage.values.stored import StoredNotes
 from catenary_scheduler.wire.streams import Session

@@ -13,9 +13,6 @@ from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.registry import AgentRecord, AgentSession, Roster
 from catenary_scheduler.observed.profiles import Measured
-from catenary_scheduler.patience import Patience
-from catenary_scheduler.plan_making import PlanMaker
-from catenary_scheduler.planner import Planner
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.live import PlanningRules
 from catenary_scheduler.planning.pooled.problem import (
@@ -26,8 +23,11 @@ from catenary_scheduler.planning.pooled.problem import (
     PoolingProblem,
 )
 from catenary_scheduler.planning.requirements import agents_of
+from catenary_scheduler.replanning.agent_stability import Patience
+from catenary_scheduler.replanning.plan_builder import PlanMaker
+from catenary_scheduler.replanning.planner import Planner
+from catenary_scheduler.replanning.solver import Solution
 from catenary_scheduler.scaling import Replanning, ReplanPolicy
-from catenary_scheduler.solver import Solution
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.streams import Session
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId

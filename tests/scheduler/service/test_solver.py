@@ -10,9 +10,9 @@ import numpy as np
 import psutil
 import pytest
 
-from catenary_scheduler import solver as solver_module
 from catenary_scheduler.planning.pooled.problem import GpuClass, PooledModel, PoolingProblem
-from catenary_scheduler.solver import Solver
+from catenary_scheduler.replanning import solver as solver_module
+from catenary_scheduler.replanning.solver import Solver
 from catenary_services.errors import InternalError, PlanInfeasible, Unavailable
 
 

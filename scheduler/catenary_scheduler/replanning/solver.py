@@ -14,14 +14,14 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
-from catenary_scheduler.chain_making import Composed
 from catenary_scheduler.planning.live import ChainCluster
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_scheduler.replanning.chain_builder import Composed
 from catenary_services.errors import InternalError, PlanInfeasible, Unavailable
 from catenary_services.log import get_logger
 
 _log = get_logger(__name__)
-_MODULE = "catenary_scheduler.solver_process"
+_MODULE = "catenary_scheduler.replanning.solver_worker"
 _GRACE_S = 10.0
 """Starting Python and importing takes this long at most; it is no part of the solver's limit."""
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 from catenary_scheduler.agents.registry import Roster
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.patience import Patience, eligible, is_settled
-from catenary_scheduler.plan_making import Made, PlanMaker, Unable, Wanted
-from catenary_scheduler.plan_notes import POOLED, PlanNotes
 from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import SessionShape
 from catenary_scheduler.planning.requirements import agents_of, needs_any, without
+from catenary_scheduler.replanning.agent_stability import Patience, eligible, is_settled
+from catenary_scheduler.replanning.plan_builder import Made, PlanMaker, Unable, Wanted
+from catenary_scheduler.replanning.provenance import POOLED, PlanNotes
 from catenary_scheduler.scaling import Replanning, SessionDemand, objective_at
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds

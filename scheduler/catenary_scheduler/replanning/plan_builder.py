@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.chain_making import ChainMaker, ChainsMade, ChainWish
 from catenary_scheduler.observed.profiles import Measured
-from catenary_scheduler.plan_notes import CHAINS, EVEN, POOLED, PlanNotes
 from catenary_scheduler.planning import DeployedModel, Placement, replicated
 from catenary_scheduler.planning.live import (
     Hosted,
@@ -22,8 +20,10 @@ from catenary_scheduler.planning.live import (
     unknown,
 )
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
+from catenary_scheduler.replanning.chain_builder import ChainMaker, ChainsMade, ChainWish
+from catenary_scheduler.replanning.provenance import CHAINS, EVEN, POOLED, PlanNotes
+from catenary_scheduler.replanning.solver import Solution
 from catenary_scheduler.scaling import SessionLoad
-from catenary_scheduler.solver import Solution
 from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import CatenaryError, PlanInfeasible

@@ -1,4 +1,5 @@
-"""`python -m catenary_scheduler.solver_process`: solves one planning task (see `solver.py`)."""
+"""`python -m catenary_scheduler.replanning.solver_worker`: solves one planning task (see
+`solver.py`)."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ import pickle
 import sys
 import time
 
-from catenary_scheduler.chain_making import compose_cluster
 from catenary_scheduler.planning.live import ChainCluster, with_batch_building
 from catenary_scheduler.planning.pooled import explain_plan, plan_pools
-from catenary_scheduler.solver import Infeasible, Solution, Task
+from catenary_scheduler.replanning.chain_builder import compose_cluster
+from catenary_scheduler.replanning.solver import Infeasible, Solution, Task
 from catenary_services.errors import PlanInfeasible
 
 _NICENESS = 10

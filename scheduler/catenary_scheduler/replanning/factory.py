@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.chain_making import ChainMaker
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.observed.profiles import Measured
-from catenary_scheduler.patience import Patience
-from catenary_scheduler.plan_making import PlanMaker
-from catenary_scheduler.planner import Planner
 from catenary_scheduler.planning.live import PlanningRules
+from catenary_scheduler.replanning.agent_stability import Patience
+from catenary_scheduler.replanning.chain_builder import ChainMaker
+from catenary_scheduler.replanning.plan_builder import PlanMaker
+from catenary_scheduler.replanning.planner import Planner
+from catenary_scheduler.replanning.solver import Solver
 from catenary_scheduler.scaling import Replanning, SessionDemand
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.solver import Solver
 
 
 def planner_of(
