@@ -14,8 +14,8 @@ from catenary_scheduler.dispatch.events import (
     SessionRequested,
 )
 from catenary_scheduler.gateways import Gateway, GatewaySession, Leader, Sampled
+from catenary_scheduler.inflight.not_ready_queue import Arrival, WaitingRoom
 from catenary_scheduler.storage.clock import now_ns
-from catenary_scheduler.waiting_room import Arrival, WaitingRoom
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
 from catenary_scheduler.wire.streams import (

@@ -12,9 +12,9 @@ from catenary_scheduler.cluster import Cluster
 from catenary_scheduler.dispatch import CombinedDispatcher
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.drain_marks import DrainMarks
-from catenary_scheduler.in_flight import InFlight
-from catenary_scheduler.length_records import LengthRecords
-from catenary_scheduler.live_sessions import LiveSessions
+from catenary_scheduler.inflight.answer_lengths import LengthRecords
+from catenary_scheduler.inflight.batches import InFlight
+from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.replanning.planner import Planner
 from catenary_scheduler.storage.journal import Changes, Fields, Journal

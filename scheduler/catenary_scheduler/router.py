@@ -18,8 +18,8 @@ from catenary_scheduler.dispatch.events import (
     StartSession,
 )
 from catenary_scheduler.gateway_sessions import GatewaySessions
-from catenary_scheduler.in_flight import InFlight
-from catenary_scheduler.live_sessions import LiveSessions
+from catenary_scheduler.inflight.batches import InFlight
+from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages

@@ -14,11 +14,11 @@ from catenary_scheduler.dispatch.events import (
     SessionFailed,
     SessionsHeld,
 )
+from catenary_scheduler.inflight.session_hops import SessionRoutes
+from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.latency_desk import LatencyDesk
-from catenary_scheduler.live_sessions import LiveSessions
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.latency import expected_work_ns
-from catenary_scheduler.session_routes import SessionRoutes
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.messages import partition_of
 from catenary_scheduler.wire.session_messages import close_sessions_message, work_of

@@ -40,9 +40,11 @@ from catenary_scheduler.engine import Engine
 from catenary_scheduler.gateway_sessions import GatewaySessions
 from catenary_scheduler.gateways import GatewaySession
 from catenary_scheduler.housekeeping import keep_house
-from catenary_scheduler.in_flight import InFlight
-from catenary_scheduler.length_records import LengthRecords
-from catenary_scheduler.live_sessions import LiveSessions
+from catenary_scheduler.inflight.answer_lengths import LengthRecords
+from catenary_scheduler.inflight.batches import InFlight
+from catenary_scheduler.inflight.not_ready_queue import WaitingRoom
+from catenary_scheduler.inflight.session_moves import SessionMoves
+from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.model_table import model_table
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.observed.slowdowns import Slowdowns
@@ -58,7 +60,6 @@ from catenary_scheduler.replanning.factory import planner_of
 from catenary_scheduler.rollout.report import SwitchReport, observe_switch
 from catenary_scheduler.router import Router, Stamp
 from catenary_scheduler.session_desk import SessionDesk
-from catenary_scheduler.session_moves import SessionMoves
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.slow_and_silent import SlowAndSilent, SlowAndSilentRules
 from catenary_scheduler.storage.clock import now_ns
@@ -68,7 +69,6 @@ from catenary_scheduler.storage.store import Store
 from catenary_scheduler.storage.write_behind import Rhythm, WriteBehind
 from catenary_scheduler.storage.write_behind import Sources as WriteSources
 from catenary_scheduler.takeover_trouble import TakeoverTrouble
-from catenary_scheduler.waiting_room import WaitingRoom
 from catenary_scheduler.wire.messages import rejection
 from catenary_services.domain.groups import EPOCH_FIELD, first_id
 from catenary_services.domain.ids import (

@@ -3,9 +3,9 @@ from __future__ import annotations
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.book import Book, Claims
 from catenary_scheduler.dispatch.events import StartSession
-from catenary_scheduler.live_sessions import LiveSessions
+from catenary_scheduler.inflight.session_hops import SessionRoutes
+from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.planning import parse_placement
-from catenary_scheduler.session_routes import SessionRoutes
 from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.keys import Table
 from catenary_services.domain.ids import (

@@ -12,7 +12,8 @@ from catenary_scheduler.agents.directory import Peers
 from catenary_scheduler.agents.load_orders import LoadOrders
 from catenary_scheduler.dispatch import events
 from catenary_scheduler.engine import Engine
-from catenary_scheduler.in_flight import InFlight
+from catenary_scheduler.inflight.batches import InFlight
+from catenary_scheduler.inflight.not_ready_queue import WaitingRoom
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.observed.utilisation import Utilisation
 from catenary_scheduler.planning import (
@@ -28,7 +29,6 @@ from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.keys import Table
 from catenary_scheduler.storage.values.records import measurements_of
 from catenary_scheduler.storage.values.stored import StoredMeasurements
-from catenary_scheduler.waiting_room import WaitingRoom
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
-from catenary_scheduler.length_records import LengthRecords
+from catenary_scheduler.inflight.answer_lengths import LengthRecords
 from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.keys import Table
 from catenary_services.domain.ids import ModelKey

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.agents.registry import Roster
-from catenary_scheduler.live_sessions import LiveSessions
+from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.requirements import Wanted, wanted_by_agent
 from catenary_scheduler.storage.values.stored import Hops
