@@ -10,7 +10,7 @@ from typing import Protocol
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agents.epoch_claims import Claim
 from catenary_scheduler.agents.registry import AgentRecord, AgentSession, Loaded
-from catenary_scheduler.cluster import Cluster
+from catenary_scheduler.cluster.controller import Cluster
 from catenary_scheduler.dispatch.events import Event, SessionsClosed
 from catenary_scheduler.observed.stuck_agents import StuckAgents
 from catenary_scheduler.planning.requirements import CacheNeed

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.agents.registry import is_draining, staying
+from catenary_scheduler.cluster.draining import begin_draining, is_idle, take_back, tell_drained
 from catenary_scheduler.dispatch.events import Event, LatencyRefitted, Scale
-from catenary_scheduler.draining import begin_draining, is_idle, take_back, tell_drained
 from catenary_scheduler.scaling import (
     ModelScaling,
     ScalingPolicy,

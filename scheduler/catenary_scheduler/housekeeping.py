@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agents.hosting import agents_by_state
+from catenary_scheduler.cluster.draining import begin_draining, tell_drained
 from catenary_scheduler.dispatch.availability import Impairment
-from catenary_scheduler.draining import begin_draining, tell_drained
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.log import get_logger

@@ -20,7 +20,7 @@ from catenary_services.log import get_logger
 if TYPE_CHECKING:
     from catenary_scheduler.agents.deployments import Deployments
     from catenary_scheduler.book import SlotLedger
-    from catenary_scheduler.cluster import Cluster
+    from catenary_scheduler.cluster.controller import Cluster
     from catenary_scheduler.observed.profiles import Measured
     from catenary_services.telemetry.metrics import Metrics
 

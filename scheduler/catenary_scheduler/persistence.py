@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.directory import Peers
 from catenary_scheduler.autoscaler import Autoscaler
-from catenary_scheduler.cluster import Cluster
+from catenary_scheduler.cluster.controller import Cluster
+from catenary_scheduler.cluster.drain_marks import DrainMarks
 from catenary_scheduler.dispatch import CombinedDispatcher
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.drain_marks import DrainMarks
 from catenary_scheduler.inflight.answer_lengths import LengthRecords
 from catenary_scheduler.inflight.batches import InFlight
 from catenary_scheduler.inflight.sessions import LiveSessions

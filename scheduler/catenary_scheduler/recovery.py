@@ -17,8 +17,8 @@ from redis.exceptions import ResponseError
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.agents.deployments import Deployment
 from catenary_scheduler.book import Reservation
+from catenary_scheduler.cluster.plan_documents import check_blocks, load_plan_file
 from catenary_scheduler.planning import Placement
-from catenary_scheduler.plans import check_blocks, load_plan_file
 from catenary_scheduler.replanning.provenance import PlanNotes
 from catenary_scheduler.rollout.report import SwitchReport
 from catenary_scheduler.storage.clock import now_ns, translation_ns

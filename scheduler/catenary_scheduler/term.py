@@ -18,7 +18,8 @@ from catenary_scheduler.audits import Audits
 from catenary_scheduler.autoscaler import Autoscaler
 from catenary_scheduler.book import Book
 from catenary_scheduler.boundary_desk import BoundaryDesk
-from catenary_scheduler.cluster import Cluster, Limits
+from catenary_scheduler.cluster.controller import Cluster, Limits
+from catenary_scheduler.cluster.drain_marks import DrainMarks
 from catenary_scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.booked_times import BookedTimes
@@ -35,7 +36,6 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
-from catenary_scheduler.drain_marks import DrainMarks
 from catenary_scheduler.engine import Engine
 from catenary_scheduler.gateway_sessions import GatewaySessions
 from catenary_scheduler.gateways import GatewaySession

@@ -148,7 +148,7 @@ async def test_more_slots_are_ordered_of_a_partition_that_stays_loaded(
 async def test_sessions_in_the_way_of_a_crowded_change_are_moved(
     generating: Configured, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catenary_scheduler.cluster._MOVE_SESSIONS_NS", 200 * MS)
+    monkeypatch.setattr("catenary_scheduler.cluster.controller._MOVE_SESSIONS_NS", 200 * MS)
     file = file_of(tmp_path, chains((1, [("agent-0", 0, 6, 0)])))
     async with scheduler(generating(plan_file=file)) as process, admin(process.port) as stub:
         # Six blocks and six slots fit; three blocks and six slots beside them do not.

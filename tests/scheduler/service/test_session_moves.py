@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
-from catenary_scheduler.draining import begin_draining, is_idle, take_back
+from catenary_scheduler.cluster.draining import begin_draining, is_idle, take_back
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import Table
 from catenary_services.domain.ids import AgentId, GatewayId, RequestId, SessionId

@@ -22,7 +22,8 @@ from catenary_scheduler.agents.hosting import Fleet, Goal, Yard
 from catenary_scheduler.agents.load_orders import LoadOrders
 from catenary_scheduler.agents.readiness import judge
 from catenary_scheduler.agents.registry import AgentRecord, Loaded, Roster
-from catenary_scheduler.in_force import ActivePlan, Dispatching, InForce
+from catenary_scheduler.cluster.active_plan import ActivePlan, Dispatching, InForce
+from catenary_scheduler.cluster.desired_plan import Wishes
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.replanning.chain_costs import latency_lines, service_times
@@ -31,7 +32,6 @@ from catenary_scheduler.rollout.driver import Steering
 from catenary_scheduler.rollout.report import SwitchReport
 from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
 from catenary_scheduler.storage.clock import now_ns
-from catenary_scheduler.wishes import Wishes
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,

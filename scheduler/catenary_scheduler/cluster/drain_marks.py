@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from catenary_scheduler.agents.registry import AgentRecord, is_draining
+from catenary_scheduler.cluster.draining import is_idle
 from catenary_scheduler.dispatch.availability import Impairment
-from catenary_scheduler.draining import is_idle
 from catenary_scheduler.planning import requirements
 from catenary_services.domain.ids import AgentId
 from catenary_services.log import get_logger
