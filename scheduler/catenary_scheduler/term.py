@@ -17,7 +17,6 @@ from catenary_scheduler.agents.registry import AgentRecord, AgentSession, server
 from catenary_scheduler.audits import Audits
 from catenary_scheduler.autoscaler import Autoscaler
 from catenary_scheduler.book import Book
-from catenary_scheduler.boundary_desk import BoundaryDesk
 from catenary_scheduler.cluster.controller import Cluster, Limits
 from catenary_scheduler.cluster.drain_marks import DrainMarks
 from catenary_scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, PooledDispatcher
@@ -37,6 +36,9 @@ from catenary_scheduler.dispatch.events import (
     Tick,
 )
 from catenary_scheduler.engine import Engine
+from catenary_scheduler.feedback.session_reports import SessionDesk
+from catenary_scheduler.feedback.slow_and_silent import SlowAndSilent, SlowAndSilentRules
+from catenary_scheduler.feedback.transfer_rates import BoundaryDesk
 from catenary_scheduler.gateway_sessions import GatewaySessions
 from catenary_scheduler.gateways import GatewaySession
 from catenary_scheduler.housekeeping import keep_house
@@ -59,9 +61,7 @@ from catenary_scheduler.recovery import queued_reservations, read_state, take_ov
 from catenary_scheduler.replanning.factory import planner_of
 from catenary_scheduler.rollout.report import SwitchReport, observe_switch
 from catenary_scheduler.router import Router, Stamp
-from catenary_scheduler.session_desk import SessionDesk
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.slow_and_silent import SlowAndSilent, SlowAndSilentRules
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.lease import Lease

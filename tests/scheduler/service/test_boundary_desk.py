@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.boundary_desk import BoundaryDesk
 from catenary_scheduler.dispatch.events import BoundariesMeasured, Event
+from catenary_scheduler.feedback.transfer_rates import BoundaryDesk
 from catenary_scheduler.housekeeping import _show
 from catenary_scheduler.observed.links import MeasuredLinks
 from catenary_scheduler.observed.profiles import Measured

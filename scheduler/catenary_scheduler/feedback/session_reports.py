@@ -14,9 +14,9 @@ from catenary_scheduler.dispatch.events import (
     SessionFailed,
     SessionsHeld,
 )
+from catenary_scheduler.feedback.latency_refit import LatencyDesk
 from catenary_scheduler.inflight.session_hops import SessionRoutes
 from catenary_scheduler.inflight.sessions import LiveSessions
-from catenary_scheduler.latency_desk import LatencyDesk
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.latency import expected_work_ns
 from catenary_scheduler.storage.clock import now_ns

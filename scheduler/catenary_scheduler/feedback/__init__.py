@@ -1,0 +1,1 @@
+"""What agents report, told to the dispatcher: latencies, transfers, slowness, sessions."""
