@@ -17,7 +17,7 @@ from catenary_protos.catenary.v1 import (
 )
 from catenary_scheduler.admin import AdminService
 from catenary_scheduler.campaign import Campaign
-from catenary_scheduler.service import SchedulerService
+from catenary_scheduler.rpc.service import SchedulerService
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.shard import REDIS_FAILURES, Shard
 from catenary_scheduler.takeover_trouble import TakeoverTrouble

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.agent_sessions import AgentSessions
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.directory import Peers
 from catenary_scheduler.agents.epoch_claims import Claim, EpochClaims, Verdict
@@ -39,28 +38,29 @@ from catenary_scheduler.engine import Engine
 from catenary_scheduler.feedback.session_reports import SessionDesk
 from catenary_scheduler.feedback.slow_and_silent import SlowAndSilent, SlowAndSilentRules
 from catenary_scheduler.feedback.transfer_rates import BoundaryDesk
-from catenary_scheduler.gateway_sessions import GatewaySessions
-from catenary_scheduler.gateways import GatewaySession
 from catenary_scheduler.housekeeping import keep_house
 from catenary_scheduler.inflight.answer_lengths import LengthRecords
 from catenary_scheduler.inflight.batches import InFlight
 from catenary_scheduler.inflight.not_ready_queue import WaitingRoom
 from catenary_scheduler.inflight.session_moves import SessionMoves
 from catenary_scheduler.inflight.sessions import LiveSessions
-from catenary_scheduler.model_table import model_table
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.observed.slowdowns import Slowdowns
 from catenary_scheduler.observed.stuck_agents import StuckAgents
 from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.observed.utilisation import Utilisation
-from catenary_scheduler.offenders import Offenders
 from catenary_scheduler.persistence import FileMark, Persistence, Sources
 from catenary_scheduler.planning.survival import survival_of
-from catenary_scheduler.plausibility import Plausibility
 from catenary_scheduler.recovery import queued_reservations, read_state, take_over
 from catenary_scheduler.replanning.factory import planner_of
 from catenary_scheduler.rollout.report import SwitchReport, observe_switch
-from catenary_scheduler.router import Router, Stamp
+from catenary_scheduler.rpc.agent_streams import AgentSessions
+from catenary_scheduler.rpc.command_sender import Router, Stamp
+from catenary_scheduler.rpc.gateway_registry import GatewaySession
+from catenary_scheduler.rpc.gateway_streams import GatewaySessions
+from catenary_scheduler.rpc.model_table import model_table
+from catenary_scheduler.rpc.offenders import Offenders
+from catenary_scheduler.rpc.plausibility import Plausibility
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.storage.journal import Journal

@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.agent_sessions import _loaded
 from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement, complete_plan
 from catenary_scheduler.planning.live import (
     ChainCluster,
@@ -25,6 +24,7 @@ from catenary_scheduler.planning.live.rings import composition_of
 from catenary_scheduler.planning.placement import parse_placement, placement_document
 from catenary_scheduler.planning.requirements import CacheNeed, wanted_of
 from catenary_scheduler.replanning.chain_builder import compose
+from catenary_scheduler.rpc.agent_streams import _loaded
 from catenary_scheduler.scaling.workers_line import Lengths
 from catenary_scheduler.scaling_facts import sessions_of
 from catenary_scheduler.settings import SchedulerSettings

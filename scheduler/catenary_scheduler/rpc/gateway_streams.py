@@ -13,8 +13,8 @@ from catenary_scheduler.dispatch.events import (
     RequestCompleted,
     SessionRequested,
 )
-from catenary_scheduler.gateways import Gateway, GatewaySession, Leader, Sampled
 from catenary_scheduler.inflight.not_ready_queue import Arrival, WaitingRoom
+from catenary_scheduler.rpc.gateway_registry import Gateway, GatewaySession, Leader, Sampled
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages

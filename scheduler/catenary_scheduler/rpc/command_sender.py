@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from prometheus_client import Histogram
 
-from catenary_scheduler.agent_sessions import AgentSessions
 from catenary_scheduler.dispatch.events import (
     CancelBatch,
     CloseSessions,
@@ -17,10 +16,11 @@ from catenary_scheduler.dispatch.events import (
     Reject,
     StartSession,
 )
-from catenary_scheduler.gateway_sessions import GatewaySessions
 from catenary_scheduler.inflight.batches import InFlight
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.observed.timelines import Timelines
+from catenary_scheduler.rpc.agent_streams import AgentSessions
+from catenary_scheduler.rpc.gateway_streams import GatewaySessions
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
 from catenary_services.domain.ids import Epoch, ModelKey, Nanoseconds, RequestId

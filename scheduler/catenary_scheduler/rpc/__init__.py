@@ -1,0 +1,1 @@
+"""The streams of agents and gateways: reports in and checked, commands out."""
