@@ -13,7 +13,6 @@ from collections import defaultdict
 
 from benchmarks.figures import Figure, at_most
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.audits import holdings_of
 from catenary_scheduler.book import Book
 from catenary_scheduler.dispatch import ChainedDispatcher
 from catenary_scheduler.dispatch.auditing import Auditor, Believed, BookFacts, GatewayWants
@@ -29,6 +28,7 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
 )
 from catenary_scheduler.observed.timelines import Timelines
+from catenary_scheduler.runtime.book_audit import holdings_of
 from catenary_scheduler.wire.messages import partition_message
 from catenary_services.domain.ids import (
     AgentId,

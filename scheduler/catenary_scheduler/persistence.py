@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.directory import Peers
-from catenary_scheduler.autoscaler import Autoscaler
 from catenary_scheduler.cluster.controller import Cluster
 from catenary_scheduler.cluster.drain_marks import DrainMarks
 from catenary_scheduler.dispatch import CombinedDispatcher
@@ -17,6 +16,7 @@ from catenary_scheduler.inflight.batches import InFlight
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.replanning.planner import Planner
+from catenary_scheduler.runtime.autoscaler import Autoscaler
 from catenary_scheduler.storage.journal import Changes, Fields, Journal
 from catenary_scheduler.storage.keys import Table
 from catenary_scheduler.storage.values.codec import encode_document

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from catenary_scheduler.campaign import Campaign
 from catenary_scheduler.deference import Deference, FrozenLease
-from catenary_scheduler.housekeeping import show_nothing
+from catenary_scheduler.runtime.periodic import show_nothing
 from catenary_scheduler.storage.keys import Keys
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.script import pass_cancellation

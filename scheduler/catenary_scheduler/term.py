@@ -13,8 +13,6 @@ from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.directory import Peers
 from catenary_scheduler.agents.epoch_claims import Claim, EpochClaims, Verdict
 from catenary_scheduler.agents.registry import AgentRecord, AgentSession, servers_of
-from catenary_scheduler.audits import Audits
-from catenary_scheduler.autoscaler import Autoscaler
 from catenary_scheduler.book import Book
 from catenary_scheduler.cluster.controller import Cluster, Limits
 from catenary_scheduler.cluster.drain_marks import DrainMarks
@@ -34,11 +32,9 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
-from catenary_scheduler.engine import Engine
 from catenary_scheduler.feedback.session_reports import SessionDesk
 from catenary_scheduler.feedback.slow_and_silent import SlowAndSilent, SlowAndSilentRules
 from catenary_scheduler.feedback.transfer_rates import BoundaryDesk
-from catenary_scheduler.housekeeping import keep_house
 from catenary_scheduler.inflight.answer_lengths import LengthRecords
 from catenary_scheduler.inflight.batches import InFlight
 from catenary_scheduler.inflight.not_ready_queue import WaitingRoom
@@ -61,6 +57,10 @@ from catenary_scheduler.rpc.gateway_streams import GatewaySessions
 from catenary_scheduler.rpc.model_table import model_table
 from catenary_scheduler.rpc.offenders import Offenders
 from catenary_scheduler.rpc.plausibility import Plausibility
+from catenary_scheduler.runtime.autoscaler import Autoscaler
+from catenary_scheduler.runtime.book_audit import Audits
+from catenary_scheduler.runtime.dispatch_loop import Engine
+from catenary_scheduler.runtime.periodic import keep_house
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.storage.journal import Journal

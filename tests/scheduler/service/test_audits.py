@@ -220,7 +220,7 @@ async def test_rows_of_the_past_in_redis_do_not_stay_in_the_book(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """A copy of Redis was put back: batches that end in an hour, sessions that ended long ago."""
-    monkeypatch.setattr("catenary_scheduler.audits._CLAIMS_NS", 300_000_000)
+    monkeypatch.setattr("catenary_scheduler.runtime.book_audit._CLAIMS_NS", 300_000_000)
     keys, half_ns = Keys("main"), 1_800 * 10**9
     client = redis.asyncio.Redis.from_url(server.url)
     far = f"{half_ns} {half_ns + 10**9} {2 * half_ns}"

@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2
-from catenary_scheduler import autoscaler
 from catenary_scheduler.process import SchedulerProcess
+from catenary_scheduler.runtime import autoscaler
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId
 from chain_harness import serving

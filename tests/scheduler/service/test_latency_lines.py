@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.dispatch.events import LatencyRefitted, PlanActivated
-from catenary_scheduler.housekeeping import _show
+from catenary_scheduler.runtime.periodic import _show
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.term import Term
 from catenary_services.telemetry.metrics import Metrics

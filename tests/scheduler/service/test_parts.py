@@ -11,7 +11,6 @@ from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.agents.directory import Peers
 from catenary_scheduler.agents.load_orders import LoadOrders
 from catenary_scheduler.dispatch import events
-from catenary_scheduler.engine import Engine
 from catenary_scheduler.inflight.batches import InFlight
 from catenary_scheduler.inflight.not_ready_queue import WaitingRoom
 from catenary_scheduler.observed.profiles import Measured
@@ -25,6 +24,7 @@ from catenary_scheduler.planning import (
 from catenary_scheduler.planning.latency import WorkDone
 from catenary_scheduler.planning.live import GenerationCost
 from catenary_scheduler.planning.requirements import agents_of, missing, wanted_of, without
+from catenary_scheduler.runtime.dispatch_loop import Engine
 from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.keys import Table
 from catenary_scheduler.storage.values.records import measurements_of
@@ -285,7 +285,7 @@ async def test_a_bug_in_the_dispatcher_refuses_one_request_and_no_more() -> None
 
 
 def test_what_the_dispatcher_counted_is_added_once() -> None:
-    from catenary_scheduler.housekeeping import _count
+    from catenary_scheduler.runtime.periodic import _count
 
     metrics = Metrics()
     first = {"drift_ns_sum": 2 * SECOND, "corrections": 4, "displaced_batches": 1}

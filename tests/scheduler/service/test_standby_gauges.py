@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import generate_latest
 
-from catenary_scheduler.housekeeping import show_nothing
+from catenary_scheduler.runtime.periodic import show_nothing
 from catenary_services.telemetry.metrics import Metrics
 
 

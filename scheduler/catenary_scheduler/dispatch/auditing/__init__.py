@@ -5,8 +5,8 @@
     auditor     which of that is a leak, and not a message under way
     remedies    what mends a leak: the events and orders there are anyway
 
-Pure: time is an argument. `scheduler/catenary_scheduler/audits.py` asks agents and gateways, and
-carries remedies out.
+Pure: time is an argument. `scheduler/catenary_scheduler/runtime/book_audit.py` asks agents and
+gateways, and carries remedies out.
 """
 
 from catenary_scheduler.dispatch.auditing.auditor import Auditor

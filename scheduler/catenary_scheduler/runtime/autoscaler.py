@@ -18,6 +18,8 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.agents.registry import is_draining, staying
 from catenary_scheduler.cluster.draining import begin_draining, is_idle, take_back, tell_drained
 from catenary_scheduler.dispatch.events import Event, LatencyRefitted, Scale
+from catenary_scheduler.runtime.session_outcomes import ScalingWatch
+from catenary_scheduler.runtime.worker_facts import ScalingFacts, crew_of, workers_of
 from catenary_scheduler.scaling import (
     ModelScaling,
     ScalingPolicy,
@@ -25,8 +27,6 @@ from catenary_scheduler.scaling import (
     last_of_each,
     next_to_go,
 )
-from catenary_scheduler.scaling_facts import ScalingFacts, crew_of, workers_of
-from catenary_scheduler.scaling_watch import ScalingWatch
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives

@@ -1,0 +1,1 @@
+"""What runs while a leader leads: the dispatch loop, periodic work, audits of the book, scaling."""
