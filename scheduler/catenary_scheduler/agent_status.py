@@ -11,7 +11,7 @@ from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import AgentId
 
 if TYPE_CHECKING:
-    from catenary_scheduler.term import Term
+    from catenary_scheduler.leadership.leader import Term
 
 
 def add_agents(status: admin_pb2.GetStatusResponse, term: Term) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from catenary_scheduler.agents.deployments import Wish
 from catenary_scheduler.cluster.draining import begin_draining, is_idle, tell_drained
 from catenary_scheduler.cluster.plan_documents import document_of, placement_of
+from catenary_scheduler.leadership.leader import Term
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.rollout.report import SwitchReport
 from catenary_scheduler.rollout.rollout import Phase
-from catenary_scheduler.term import Term
 from catenary_services.domain.ids import AgentId
 from catenary_services.errors import InvalidInput, PlanInfeasible, Unavailable
 

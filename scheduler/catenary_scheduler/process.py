@@ -16,12 +16,12 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2_grpc,
 )
 from catenary_scheduler.admin import AdminService
-from catenary_scheduler.campaign import Campaign
+from catenary_scheduler.leadership.group_election import Campaign
+from catenary_scheduler.leadership.group_leader import REDIS_FAILURES, Shard
+from catenary_scheduler.leadership.leader import Surroundings, Term
+from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
 from catenary_scheduler.rpc.service import SchedulerService
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.shard import REDIS_FAILURES, Shard
-from catenary_scheduler.takeover_trouble import TakeoverTrouble
-from catenary_scheduler.term import Surroundings, Term
 from catenary_services.domain.groups import chosen_group, share_of
 from catenary_services.errors import CatenaryError, InvalidInput, Unavailable
 from catenary_services.grpc_kit import (

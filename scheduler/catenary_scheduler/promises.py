@@ -20,7 +20,7 @@ from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
     from catenary_scheduler.agents.deployments import Deployment
-    from catenary_scheduler.term import Term
+    from catenary_scheduler.leadership.leader import Term
 
 _MOST_NAMED = 4
 

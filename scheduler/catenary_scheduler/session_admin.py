@@ -10,7 +10,7 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.dispatch.chained.views import SessionView
 from catenary_scheduler.dispatch.events import MoveMode
 from catenary_scheduler.inflight.session_moves import BegunMove, EndedMove
-from catenary_scheduler.term import Term
+from catenary_scheduler.leadership.leader import Term
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, SessionId
 from catenary_services.domain.plan import ChainHop
 from catenary_services.errors import InvalidInput, NotSupported

@@ -8,7 +8,7 @@ from catenary_services.version import software_version
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import admin_pb2
-    from catenary_scheduler.term import Term
+    from catenary_scheduler.leadership.leader import Term
 
 
 def add_versions(status: admin_pb2.GetStatusResponse, term: Term) -> None:

@@ -13,7 +13,7 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanose
 
 if TYPE_CHECKING:
     from catenary_scheduler.book import Reservation
-    from catenary_scheduler.term import Term
+    from catenary_scheduler.leadership.leader import Term
 
 _BACK_NS = 2 * NANOSECONDS_PER_SECOND
 _AHEAD_NS = NANOSECONDS_PER_SECOND

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary_scheduler.agents.epoch_claims import NEARBY, Claim, EpochClaims, Verdict
-from catenary_scheduler.takeover_trouble import TakeoverTrouble
+from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
 from catenary_services.domain.groups import EPOCH_LIMIT, FARTHEST_EPOCH, HIGHEST_GRANTED, first_id
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Epoch
 

@@ -18,7 +18,7 @@ from catenary_services.domain.ids import AgentId
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_scheduler.term import Term
+    from catenary_scheduler.leadership.leader import Term
 
 _log = get_logger(__name__)
 

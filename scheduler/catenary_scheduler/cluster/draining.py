@@ -15,7 +15,7 @@ from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import Chain, ModelPlan
 
 if TYPE_CHECKING:
-    from catenary_scheduler.term import Term
+    from catenary_scheduler.leadership.leader import Term
 
 
 def begin_draining(term: Term, agent_id: AgentId) -> None:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import yaml
 
 from catenary_scheduler.agents.deployments import Deployment, Deployments
-from catenary_scheduler.persistence import digest_of
+from catenary_scheduler.leadership.snapshot import digest_of
 from catenary_scheduler.planning import Placement, parse_placement
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
 from catenary_services.errors import InvalidInput, ModelNotFound
 
 if TYPE_CHECKING:
-    from catenary_scheduler.term import Term
+    from catenary_scheduler.leadership.leader import Term
 
 
 def document_of(text: str) -> dict[str, object]:

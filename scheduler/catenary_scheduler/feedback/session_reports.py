@@ -27,7 +27,7 @@ from catenary_services.domain.latency import TokenObjectives
 from catenary_services.errors import PartitionLost
 
 if TYPE_CHECKING:
-    from catenary_scheduler.term import Term
+    from catenary_scheduler.leadership.leader import Term
 
 
 class SessionDesk:

@@ -23,7 +23,7 @@ from catenary_services.errors import InvalidMessage
 from catenary_services.security.identity import Role
 
 if TYPE_CHECKING:
-    from catenary_scheduler.term import Term
+    from catenary_scheduler.leadership.leader import Term
 
 _SLACK_NS = 50_000_000
 """Clocks of two machines, and how long a message may wait to be read, differ by less."""

@@ -8,7 +8,7 @@ import grpc.aio
 
 from catenary_protos.catenary.v1 import scheduler_pb2_grpc
 from catenary_scheduler.admin import Office, group_of
-from catenary_scheduler.term import Term
+from catenary_scheduler.leadership.leader import Term
 from catenary_scheduler.wire.streams import Speaks, Stream
 from catenary_services.error_tables import abort, error_of_exception
 from catenary_services.errors import CatenaryError, InvalidMessage

@@ -35,7 +35,7 @@ from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from catenary_scheduler.term import Term
+    from catenary_scheduler.leadership.leader import Term
 
 _log = get_logger(__name__)
 _TICK_NS = NANOSECONDS_PER_SECOND

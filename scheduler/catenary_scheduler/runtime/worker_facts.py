@@ -14,7 +14,7 @@ from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import Chain, ChainHop, ModelPlan
 
 if TYPE_CHECKING:
-    from catenary_scheduler.term import Term
+    from catenary_scheduler.leadership.leader import Term
 
 _UNLIMITED = 1_000_000
 

@@ -8,13 +8,13 @@ from typing import Any
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.dispatch.events import BoundariesMeasured, Event
 from catenary_scheduler.feedback.transfer_rates import BoundaryDesk
+from catenary_scheduler.leadership.leader import Term
 from catenary_scheduler.observed.links import MeasuredLinks
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.runtime.periodic import _show
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import Table
 from catenary_scheduler.storage.values.records import measurements_of
-from catenary_scheduler.term import Term
 from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import ChainHop
 from catenary_services.telemetry.metrics import Metrics

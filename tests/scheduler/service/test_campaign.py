@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_scheduler.campaign import Campaign
+from catenary_scheduler.leadership.group_election import Campaign
 from catenary_scheduler.storage.lease import Sight
 
 GRACE_S = 1.0

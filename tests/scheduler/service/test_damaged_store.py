@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.dispatch.availability import Impairment
+from catenary_scheduler.leadership.recovery import take_over
 from catenary_scheduler.process import SchedulerProcess
-from catenary_scheduler.recovery import take_over
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import Keys, Table
 from catenary_services.domain.groups import HIGHEST_GRANTED
@@ -113,7 +113,7 @@ async def test_whatever_fails_while_taking_over_is_tried_again_and_said(
             raise RuntimeError("nobody thought of this")
         return await real(term, stored)
 
-    monkeypatch.setattr("catenary_scheduler.term.take_over", fails)
+    monkeypatch.setattr("catenary_scheduler.leadership.leader.take_over", fails)
     async with scheduler(configured(scheduler_id="scheduler-1")) as process:
         await until(lambda: len(tries) >= 2, "it tries again")
         said = await status(process)

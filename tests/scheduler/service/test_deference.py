@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catenary_scheduler.deference import Deference, FrozenLease
+from catenary_scheduler.leadership.takeover_delay import Deference, FrozenLease
 
 
 def test_without_an_outage_a_free_lease_is_for_whoever_comes_first() -> None:

@@ -10,9 +10,9 @@ from prometheus_client import generate_latest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.dispatch.events import LatencyRefitted, PlanActivated
+from catenary_scheduler.leadership.leader import Term
 from catenary_scheduler.runtime.periodic import _show
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.term import Term
 from catenary_services.telemetry.metrics import Metrics
 from chain_harness import chains, file_of, serving
 from scheduler_harness import LLM, MS, AgentScript, Crowd, FakeAgent, admin, scheduler, until

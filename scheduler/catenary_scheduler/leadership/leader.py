@@ -40,14 +40,15 @@ from catenary_scheduler.inflight.batches import InFlight
 from catenary_scheduler.inflight.not_ready_queue import WaitingRoom
 from catenary_scheduler.inflight.session_moves import SessionMoves
 from catenary_scheduler.inflight.sessions import LiveSessions
+from catenary_scheduler.leadership.recovery import queued_reservations, read_state, take_over
+from catenary_scheduler.leadership.snapshot import FileMark, Persistence, Sources
+from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
 from catenary_scheduler.observed.profiles import Measured
 from catenary_scheduler.observed.slowdowns import Slowdowns
 from catenary_scheduler.observed.stuck_agents import StuckAgents
 from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.observed.utilisation import Utilisation
-from catenary_scheduler.persistence import FileMark, Persistence, Sources
 from catenary_scheduler.planning.survival import survival_of
-from catenary_scheduler.recovery import queued_reservations, read_state, take_over
 from catenary_scheduler.replanning.factory import planner_of
 from catenary_scheduler.rollout.report import SwitchReport, observe_switch
 from catenary_scheduler.rpc.agent_streams import AgentSessions
@@ -68,7 +69,6 @@ from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
 from catenary_scheduler.storage.write_behind import Rhythm, WriteBehind
 from catenary_scheduler.storage.write_behind import Sources as WriteSources
-from catenary_scheduler.takeover_trouble import TakeoverTrouble
 from catenary_scheduler.wire.messages import rejection
 from catenary_services.domain.groups import EPOCH_FIELD, first_id
 from catenary_services.domain.ids import (

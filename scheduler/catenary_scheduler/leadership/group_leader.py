@@ -11,15 +11,15 @@ from contextlib import suppress
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from catenary_scheduler.campaign import Campaign
-from catenary_scheduler.deference import Deference, FrozenLease
+from catenary_scheduler.leadership.group_election import Campaign
+from catenary_scheduler.leadership.leader import Surroundings, Term
+from catenary_scheduler.leadership.takeover_delay import Deference, FrozenLease
+from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
 from catenary_scheduler.runtime.periodic import show_nothing
 from catenary_scheduler.storage.keys import Keys
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.script import pass_cancellation
 from catenary_scheduler.storage.store import Store
-from catenary_scheduler.takeover_trouble import TakeoverTrouble
-from catenary_scheduler.term import Surroundings, Term
 from catenary_services.errors import (
     CatenaryError,
     InvalidInput,

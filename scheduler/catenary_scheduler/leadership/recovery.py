@@ -41,7 +41,7 @@ from catenary_services.errors import CatenaryError
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_scheduler.term import Term
+    from catenary_scheduler.leadership.leader import Term
 
 _log = get_logger(__name__)
 _GRACE_NS = NANOSECONDS_PER_SECOND
