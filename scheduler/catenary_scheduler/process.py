@@ -15,7 +15,7 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-from catenary_scheduler.admin import AdminService
+from catenary_scheduler.admin.service import AdminService
 from catenary_scheduler.leadership.group_election import Campaign
 from catenary_scheduler.leadership.group_leader import REDIS_FAILURES, Shard
 from catenary_scheduler.leadership.leader import Surroundings, Term

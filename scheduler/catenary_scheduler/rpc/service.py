@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import grpc.aio
 
 from catenary_protos.catenary.v1 import scheduler_pb2_grpc
-from catenary_scheduler.admin import Office, group_of
+from catenary_scheduler.admin.service import Office, group_of
 from catenary_scheduler.leadership.leader import Term
 from catenary_scheduler.wire.streams import Speaks, Stream
 from catenary_services.error_tables import abort, error_of_exception

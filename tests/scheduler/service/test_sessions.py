@@ -108,7 +108,7 @@ async def test_a_lost_agent_costs_no_request(configured: Configured, crowd: Crow
             '{"models": [{"name": "toy", "pipelines": [{"batch": 1, "partitions":'
             ' [{"blocks": [0, 4], "agents": ["agent-0", "agent-1"]}]}]}]}'
         )
-        from catenary_scheduler.operations import apply_plan
+        from catenary_scheduler.admin.operations import apply_plan
 
         await apply_plan(process.term(), placement, 10.0)
         await until(lambda: gateway.ready, "ready")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from catenary_protos.catenary.v1 import admin_pb2
-from catenary_scheduler.agent_status import add_agents
+from catenary_scheduler.admin.agent_status import add_agents
+from catenary_scheduler.admin.sessions import SessionFigures, hop_status
+from catenary_scheduler.admin.software_versions import add_versions
 from catenary_scheduler.leadership.leader import Term
-from catenary_scheduler.session_admin import SessionFigures, hop_status
-from catenary_scheduler.software_versions import add_versions
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.plan import Chain, Pipeline
 

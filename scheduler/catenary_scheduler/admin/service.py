@@ -10,18 +10,18 @@ from typing import NoReturn, Protocol, TypeVar
 import grpc.aio
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
-from catenary_scheduler import operations
+from catenary_scheduler.admin import operations
+from catenary_scheduler.admin.plan_summary import promises_of
+from catenary_scheduler.admin.plan_text import explain
+from catenary_scheduler.admin.sessions import move_session, session_list, sessions_of
+from catenary_scheduler.admin.status import status_of
+from catenary_scheduler.admin.timelines import timelines_of
 from catenary_scheduler.agents.deployments import Wish
 from catenary_scheduler.agents.registry import servers_of
-from catenary_scheduler.explain import explain
 from catenary_scheduler.leadership.leader import Term
 from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
 from catenary_scheduler.planning import placement_document
-from catenary_scheduler.promises import promises_of
 from catenary_scheduler.rollout.report import SwitchReport
-from catenary_scheduler.session_admin import move_session, session_list, sessions_of
-from catenary_scheduler.status import status_of
-from catenary_scheduler.timeline_report import timelines_of
 from catenary_services.domain.groups import GROUP_METADATA
 from catenary_services.domain.ids import AgentId
 from catenary_services.domain.packing import packing_goal
