@@ -1,5 +1,4 @@
-"""`python -m catenary_scheduler.replanning.solver_worker`: solves one planning task (see
-`solver.py`)."""
+"""Solves one planning task; `solver.py` starts it with `python -m`, in a process of its own."""
 
 from __future__ import annotations
 
