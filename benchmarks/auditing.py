@@ -16,7 +16,7 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.book import Book
 from catenary_scheduler.dispatch import ChainedDispatcher
 from catenary_scheduler.dispatch.auditing import Auditor, Believed, BookFacts, GatewayWants
-from catenary_scheduler.dispatch.chained.views import SessionClaim
+from catenary_scheduler.dispatch.chained.sessions.views import SessionClaim
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     DispatchBatch,

@@ -8,7 +8,7 @@ from typing import TypeVar
 from catenary_scheduler.book import Book, Reservation
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from catenary_scheduler.dispatch.chained.policy import PolicyFactory
+from catenary_scheduler.dispatch.chained.policies.policy import PolicyFactory
 from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     AgentJoined,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from catenary_protos.catenary.v1 import admin_pb2
-from catenary_scheduler.dispatch.chained.views import SessionView
+from catenary_scheduler.dispatch.chained.sessions.views import SessionView
 from catenary_scheduler.dispatch.events import MoveMode
 from catenary_scheduler.inflight.session_moves import BegunMove, EndedMove
 from catenary_scheduler.leadership.leader import Term

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.dispatch import ChainedDispatcher
-from catenary_scheduler.dispatch.chained.views import SessionView
+from catenary_scheduler.dispatch.chained.sessions.views import SessionView
 from catenary_scheduler.dispatch.events import Event, MoveMode, MoveWanted
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.session_messages import move_mode, session_moved

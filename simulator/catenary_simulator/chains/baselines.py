@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.dispatch.chained.bprr import BprrMetric, bprr_dispatcher
-from catenary_scheduler.dispatch.chained.path_dispatcher import PathDispatcher
-from catenary_scheduler.dispatch.chained.paths import PathServer
-from catenary_scheduler.dispatch.chained.petals import PetalsMetric, petals_dispatcher
+from catenary_scheduler.dispatch.chained.policies.bprr import BprrMetric, bprr_dispatcher
+from catenary_scheduler.dispatch.chained.policies.path_dispatcher import PathDispatcher
+from catenary_scheduler.dispatch.chained.policies.paths import PathServer
+from catenary_scheduler.dispatch.chained.policies.petals import PetalsMetric, petals_dispatcher
 from catenary_scheduler.planning.chains.bprr_placement import BprrServer, BprrTask, bprr_placement
 from catenary_scheduler.planning.chains.petals_placement import PetalsServer, Rule, petals_placement
 from catenary_scheduler.planning.chains.windows import Window, complete

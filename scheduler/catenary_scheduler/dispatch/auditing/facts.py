@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from catenary_scheduler.dispatch.chained.views import SessionClaim
+from catenary_scheduler.dispatch.chained.sessions.views import SessionClaim
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,

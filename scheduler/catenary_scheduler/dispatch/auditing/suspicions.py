@@ -19,7 +19,7 @@ from catenary_scheduler.dispatch.auditing.facts import (
     BookFacts,
     GatewayWants,
 )
-from catenary_scheduler.dispatch.chained.views import SessionClaim
+from catenary_scheduler.dispatch.chained.sessions.views import SessionClaim
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,

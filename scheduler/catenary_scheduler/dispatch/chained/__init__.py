@@ -27,6 +27,6 @@ moves is born a second time, on another chain, and the first is closed at `Sessi
 
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
 from catenary_scheduler.dispatch.chained.dispatcher import ChainedDispatcher
-from catenary_scheduler.dispatch.chained.policies import POLICIES
+from catenary_scheduler.dispatch.chained.policies.registry import POLICIES
 
 __all__ = ["POLICIES", "ChainedConfig", "ChainedDispatcher"]

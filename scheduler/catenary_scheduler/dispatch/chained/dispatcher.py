@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterable
 
 from catenary_scheduler.book import Book, Reservation, ReservationChange
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.dispatch.chained.board_statistics import placement_statistics
+from catenary_scheduler.dispatch.chained.admission.lifecycle import ChainLifecycle
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
-from catenary_scheduler.dispatch.chained.desk import Desk
-from catenary_scheduler.dispatch.chained.lifecycle import ChainLifecycle
-from catenary_scheduler.dispatch.chained.packing_line import Packing
-from catenary_scheduler.dispatch.chained.policies import policy_factory
-from catenary_scheduler.dispatch.chained.policy import PolicyFactory, RandomBelow
-from catenary_scheduler.dispatch.chained.resettling import resettle
-from catenary_scheduler.dispatch.chained.tracking import Ticket
-from catenary_scheduler.dispatch.chained.views import (
+from catenary_scheduler.dispatch.chained.migration.resettling import resettle
+from catenary_scheduler.dispatch.chained.packing.line import Packing
+from catenary_scheduler.dispatch.chained.placement.board_statistics import placement_statistics
+from catenary_scheduler.dispatch.chained.policies.policy import PolicyFactory, RandomBelow
+from catenary_scheduler.dispatch.chained.policies.registry import policy_factory
+from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.sessions.views import (
     SessionClaim,
     SessionView,
     claims_of,
     view_of,
     views_of,
 )
+from catenary_scheduler.dispatch.chained.tracking import Ticket
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,

@@ -21,7 +21,7 @@ from catenary_scheduler.dispatch.auditing import (
     remedy_of,
 )
 from catenary_scheduler.dispatch.auditing.auditor import key_of
-from catenary_scheduler.dispatch.chained.views import SessionClaim, SessionState
+from catenary_scheduler.dispatch.chained.sessions.views import SessionClaim, SessionState
 from catenary_scheduler.dispatch.events import (
     BatchFailed,
     CancelBatch,

@@ -6,7 +6,10 @@ import pytest
 
 from catenary_scheduler.book.caches import Claims
 from catenary_scheduler.dispatch.chained import ChainedDispatcher
-from catenary_scheduler.dispatch.chained.balancing_sessions import FewestSessions, PowerOfTwoChoices
+from catenary_scheduler.dispatch.chained.policies.balancing_sessions import (
+    FewestSessions,
+    PowerOfTwoChoices,
+)
 from catenary_scheduler.dispatch.chained.routes import Route
 from catenary_scheduler.dispatch.events import (
     AgentJoined,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.packing_cluster import PackedCluster, Served
 from benchmarks.packing_setup import MODEL, MS, S, Setup
-from catenary_scheduler.dispatch.chained.packing_pool import bins_needed
+from catenary_scheduler.dispatch.chained.packing.pool import bins_needed
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
 from catenary_scheduler.dispatch.events import AgentJoined
 from catenary_scheduler.packing.lower_bound import lower_bound

@@ -7,15 +7,15 @@ from itertools import permutations
 
 import pytest
 
-from catenary_scheduler.dispatch.chained.bprr import BprrMetric, bprr_dispatcher
-from catenary_scheduler.dispatch.chained.path_dispatcher import PathDispatcher
-from catenary_scheduler.dispatch.chained.paths import (
+from catenary_scheduler.dispatch.chained.policies.bprr import BprrMetric, bprr_dispatcher
+from catenary_scheduler.dispatch.chained.policies.path_dispatcher import PathDispatcher
+from catenary_scheduler.dispatch.chained.policies.paths import (
     Occupancy,
     PathFinder,
     PathServer,
     links_between,
 )
-from catenary_scheduler.dispatch.chained.petals import (
+from catenary_scheduler.dispatch.chained.policies.petals import (
     FULL_NS,
     OVERHEAD_NS,
     PetalsMetric,

@@ -1,0 +1,1 @@
+"""From request to answer: who is refused, what begins, what outgrows its memory, what ends."""

@@ -1,0 +1,72 @@
+"""Which requests are refused at once, and when they should come back."""
+
+from __future__ import annotations
+
+from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
+from catenary_scheduler.dispatch.events import Reject, SessionRequested
+from catenary_services.domain.ids import Nanoseconds
+from catenary_services.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    NoActivePlan,
+    Overloaded,
+    SloUnattainable,
+)
+
+
+def refusal(known: ChainLedger, event: SessionRequested) -> Reject | None:
+    """Returns the answer to a request that cannot be admitted; None if it can."""
+    if event.in_flight is not None:  # admitted before, by another scheduler
+        return None
+    desk = known.desks.get(event.model)
+    fault = _fault(desk, event)
+    if fault:
+        return Reject(
+            event.request, InvalidInput.reason, f"max_tokens: {fault}",
+            details={"field": "max_tokens"},
+        )  # fmt: skip
+    if known.plan is not None and (desk is None or not desk.served):
+        return Reject(
+            event.request, NoActivePlan.reason, f"no plan serves {event.model}",
+            retry_after_ns=known.config.retry_after_ns,
+        )  # fmt: skip
+    if event.deadline_ns <= known.now:
+        return Reject(
+            event.request, DeadlineExceeded.reason, "the deadline is over already",
+            details={"stage": "arrival"},
+        )  # fmt: skip
+    waiting = len(desk.line) if desk is not None else 0
+    if waiting >= known.config.max_queued or len(known.tickets) >= known.config.max_requests:
+        return Reject(
+            event.request, Overloaded.reason, f"{waiting} requests for {event.model} wait already",
+            retry_after_ns=_drained_after(known, desk),
+        )  # fmt: skip
+    return _inadmissible(desk, event, known.now)
+
+
+def _inadmissible(desk: Desk | None, event: SessionRequested, now: Nanoseconds) -> Reject | None:
+    """Returns the answer to a request whose objectives no worker could keep were it empty."""
+    if desk is None or desk.board is None or event.progress is not None:
+        return None
+    fault = desk.board.fault(event, now)
+    if fault is None:
+        return None
+    return Reject(event.request, SloUnattainable.reason, fault.message, details=fault.details())
+
+
+def _fault(desk: Desk | None, event: SessionRequested) -> str:
+    if event.prompt_tokens < 1 or event.max_tokens < 1:
+        return "there must be a prompt, and at least one token to generate"
+    limit = desk.session_tokens if desk is not None else 0
+    total = event.prompt_tokens + event.max_tokens
+    if limit and total > limit:
+        return f"{total} tokens with the prompt are more than the {limit} of a session"
+    return ""
+
+
+def _drained_after(known: ChainLedger, desk: Desk | None) -> Nanoseconds:
+    """Returns when those who wait should have started, by the rate observed."""
+    expected = desk.drained_after_ns() if desk is not None else 0
+    config = known.config
+    return min(config.longest_retry_after_ns, max(config.retry_after_ns, expected))

@@ -1,0 +1,157 @@
+"""Sessions this dispatcher did not start, and agents and gateways that come back.
+
+After a fail-over there are three witnesses of what goes on: the stored book, agents that say which
+sessions they hold, and gateways that say which session answers a request. They come in any order. A
+session is held until all three had their time; what nobody claims is closed, what an agent does not
+hold is started again.
+"""
+
+from __future__ import annotations
+
+from catenary_scheduler.dispatch.chained.migration.straying import ChainStraying
+from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
+from catenary_scheduler.dispatch.events import AdoptedSession, SessionRequested
+from catenary_services.domain.ids import AgentId, Nanoseconds, SessionId
+
+
+class ChainAdoption(ChainStraying):
+    """What is done with sessions that are found."""
+
+    def restored(self) -> None:
+        """Takes note of what was entered into the book from outside."""
+        for session_id in self.slots.sessions():
+            if session_id not in self.sessions:
+                self.sessions[session_id] = Session(session_id, None, None)
+                self.unclaimed[session_id] = None
+
+    def adopt(self, ticket: Ticket, adopted: AdoptedSession) -> None:
+        """Goes on with a session that answers a request; starts anew if it cannot be."""
+        session = self._claimable(adopted)
+        if session is None:
+            self.again(ticket)
+            return
+        if session.session_id != adopted.session:  # it has moved since
+            adopted = AdoptedSession(session.session_id, session.hops)
+        self.unclaimed.pop(adopted.session, None)
+        session.ticket, ticket.session = ticket, session
+        self.counters["adopted_sessions"] += 1
+        self.awaits_tokens(ticket)
+        progress = ticket.event.progress
+        session.runs = progress is not None
+        if adopted.hops:
+            session.hops = adopted.hops
+            session.route = self.desk(ticket.model).route_of(adopted.hops)
+            session.route.running += 1
+            board = self.desk(ticket.model).board
+            if board is not None:
+                board.seat(ticket, session.route, self.now)
+                if progress is not None:
+                    board.progressed(ticket, progress)
+        if progress is not None:
+            ticket.generated_tokens = progress.generated_tokens
+        if session.route is not None:
+            self.room.begins(session.session_id, [session.route], ticket.tokens)
+        expires = ticket.deadline + self.config.deadline_grace_ns
+        self.slots.confirm(adopted.session, expires)
+        holders = set(self.slots.agents(adopted.session))
+        for hop in adopted.hops:
+            if hop.agent in holders:
+                continue
+            if hop.agent in self.agents:  # it is here, and did not say that it has the session
+                self.again(ticket)
+                return
+            cache = self.slots.cache(hop.agent, hop.partition)
+            self.slots.correct(adopted.session, cache, hop.blocks, self.now, expires)
+        if any(hop.agent not in self.agents for hop in adopted.hops):
+            self.doubt(ticket, self.config.claim_grace_ns)
+
+    def resubmitted(self, ticket: Ticket, event: SessionRequested) -> None:
+        """A gateway came back: a session it does not name it never heard of."""
+        session = ticket.session
+        if session is None:
+            return
+        named = event.in_flight.session if event.in_flight is not None else None
+        if named is not None and named in (session.session_id, session.was):
+            return  # what it was: it has moved, and the gateway has no token of it since
+        move = session.moving
+        if move is not None and named == move.target.session_id:  # it has, from there
+            self.arrived(move)
+        else:
+            self.again(ticket)
+
+    def refused(self, adopted: AdoptedSession) -> None:
+        """The request of a session was refused: closes what there is of it."""
+        session = self.sessions.get(adopted.session)
+        if session is not None and session.ticket is None and not session.closing:
+            self.close(session)
+
+    def found(self, agent: AgentId, held: AdoptedSession) -> None:
+        """An agent holds a session: books that, and closes it if its request is over."""
+        hops = [hop for hop in held.hops if hop.agent == agent]
+        session = self.sessions.get(held.session)
+        if session is None:
+            if not hops:
+                self.tell_to_close(agent, held.session)
+                return
+            session = self.sessions[held.session] = Session(held.session, None, None)
+            if not self._is_ours(held.session):
+                self.unclaimed[held.session] = self.now + self.config.claim_grace_ns
+        if session.ticket is None and not session.hops:
+            session.hops = held.hops
+        expires = self.now + self.config.claim_grace_ns
+        for hop in hops:
+            cache = self.slots.cache(agent, hop.partition)
+            self.slots.correct(held.session, cache, hop.blocks, self.now, expires)
+        is_wanted = session.ticket is not None or session.arriving is not None
+        if not is_wanted and held.session not in self.unclaimed:
+            session.attempts = 0
+            self.close(session)
+
+    def lost(self, agent: AgentId, sessions: list[SessionId]) -> None:
+        """An agent holds nothing of these sessions: their requests are started again."""
+        for session_id in sessions:
+            session = self.sessions.get(session_id)
+            if session is not None and session.arriving is not None:
+                self.fail_move(session.arriving, "lost")
+            self.let_go(session_id, agent)
+            if session is not None and session.ticket is not None:
+                self.restart(session.ticket)
+
+    def end_claims(self) -> None:
+        """Closes the sessions nobody claimed in time."""
+        for session_id, until in list(self.unclaimed.items()):
+            if until is None:
+                self.unclaimed[session_id] = self.now + self.config.claim_grace_ns
+            elif until <= self.now:
+                self.counters["unclaimed_sessions"] += 1
+                self.close(self.sessions[session_id])
+
+    def next_claim_end(self) -> Nanoseconds | None:
+        """When `end_claims` has something to do."""
+        return min((until or 0 for until in self.unclaimed.values()), default=None)
+
+    def _is_ours(self, session: SessionId) -> bool:
+        return session >= self.first_session
+
+    def _claimable(self, adopted: AdoptedSession) -> Session | None:
+        session = self.sessions.get(adopted.session)
+        if session is not None and self._is_free(session):
+            return session
+        successor = self._successor(adopted.session)
+        if session is not None or successor is not None:
+            return successor
+        if self._is_ours(adopted.session) or not adopted.hops:
+            return None
+        session = self.sessions[adopted.session] = Session(adopted.session, None, None)
+        return session
+
+    def _successor(self, session_id: SessionId) -> Session | None:
+        """Returns what a session became before any gateway asked for it."""
+        for session in self.sessions.values():
+            if session.was == session_id and self._is_free(session):
+                return session
+        return None
+
+    @staticmethod
+    def _is_free(session: Session) -> bool:
+        return session.ticket is None and session.arriving is None and not session.closing

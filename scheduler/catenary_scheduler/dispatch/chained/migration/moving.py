@@ -1,0 +1,221 @@
+"""Sessions that go on, on another chain, while they generate (live migration).
+
+A session S1 that is to move gets a second identity S2 on the other chain, with slots of its own
+from the beginning: source and target both hold it until it is handed over, also where the two
+chains share a cache (completion G15 of Mell). S1 is the session of its request until an agent says
+`SessionMoved`; then S2 is, and S1 is closed. Whatever happens to S2 before leaves S1 as it was and
+closes S2; whatever happens to S1 or to the request closes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
+from catenary_scheduler.dispatch.chained.tracking import Move, Session, Ticket
+from catenary_scheduler.dispatch.events import MoveMode, SessionFailed, SessionMoved, StartSession
+from catenary_services.domain.ids import Nanoseconds, SessionId
+from catenary_services.domain.plan import ChainHop
+from catenary_services.errors import Unavailable
+
+
+class ChainMoving(ChainLedger):
+    """How a move begins, and how it ends."""
+
+    def move(self, session_id: SessionId, route: Route, mode: MoveMode, reason: str) -> bool:
+        """Has a session go on, on another chain of its model.
+
+        Args:
+            session_id: The session of a request.
+            route: Where to; of its desk (`Desk.offered`).
+            mode: What travels.
+            reason: What it is moved for, e.g. "drain".
+
+        Returns:
+            True if the move has begun; False, and a count, if it cannot (`obstacle` says why).
+        """
+        session = self.sessions.get(session_id)
+        if self.obstacle(session_id, route) or session is None or session.ticket is None:
+            self.counters["refused_moves"] += 1
+            return False
+        ticket = session.ticket
+        target = self._booked(ticket, route)
+        move = Move(ticket, session, target, mode, reason, self.now + self.config.move_deadline_ns)
+        session.moving = target.arriving = move
+        self.moves[target.session_id] = move
+        for agent in move.agents:
+            self.moves_at[agent] = self.moves_at.get(agent, 0) + 1
+        self.counters["started_moves"] += 1
+        board = self.desk(ticket.model).board
+        objectives = ticket.event.objectives
+        if board is not None:
+            objectives = board.objectives_of(ticket.event)
+            board.reserve(ticket, route, self.now, runs_again=mode == "tokens")
+        self.commands.append(
+            StartSession(
+                target.session_id, ticket.request, route.chain_id, route.hops,
+                objectives=objectives, moves=session.session_id, move_mode=mode,
+            )
+        )  # fmt: skip
+        return True
+
+    def obstacle(self, session_id: SessionId, route: Route | None = None) -> str:
+        """Returns in words why a session cannot be moved now, to a chain if one is named."""
+        session = self.sessions.get(session_id)
+        fault = _unmovable(session)
+        if fault or session is None or session.ticket is None:
+            return fault
+        if len(self.moves) >= self.config.max_moves:
+            return "too many sessions move at the moment"
+        if not self.may_concern(session.hops):
+            return "too many sessions move away from its agents at the moment"
+        return self._no_way(session, route) if route is not None else ""
+
+    def _no_way(self, session: Session, route: Route) -> str:
+        """Returns why a session cannot be moved to a chain."""
+        desk = self.desk(session.ticket.model) if session.ticket is not None else None
+        if route is session.route:
+            return "it is there already"
+        if desk is None or route not in desk.offered:
+            return "that chain cannot be used at the moment"
+        if not self.has_slot(route):
+            return "that chain has no free slot"
+        if session.ticket is not None and not route.has_room(session.ticket.tokens):
+            return "that chain has no memory left for it"
+        busy = "too many sessions move to the agents of that chain at the moment"
+        return "" if self.may_concern(route.hops) else busy
+
+    def has_slot(self, route: Route) -> bool:
+        """True if one more session fits a chain by number and by slots."""
+        return route.running < route.capacity and self.slots.probe(route.claims) is None
+
+    def may_concern(self, hops: Iterable[ChainHop]) -> bool:
+        """True if each agent of these hops may be part of one more move."""
+        most = self.config.max_moves_per_agent
+        return all(self.moves_at.get(hop.agent, 0) < most for hop in hops)
+
+    # How it ends
+
+    def session_moved(self, event: SessionMoved) -> None:
+        """An agent says that it has handed a session over."""
+        target = self.sessions.get(event.session)
+        move = target.arriving if target is not None else None
+        if move is not None:
+            self.arrived(move)
+            return
+        source = self.sessions.get(event.moved)
+        if source is not None and source.ticket is not None:
+            self._moved_unexpectedly(source, target, event.session)
+            return
+        if target is not None and event.session in self.unclaimed:
+            target.was = event.moved  # a gateway that comes back may not know it yet
+        elif target is not None and target.ticket is None and not target.closing:
+            self.close(target)  # its request was answered, or started again
+        if source is not None and not source.closing:
+            self.close(source)
+
+    def arrived(self, move: Move) -> None:
+        """A session generates where it moved to."""
+        self.unlink(move)
+        ticket, source, target = move.ticket, move.source, move.target
+        self.counters["kv_moves" if move.mode == "kv" else "tokens_moves"] += 1
+        board = self.desk(ticket.model).board
+        if board is not None:
+            board.moved(ticket.request)
+        self._becomes(ticket, source, target)
+
+    def move_failed(self, session: Session, event: SessionFailed) -> None:
+        """An agent or the gateway could not go on with a move."""
+        move = session.arriving
+        if move is None:
+            return
+        # The one that leads the move only tells: it is not to blame, and it still generates.
+        old = {hop.agent for hop in move.source.hops}
+        blamed = event.agent
+        is_gone = event.reason == Unavailable.reason and blamed is not None and blamed not in old
+        if is_gone and blamed is not None and self.backoff.failed(blamed, self.now):
+            self.refresh()
+        self.fail_move(move, "agent")
+
+    def end_moves(self) -> None:
+        """Gives up the moves that took too long."""
+        for move in list(self.moves.values()):
+            if move.deadline <= self.now and move.target.arriving is move:
+                self.fail_move(move, "deadline")
+
+    def next_move_end(self) -> Nanoseconds | None:
+        """When `end_moves` has something to do."""
+        return min([move.deadline for move in self.moves.values()], default=None)
+
+    def _becomes(self, ticket: Ticket, source: Session, target: Session) -> None:
+        """The request of a session is answered by another one from now on."""
+        source.ticket = None
+        target.ticket, ticket.session = ticket, target
+        self.awaits_tokens(ticket)
+        target.was = source.session_id
+        target.carried_tokens = ticket.generated_tokens  # it moves on when its first is reported
+        ticket.doubt = None
+        self.close(source)
+        self.settled(target)
+
+    def settled(self, session: Session) -> None:
+        """A session generates where it was not started."""
+
+    def _moved_unexpectedly(
+        self, source: Session, target: Session | None, target_id: SessionId
+    ) -> None:
+        """A session was handed over, but that move was given up here, or a predecessor began it."""
+        ticket = source.ticket
+        assert ticket is not None
+        if target is not None and not target.closing and target.ticket is None:
+            self.unclaimed.pop(target_id, None)
+            board = self.desk(ticket.model).board
+            if board is not None:
+                board.leave(ticket.request)
+            if target.hops:
+                target.route = self.desk(ticket.model).route_of(target.hops)
+                target.route.running += 1
+                self.room.begins(target_id, [target.route], ticket.tokens)
+                if board is not None:
+                    board.seat(ticket, target.route, self.now)
+            self.slots.confirm(target_id, ticket.deadline + self.config.deadline_grace_ns)
+            self._becomes(ticket, source, target)
+            if any(hop.agent not in self.agents for hop in target.hops):
+                self.doubt(ticket, self.config.claim_grace_ns)
+        elif source.closed_move == target_id:  # it may have ended there with its whole answer
+            source.left = True
+            self.doubt(ticket, self.config.delivery_grace_ns)
+        else:
+            self.restart(ticket)
+
+    def has_tokens(self, ticket: Ticket, session: Session, generated_tokens: int) -> None:
+        """The request of a session has got so many tokens of its answer."""
+        ticket.generated_tokens = max(ticket.generated_tokens, generated_tokens)
+        self.room.grows(session.session_id, ticket.tokens)
+        if session.moving is not None:
+            self.room.grows(session.moving.target.session_id, ticket.tokens)
+        if not session.runs and generated_tokens > session.carried_tokens:
+            session.runs = True
+            if session.session_id in self.strays:
+                self.dirty[ticket.model] = None
+
+    def doubt(self, ticket: Ticket, grace_ns: Nanoseconds) -> None:
+        """Gives a session up after a while, unless something speaks for it."""
+        ticket.doubt = self.now + grace_ns
+        self.timers.set(ticket, min(ticket.timer, ticket.doubt), len(self.tickets))
+
+
+def _unmovable(session: Session | None) -> str:
+    """Returns why a session cannot be moved wherever to; empty if it can."""
+    if session is None or session.ticket is None or session.closing:
+        return "no request is answered by it"
+    if session.moving is not None:
+        return "it moves already"
+    if session.left:
+        return "it is about to end"
+    if session.prefill is not None or not session.runs:
+        return "its prompt is not done"
+    if session.route is None or not session.hops:
+        return "its chain is not known"
+    return ""

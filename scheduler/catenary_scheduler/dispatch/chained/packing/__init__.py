@@ -1,0 +1,1 @@
+"""Which sessions should be on which chain, epoch by epoch (Mell)."""

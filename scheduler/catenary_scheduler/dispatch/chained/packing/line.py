@@ -1,0 +1,201 @@
+"""Packing of running sessions, epoch by epoch: who is looked at, who moves, what waits.
+
+Once per epoch every model with a goal is looked at: what its sessions will hold at the end of the
+coming epoch (`packing_view`), where they should be (`packing_pool`: Mell for "pack", even loads for
+"balance"), which of these moves may be made and pay (`packing_checks`), and which of them go as
+caches, which as tokens, and which not now (`packing.boundaries`). Nothing is remembered of a move
+that was not made: if it is still wanted in the next epoch, it is found again.
+"""
+
+from __future__ import annotations
+
+from catenary_scheduler.dispatch.chained.migration.moving import ChainMoving
+from catenary_scheduler.dispatch.chained.packing.checks import MoveChecks
+from catenary_scheduler.dispatch.chained.packing.model import ModelPacking
+from catenary_scheduler.dispatch.chained.packing.pool import Wanted
+from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
+from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.packing.moves import Move
+from catenary_scheduler.packing.ordering import in_waves
+from catenary_scheduler.packing.transfer_costs import ChainLoad
+from catenary_scheduler.packing.transfers import TransferMove, Way
+from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds
+from catenary_services.domain.plan import Agent
+
+PACKING_COUNTERS = (
+    "packing_epochs", "packing_wanted", "packing_full", "packing_harmful", "packing_worthless",
+    "packing_deferred", "packing_moves", "packing_faults",
+)  # fmt: skip
+"""Epochs in which sessions were looked at; moves that were wanted; of them not made for want of
+room, because an objective would be missed, because the session ends soon, because of the boundaries
+of links and chains; those that were begun; how often a packer had to be made anew."""
+
+
+class Packing:
+    """Packs the sessions of all models that have a goal.
+
+    Args:
+        life: The dispatcher's state; its `plan` and its desks say what there is to pack.
+        rules: When, and what is worth its while.
+    """
+
+    def __init__(self, life: ChainMoving, rules: PackingRules) -> None:
+        self._life = life
+        self._rules = rules
+        self._models: dict[ModelKey, ModelPacking] = {}
+        self._classes: dict[AgentId, str] = {}
+        self._due: Nanoseconds | None = None
+        """When sessions are looked at next; None: no model has a goal, or nobody has a session."""
+        for name in PACKING_COUNTERS:
+            life.counters.setdefault(name, 0)
+
+    # What happened
+
+    def agent_joined(self, agent: Agent) -> None:
+        """Chains of agents of one class are packed together."""
+        self._classes[agent.agent_id] = agent.device_class
+
+    def plan_activated(self) -> None:
+        """Takes the goals of the plan in force."""
+        plan = self._life.plan
+        before, self._models = self._models, {}
+        for model in plan.models if plan is not None else ():
+            if model.packing != "off" and model.chains:
+                known = before.get(model.model)
+                if known is None:
+                    known = ModelPacking(self._rules)
+                known.activate(model)
+                self._models[model.model] = known
+        if not self._models:
+            self._due = None
+
+    def started(self, ticket: Ticket) -> None:
+        """A request has a session: the next one is put beside it, before an epoch is over."""
+        packed = self._models.get(ticket.model)
+        if packed is not None and ticket.session is not None:
+            packed.started(ticket, ticket.session)
+
+    def after_event(self) -> None:
+        """Looks at the sessions if an epoch is over."""
+        if not self._models:
+            return
+        now = self._life.now
+        if self._due is None:
+            if self._life.sessions:
+                self._due = now + self._rules.epoch_ns
+        elif now >= self._due:
+            self._due = now + self._rules.epoch_ns if self._life.sessions else None
+            self._epoch()
+
+    def next_moment(self) -> Nanoseconds | None:
+        """When the present epoch is over."""
+        return self._due
+
+    def needed(self, model: ModelKey) -> int:
+        """Returns how many chains the sessions of a model need as they are now.
+
+        0 for a model that is not packed onto few chains.
+        """
+        packed = self._models.get(model)
+        return packed.needed if packed is not None and packed.goal == "pack" else 0
+
+    def statistics(self) -> dict[str, int]:
+        """Returns present gauges."""
+        return {
+            "packing_goals": len(self._models),
+            "packed_chains": sum(each.chains for each in self._models.values()),
+            "packed_chains_in_use": sum(each.in_use for each in self._models.values()),
+        }
+
+    # An epoch
+
+    def _epoch(self) -> None:
+        life = self._life
+        looked = {}
+        for key, packed in self._models.items():
+            desk = life.desks.get(key)
+            if desk is not None:
+                looked[key] = packed
+                packed.begin(desk, self._classes)
+        for ticket in life.tickets.values():
+            session = ticket.session
+            if session is not None:
+                found = looked.get(ticket.model)
+                if found is not None:
+                    found.see(ticket, session, life.now)
+        for key, packed in looked.items():
+            life.counters["packing_epochs"] += 1
+            wanted = packed.wanted()
+            life.counters["packing_faults"] += packed.take_faults()
+            if wanted:
+                life.counters["packing_wanted"] += len(wanted)
+                self._move(life.desks[key], packed, wanted)
+
+    def _move(self, desk: Desk, packed: ModelPacking, wanted: list[Wanted]) -> None:
+        """Begins the moves that may be made."""
+        life, counters = self._life, self._life.counters
+        checks = MoveChecks(life, desk, self._rules, packed.lines)
+        asked: dict[int, tuple[TransferMove, Wanted]] = {}
+        loads: dict[str, ChainLoad] = {}
+        for each, chain in _in_order(wanted, self._rules.most_moves):
+            name = chain.route.chain_id
+            if name not in loads:
+                loads[name] = checks.load(chain, packed.sharing(chain))
+            move = checks.transfer(each, chain)
+            if not checks.has_room(each, chain):
+                counters["packing_full"] += 1
+            elif not each.chain.overflows and not checks.is_worth_it(
+                each, checks.times(move, loads[name])
+            ):
+                counters["packing_worthless"] += 1
+            elif not checks.keeps_objectives(each, chain):
+                counters["packing_harmful"] += 1
+            else:
+                chain.holds(each.tokens, each.size)
+                asked[move.id] = move, (each, chain)
+        if asked:
+            self._begin(checks, packed, asked, loads)
+
+    def _begin(
+        self, checks: MoveChecks, packed: ModelPacking,
+        asked: dict[int, tuple[TransferMove, Wanted]], loads: dict[str, ChainLoad],
+    ) -> None:  # fmt: skip
+        life = self._life
+        moves = [move for move, _ in asked.values()]
+        division = life.boundaries.divide(life.now, moves, dict(loads.items()))
+        life.counters["packing_deferred"] += len(division.deferred)
+        ways: tuple[tuple[Way, tuple[int, ...]], ...] = (
+            ("kv", division.kv), ("tokens", division.tokens)
+        )  # fmt: skip
+        for way, numbers in ways:
+            for number in numbers:
+                each, chain = asked[number][1]
+                if checks.starts(each, chain, way):
+                    packed.moved(each, life.now)
+                    life.counters["packing_moves"] += 1
+
+
+def _in_order(wanted: list[Wanted], most: int) -> list[Wanted]:
+    """Returns the moves that are possible, those first that others wait for (G15).
+
+    Sessions that rest stay where they are, unless their chain overflows.
+    """
+    able = [
+        (seen, target)
+        for seen, target in sorted(wanted, key=_smallest_first)
+        if not seen.rests or seen.chain.overflows
+    ][:most]
+    moves, room = [], {}
+    for number, (seen, target) in enumerate(able):
+        moves.append(Move(number, seen.chain.number, target.number, seen.size))
+        for chain in (seen.chain, target):
+            room[chain.number] = max(0, chain.capacity - chain.held)
+    ordering = in_waves(moves, room)
+    ordered = [move for wave in ordering.waves for move in wave]
+    return [able[moves.index(move)] for move in [*ordered, *ordering.deferred]]
+
+
+def _smallest_first(wanted: Wanted) -> tuple[int, int]:
+    """What is small finds room first; the session id makes the order a total one."""
+    return wanted[0].size, int(wanted[0].session.session_id)

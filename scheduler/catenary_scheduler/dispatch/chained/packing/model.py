@@ -1,0 +1,228 @@
+"""The sessions of one model at one epoch: where each is, and what it will hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from catenary_scheduler.dispatch.chained.packing.kinds import pools_of
+from catenary_scheduler.dispatch.chained.packing.pool import ChainPool, Wanted
+from catenary_scheduler.dispatch.chained.packing.view import PackedChain, Seen, blocks_of, size_of
+from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
+from catenary_scheduler.dispatch.chained.placement.seating import GAMMA, UNKNOWN
+from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
+from catenary_services.domain.ids import AgentId, Nanoseconds, RequestId
+from catenary_services.domain.latency import LatencyLines
+from catenary_services.domain.packing import PackingGoal
+from catenary_services.domain.plan import ChainHop, ModelPlan
+
+_FIRST_GROWTH = 32
+"""Tokens a session is taken to get in an epoch, before anybody was watched for one."""
+_SMOOTHING = 0.2
+_NO_SHARE = 0.0
+
+
+class _Watched:
+    """What is remembered of a session from one epoch to the next."""
+
+    __slots__ = ("generated", "growth", "moved_ns", "moves")
+
+    def __init__(self, generated: int) -> None:
+        self.generated = generated
+        self.growth = 0
+        """Tokens in the epoch before; 0: it was not watched for one."""
+        self.moves = 0
+        self.moved_ns: Nanoseconds = 0
+
+
+class ModelPacking:
+    """One model that has a goal.
+
+    Attributes:
+        goal: What its sessions are moved for.
+        lines: Latency lines of its chains by the plan, by name.
+    """
+
+    def __init__(self, rules: PackingRules) -> None:
+        self.goal: PackingGoal = "off"
+        self.lines: dict[str, LatencyLines | None] = {}
+        self._rules = rules
+        self._blocks: dict[tuple[ChainHop, ...], int] = {}
+        self._offered: list[Route] = []
+        self._desk: Desk | None = None
+        self._chains: dict[Route, PackedChain] = {}
+        self._pools: list[ChainPool] = []
+        self._sharing: dict[AgentId, int] = {}
+        self._watched: dict[RequestId, _Watched] = {}
+        self._growth = 0.0
+        """Tokens of a session in an epoch, smoothed over all; 0: not known."""
+        self._is_stale = True
+
+    def activate(self, plan: ModelPlan) -> None:
+        """Takes goal and capacities of a plan."""
+        self.goal = plan.packing
+        self._blocks = {
+            chain.hops: blocks_of(chain, plan.session_tokens)
+            for chain in plan.chains
+            if chain.role != "prefill"
+        }
+        self.lines = {chain.chain_id: chain.lines for chain in plan.chains}
+        self._is_stale = True
+
+    @property
+    def chains(self) -> int:
+        """How many chains sessions can be on."""
+        return len(self._chains)
+
+    @property
+    def in_use(self) -> int:
+        """How many of them held sessions when they were looked at last."""
+        return sum(pool.in_use for pool in self._pools)
+
+    @property
+    def needed(self) -> int:
+        """How many they would need if they were packed anew."""
+        return sum(pool.needed for pool in self._pools)
+
+    def sharing(self, chain: PackedChain) -> int:
+        """Returns how many chains have an agent in common with this one, itself among them."""
+        return max((self._sharing.get(hop.agent, 1) for hop in chain.route.hops), default=1)
+
+    # An epoch
+
+    def begin(self, desk: Desk, classes: Mapping[AgentId, str]) -> None:
+        """Prepares for the sessions to be seen.
+
+        Args:
+            desk: Of the model.
+            classes: Device classes of the agents.
+        """
+        self._desk = desk
+        if desk.board is not None:
+            desk.board.preferred = self.preferred if self.goal == "pack" else None
+        if self._is_stale or desk.offered != self._offered:
+            self._is_stale = False
+            self._offered = list(desk.offered)
+            self._make_pools(classes)
+        for chain in self._chains.values():
+            chain.held = chain.sessions = chain.tokens = 0
+        for pool in self._pools:
+            pool.seen = {}
+
+    def see(self, ticket: Ticket, session: Session, now: Nanoseconds) -> None:
+        """Takes a session with a request; those on chains that may not be used are left alone."""
+        move = session.moving
+        source = self._chains.get(session.route) if session.route is not None else None
+        chain = source
+        if move is not None:
+            goes_to = move.target.route
+            chain = self._chains.get(goes_to) if goes_to is not None else None
+        watched = self._watched.get(ticket.request)
+        if watched is None:
+            watched = self._watched[ticket.request] = _Watched(ticket.generated_tokens)
+        else:
+            self._grown(watched, ticket.generated_tokens)
+        if chain is None:
+            if source is not None:
+                source.holds(ticket.tokens, source.least)
+            return
+        growth = watched.growth or self._usual_growth
+        tokens = self._expected(ticket, growth)
+        size = size_of(chain, tokens, self._share(ticket, chain))
+        rests = move is not None or now - watched.moved_ns < self._rules.rest_after(watched.moves)
+        seen = Seen(ticket, session, chain, growth, size, rests)
+        self._pools[chain.pool].seen[ticket.request] = seen
+        chain.holds(ticket.tokens, size)
+        if move is not None and source is not None:
+            source.holds(ticket.tokens, size)
+
+    def wanted(self) -> list[Wanted]:
+        """Returns who should move where."""
+        if len(self._watched) > 2 * sum(len(pool.seen) for pool in self._pools) + 64:
+            self._forget()
+        return [each for pool in self._pools for each in pool.wanted()]
+
+    def preferred(self, tokens: int) -> Route | None:
+        """Returns the chain for a new session with so many tokens; None: none in particular."""
+        for pool in self._pools:
+            chain = pool.preferred(tokens + self._rules.ahead * self._usual_growth)
+            if chain is not None:
+                return chain.route
+        return None
+
+    def started(self, ticket: Ticket, session: Session) -> None:
+        """A session has begun, between two epochs."""
+        chain = self._chains.get(session.route) if session.route is not None else None
+        if chain is not None:
+            tokens = self._expected(ticket, self._usual_growth)
+            self._pools[chain.pool].started(ticket.request, chain, tokens)
+
+    def moved(self, seen: Seen, now: Nanoseconds) -> None:
+        """A session begins to move."""
+        watched = self._watched[seen.ticket.request]
+        watched.moves += 1
+        watched.moved_ns = now
+
+    def take_faults(self) -> int:
+        """Returns how often a packer was made anew since the last time."""
+        faults = 0
+        for pool in self._pools:
+            faults, pool.faults = faults + pool.faults, 0
+        return faults
+
+    # Inside
+
+    @property
+    def _usual_growth(self) -> int:
+        """Tokens a session gets in an epoch, of which nothing else is known."""
+        return round(self._growth) or _FIRST_GROWTH
+
+    def _expected(self, ticket: Ticket, growth: int) -> int:
+        """Returns what a session will have cached when it counts (G14); no more than it may."""
+        most = ticket.event.prompt_tokens + ticket.event.max_tokens
+        return min(ticket.tokens + self._rules.ahead * growth, most)
+
+    def _make_pools(self, classes: Mapping[AgentId, str]) -> None:
+        chains = []
+        self._chains, self._sharing = {}, {}
+        for route in self._offered:
+            blocks = self._blocks.get(route.hops)
+            if blocks is None:
+                continue
+            chain = PackedChain(route, blocks)
+            chain.number = len(self._chains)
+            self._chains[route] = chain
+            devices = {classes.get(hop.agent, "") for hop in route.hops}
+            kind = (route.role, *sorted(devices))
+            chains.append((chain, kind))
+            for agent in {hop.agent for hop in route.hops}:
+                self._sharing[agent] = self._sharing.get(agent, 0) + 1
+        rules = self._rules
+        self._pools = pools_of(self.goal, chains, rules.similar, rules.balance_threshold)
+
+    def _grown(self, watched: _Watched, generated: int) -> None:
+        growth = generated - watched.generated
+        watched.generated = generated
+        if growth > 0:
+            watched.growth = growth
+            if self._growth:
+                self._growth += _SMOOTHING * (growth - self._growth)
+            else:
+                self._growth = float(growth)
+
+    def _share(self, ticket: Ticket, chain: PackedChain) -> float:
+        """Returns what a session takes of the steps of a chain; 0: nothing is known of these."""
+        board = self._desk.board if self._desk is not None else None
+        held = board.seat_of(ticket.request) if board is not None else None
+        if board is None or held is None:
+            return _NO_SHARE
+        worker, seat = held
+        if worker.lines is UNKNOWN:
+            return _NO_SHARE
+        return chain.share_of_step(seat, worker.lines, GAMMA, board.adaptation.theta)
+
+    def _forget(self) -> None:
+        """Drops what is remembered of sessions that are over."""
+        here = {item for pool in self._pools for item in pool.seen}
+        self._watched = {item: each for item, each in self._watched.items() if item in here}

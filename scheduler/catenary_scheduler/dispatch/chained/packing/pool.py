@@ -1,0 +1,231 @@
+"""The chains of one kind under one packer, and who should be on which of them.
+
+The packer has bins, numbered from 0; chains are matched to them and matched anew when that keeps
+more where it is. Sessions come to chains without being asked (placement), and stay where they are
+although they should move (no room, no time, an objective): before every epoch the packer is told
+what is where, and what it then wants counts from there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+
+from catenary_scheduler.dispatch.chained.packing.view import PackedChain, Seen, size_of
+from catenary_scheduler.packing.config import PackingConfig
+from catenary_scheduler.packing.lazy_pool import LazyPool
+from catenary_scheduler.packing.load_balancing import balancing_moves
+from catenary_scheduler.packing.moves import Item
+from catenary_scheduler.packing.relabelling import relabel
+from catenary_services.domain.ids import AgentId, RequestId
+from catenary_services.domain.packing import PackingGoal
+from catenary_services.errors import CatenaryError
+
+Wanted = tuple[Seen, PackedChain]
+"""A session, and the chain it should be on."""
+
+
+_FILLED = 0.875
+"""Of a chain, so much is taken to be used where it is asked how many are needed."""
+
+
+_EVEN_SESSIONS = 2
+"""Goal "balance": loads that differ by so many mean sessions are even,"""
+_EVEN_SHARE = 0.25
+"""and those that differ by this share of the mean load."""
+
+
+class ChainPool:
+    """Chains of one capacity, near enough.
+
+    Attributes:
+        chains: In order of preference: where all else is equal, the first are filled.
+        capacity: Blocks of the smallest.
+        seen: The sessions on them, by request; filled anew for every epoch.
+        faults: How often the packer could not go on and was made anew.
+    """
+
+    def __init__(
+        self, goal: PackingGoal, chains: Sequence[PackedChain], balance_threshold: float
+    ) -> None:
+        self.chains = list(chains)
+        self.capacity = min(chain.capacity for chain in chains)
+        self.seen: dict[Item, Seen] = {}
+        self.faults = 0
+        self._goal = goal
+        self._threshold = int(balance_threshold * self.capacity)
+        self._agents = [frozenset([hop.agent for hop in chain.route.hops]) for chain in chains]
+        for place, chain in enumerate(self.chains):
+            chain.place = place
+        self._bin_of: list[int] = []
+        self._chain_of: list[int] = []
+        self._known: dict[Item, None] = {}
+        self._pool = self._new_pool()
+
+    def wanted(self) -> list[Wanted]:
+        """Returns who should move where, by the sessions that are seen now."""
+        if self._goal == "balance":
+            return self._balanced()
+        try:
+            return self._packed()
+        except (CatenaryError, AssertionError):
+            # Packing is a convenience: whatever is wrong with it, sessions go on where they are.
+            self.faults += 1
+            self._pool = self._new_pool()
+            return []
+
+    def preferred(self, tokens: int) -> PackedChain | None:
+        """Returns the chain for a new session that will have so many tokens; None: whichever."""
+        if self._goal != "pack" or not self._known:
+            return None
+        at = self._pool.bin_for(size_of(self.chains[0], tokens, 0.0))
+        if at is not None:
+            return self.chains[self._chain_of[at]]
+        for place in self._by_use():
+            if not self.chains[place].route.running:
+                return self.chains[place]
+        return None
+
+    def started(self, request: RequestId, chain: PackedChain, tokens: int) -> None:
+        """A session has begun on a chain, between two epochs."""
+        if self._goal == "pack":
+            size = min(size_of(chain, tokens, 0.0), self.capacity)
+            self._pool.place(request, size, self._bin_of[chain.place])
+            self._known[request] = None
+
+    @property
+    def in_use(self) -> int:
+        """Chains that hold sessions."""
+        return sum(1 for chain in self.chains if chain.sessions)
+
+    @property
+    def needed(self) -> int:
+        """Chains the sessions would need if they were packed anew, with room left to grow.
+
+        Whether they get there does not matter to whom this is told: an agent that goes has its
+        sessions moved, be it worth it by the packer's rules or not.
+        """
+        capacity = max(1, int(_FILLED * self.capacity))
+        return bins_needed([min(each.size, capacity) for each in self.seen.values()], capacity)
+
+    def _new_pool(self) -> LazyPool:
+        count = len(self.chains)
+        self._bin_of, self._chain_of = list(range(count)), list(range(count))
+        self._known = {}
+        return LazyPool(
+            self.capacity, most_bins=count, config=PackingConfig(distance=self._distance)
+        )
+
+    def _distance(self, source: int, target: int) -> float:
+        """Returns how much of a chain's agents another one does not have: what has to travel."""
+        if not (0 <= source < len(self.chains) and 0 <= target < len(self.chains)):
+            return 1.0
+        there = self._agents[self._chain_of[target]]
+        return 1.0 - len(self._agents[self._chain_of[source]] & there) / len(there)
+
+    # Goal "pack"
+
+    def _packed(self) -> list[Wanted]:
+        pool, seen = self._pool, self.seen
+        gone = [item for item in self._known if item not in seen]
+        sizes: dict[Item, int] = {}
+        for item, each in seen.items():
+            size = sizes[item] = min(each.size, self.capacity)
+            here = self._bin_of[each.chain.place]
+            if item not in self._known or pool.bin_of(item) != here:
+                pool.place(item, size, here)
+        self._known = dict.fromkeys(seen)
+        moves = pool.epoch(gone, sizes, {}).moves
+        if not moves:
+            return []
+        self._match(pool.bins(), sizes)
+        found: list[Wanted] = []
+        for item, each in seen.items():
+            at = pool.bin_of(item)
+            if at is not None and self._chain_of[at] != each.chain.place:
+                found.append((each, self.chains[self._chain_of[at]]))
+        return found
+
+    def _match(self, bins: Mapping[int, Sequence[Item]], sizes: Mapping[Item, int]) -> None:
+        """Has bins be the chains where most of what they are to hold is already.
+
+        Those that are that already stay so: only the others, and chains that are not needed, are
+        matched anew.
+        """
+        where = {item: each.chain.place for item, each in self.seen.items()}
+        others = [n for n in bins if not self._is_at_home(bins[n], self._chain_of[n], where, sizes)]
+        if not others:
+            return
+        spare = [number for number in range(len(self.chains)) if number not in bins]
+        numbers = others + spare
+        free = {self._chain_of[number] for number in numbers}
+        places = [place for place in self._by_use() if place in free]
+        labels = relabel([bins[number] for number in others], where, sizes, places)
+        left = [place for place in places if place not in labels]
+        for number, place in zip(numbers, [*labels, *left], strict=True):
+            assert place is not None, "there are as many chains as bins"
+            self._chain_of[number] = place
+            self._bin_of[place] = number
+
+    @staticmethod
+    def _is_at_home(
+        items: Sequence[Item], home: int, where: Mapping[Item, int], sizes: Mapping[Item, int]
+    ) -> bool:
+        """True if no other chain has more of what a bin is to hold."""
+        there: dict[int, int] = {}
+        for item in items:
+            place = where.get(item)
+            if place is not None:
+                there[place] = there.get(place, 0) + sizes[item]
+        return there.get(home, 0) > 0 and there[home] >= max(there.values())
+
+    def _by_use(self) -> list[int]:
+        """Returns the chains in the order in which empty ones are to be taken.
+
+        First those whose agents are in use anyway: only an agent that is on no chain in use is free
+        for something else.
+        """
+        busy: set[AgentId] = set()
+        for chain in self.chains:
+            if chain.sessions:
+                busy |= self._agents[chain.place]
+        places = list(range(len(self.chains)))
+        return sorted(places, key=lambda at: (len(self._agents[at] - busy), at))
+
+    # Goal "balance"
+
+    def _even_enough(self) -> int:
+        """Returns by how much loads may differ.
+
+        A tenth of a chain, as with Llumnix; but where chains are far from full, that is many
+        sessions, whose steps suffer: then two sessions, or a quarter of the mean load if that is
+        more, since loads of that size come and go by themselves.
+        """
+        sizes = [each.size for each in self.seen.values()]
+        session = sum(sizes) / max(1, len(sizes))
+        mean = sum(sizes) / len(self.chains)
+        return min(self._threshold, round(max(_EVEN_SESSIONS * session, _EVEN_SHARE * mean)))
+
+    def _balanced(self) -> list[Wanted]:
+        movable: dict[int, dict[Item, int]] = {}
+        for item, each in self.seen.items():
+            if not each.rests or each.chain.overflows:
+                movable.setdefault(each.chain.place, {})[item] = each.size
+        loads = {chain.place: chain.held for chain in self.chains}
+        moves = balancing_moves(loads, movable, self._even_enough(), len(self.chains))
+        return [(self.seen[move.item], self.chains[move.target]) for move in moves]
+
+
+def bins_needed(sizes: Sequence[int], capacity: int) -> int:
+    """Returns how many bins best fit decreasing needs: at most 11/9 of the fewest, and 1.
+
+    Args:
+        sizes: None larger than the capacity.
+        capacity: Of a bin.
+    """
+    rooms: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        at = bisect_left(rooms, size)
+        room = rooms.pop(at) if at < len(rooms) else capacity
+        insort(rooms, room - size)
+    return len(rooms)

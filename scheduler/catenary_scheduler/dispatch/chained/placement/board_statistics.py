@@ -1,0 +1,27 @@
+"""Gauges of placement under objectives, over all models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from catenary_scheduler.dispatch.chained.placement.board import Board
+
+_MILLIONTHS = 1_000_000
+
+
+def placement_statistics(boards: Iterable[Board | None]) -> dict[str, int]:
+    """Returns present figures by name; ratios in millionths, the lowest of all models.
+
+    Args:
+        boards: One per model that is placed under objectives; None for others.
+    """
+    known = [board for board in boards if board is not None]
+    if not known:
+        return {}
+    adapted = [board.adaptation for board in known]
+    return {
+        "packing_models": sum(board.is_packing for board in known),
+        "theta_millionths": round(_MILLIONTHS * min(each.theta for each in adapted)),
+        "attainment_millionths": round(_MILLIONTHS * min(each.attainment for each in adapted)),
+        "attainment_samples": sum(each.samples for each in adapted),
+    }

@@ -1,0 +1,84 @@
+"""Policies for chains that share their time among all sessions: by number, or by context.
+
+What clusters of generation engines run by default, to compare with: join the shortest queue
+(DistServe), the better of two random ones (power of two choices, Mitzenmacher 2001), and the fewest
+tokens. They ignore c_k: an engine takes whatever comes and batches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from catenary_scheduler.book.caches import Cache
+from catenary_scheduler.dispatch.chained.placement.board import Board
+from catenary_scheduler.dispatch.chained.placement.inadmissible import Fault
+from catenary_scheduler.dispatch.chained.policies.policy import RandomBelow
+from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_services.domain.ids import Nanoseconds
+
+
+class FewestSessions:
+    """JSQ by sessions, running and waiting; ties at random."""
+
+    central = False
+
+    def __init__(self, random_below: RandomBelow) -> None:
+        self._random_below = random_below
+        self._routes: list[Route] = []
+
+    def rebuild(self, routes: Sequence[Route]) -> None:
+        """Takes the routes."""
+        self._routes = list(routes)
+
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+        """Returns one of the chains with the fewest sessions."""
+        routes = self._routes
+        if not routes:
+            return None
+        fewest = min([route.jobs for route in routes])
+        shortest = [route for route in routes if route.jobs == fewest]
+        return shortest[self._random_below(len(shortest))]
+
+    def offer(self, route: Route) -> None:
+        """Nothing to do."""
+
+    def freed(self, cache: Cache) -> None:
+        """Nothing to do."""
+
+
+class PowerOfTwoChoices(FewestSessions):
+    """Two different chains at random; the one with fewer sessions, the first drawn if equal."""
+
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+        """Returns the better of two."""
+        routes = self._routes
+        if len(routes) < 2:
+            return routes[0] if routes else None
+        first = self._random_below(len(routes))
+        second = self._random_below(len(routes) - 1)
+        second += second >= first
+        one, other = routes[first], routes[second]
+        return one if one.jobs <= other.jobs else other
+
+
+class LeastContext(Board):
+    """The chain whose sessions hold the fewest tokens, as gateways report them; nobody waits.
+
+    A free slot is needed all the same; of equals, the first.
+    """
+
+    def fault(self, event: SessionRequested, now: Nanoseconds) -> Fault | None:
+        """Refuses nobody."""
+        return None
+
+    def choose(self, ticket: Ticket, now: Nanoseconds) -> Route | None:
+        """Returns the chain with the least context now; None if all are full."""
+        best: Route | None = None
+        fewest = 0
+        self._tokens = ticket.tokens
+        for route, worker in zip(self._routes, self._open, strict=True):
+            if (best is None or worker.now_tokens < fewest) and self._is_free(route):
+                best, fewest = route, worker.now_tokens
+        return best

@@ -1,0 +1,86 @@
+"""Split phase: a chain that runs the prompt and one that generates, chosen together.
+
+A policy for single chains is wrapped: where a plan has chains of both roles, the least loaded free
+one of each is taken; where one role has no usable chain, chains of the other do both, and the
+policy chooses among them. So losing every prefill agent slows a model down and does not stop it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from catenary_scheduler.book.caches import Cache
+from catenary_scheduler.book.slots import SlotLedger
+from catenary_scheduler.dispatch.chained.policies.policy import Policy
+from catenary_scheduler.dispatch.chained.routes import Route, paired
+from catenary_scheduler.dispatch.events import SessionRequested
+
+
+class Pairing:
+    """Least-loaded pairs where there are both roles, else what the policy within says."""
+
+    def __init__(self, policy: Policy, slots: SlotLedger) -> None:
+        self._policy = policy
+        self._slots = slots
+        self._prefill: list[Route] = []
+        self._decode: list[Route] = []
+        self._has_mixed = True
+        self._pairs: dict[tuple[Route, Route], Route] = {}
+
+    @property
+    def central(self) -> bool:
+        """As the policy within."""
+        return self._policy.central
+
+    def rebuild(self, routes: Sequence[Route]) -> None:
+        """Takes the routes by their roles."""
+        self._prefill = [route for route in routes if route.role == "prefill"]
+        self._decode = [route for route in routes if route.role == "decode"]
+        mixed = [route for route in routes if route.role == "mixed"]
+        if not (self._prefill and self._decode):
+            self._prefill, self._decode, mixed = [], [], list(routes)
+        self._has_mixed = bool(mixed)
+        here = set(routes)
+        self._pairs = {
+            halves: pair for halves, pair in self._pairs.items() if here.issuperset(halves)
+        }
+        self._policy.rebuild(mixed)
+
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+        """Returns a pair, or a single route where that does, or is all there is."""
+        if not self._prefill:
+            return self._policy.choose(request, tokens)
+        prefill = self._least(self._prefill, tokens)
+        decode = self._least(self._decode, tokens) if request.max_tokens > 1 else prefill
+        if prefill is None or decode is None:
+            return self._policy.choose(request, tokens) if self._has_mixed else None
+        if decode is prefill:  # one token: there is nothing to hand over
+            return prefill
+        pair = self._pairs.get((prefill, decode))
+        if pair is None:
+            pair = self._pairs[prefill, decode] = paired(prefill, decode)
+        return pair
+
+    def offer(self, route: Route) -> None:
+        """A session left this route."""
+        self._policy.offer(route)
+
+    def freed(self, cache: Cache) -> None:
+        """Slots of this cache were freed."""
+        self._policy.freed(cache)
+
+    def _least(self, routes: Sequence[Route], tokens: int) -> Route | None:
+        free = [
+            route
+            for route in routes
+            if route.running < route.capacity
+            and self._slots.probe(route.claims) is None
+            and route.has_room(tokens)
+        ]
+        if not free and not self.central:  # bound to it, it waits there
+            free = list(routes)
+        return min(free, key=_load, default=None)
+
+
+def _load(route: Route) -> tuple[float, int, int]:
+    return (route.jobs / max(1, route.capacity), route.service_ns, route.index)

@@ -1,0 +1,1 @@
+"""Where requests wait until a chain of their model takes them."""
