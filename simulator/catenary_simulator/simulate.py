@@ -11,7 +11,7 @@ import numpy as np
 from catenary_scheduler.dispatch import PooledDispatcher
 from catenary_scheduler.dispatch.events import AgentJoined, Dispatcher, PlanActivated
 from catenary_scheduler.dispatch.reactive import ReactiveDispatcher
-from catenary_scheduler.planning.pooled.layout import lay_out
+from catenary_scheduler.planning.pooled.layout.layout import lay_out
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
 from catenary_services.domain.plan import Agent, ModelPlan, Plan

@@ -12,7 +12,7 @@ from catenary_agent.executors.base import Ends
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.emulated import EmulatedPart
 from catenary_scheduler.planning.placement import parse_placement
-from catenary_scheduler.planning.pooled.layout import lay_out
+from catenary_scheduler.planning.pooled.layout.layout import lay_out
 from catenary_scheduler.planning.pooled.problem import (
     GpuClass,
     PooledModel,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from catenary_scheduler.planning.pooled.columns.selection import Chosen, used_gpus
 from catenary_scheduler.planning.pooled.objectives import Objective, price_per_gpu
 from catenary_scheduler.planning.pooled.problem import (
     PooledModelPlan,
@@ -15,7 +16,6 @@ from catenary_scheduler.planning.pooled.problem import (
     PooledPlan,
     PoolingProblem,
 )
-from catenary_scheduler.planning.pooled.selection import Chosen, used_gpus
 from catenary_scheduler.planning.pooled.timing import pool_rate_rps
 
 

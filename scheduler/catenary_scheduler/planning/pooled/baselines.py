@@ -16,10 +16,9 @@ from catenary_scheduler.planning.pooled.assembly import (
     least_share,
     with_promises,
 )
-from catenary_scheduler.planning.pooled.axes import Axes, axes_of
-from catenary_scheduler.planning.pooled.candidates import Candidates, candidates_of
-from catenary_scheduler.planning.pooled.exact import solve_exactly
-from catenary_scheduler.planning.pooled.free_rules import FreeTable
+from catenary_scheduler.planning.pooled.columns.axes import Axes, axes_of
+from catenary_scheduler.planning.pooled.columns.candidates import Candidates, candidates_of
+from catenary_scheduler.planning.pooled.columns.selection import Chosen
 from catenary_scheduler.planning.pooled.infeasible import check_problem, why_no_pipeline
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput
 from catenary_scheduler.planning.pooled.planner import Clock, plan_pools
@@ -28,7 +27,8 @@ from catenary_scheduler.planning.pooled.problem import (
     PooledPlan,
     PoolingProblem,
 )
-from catenary_scheduler.planning.pooled.selection import Chosen
+from catenary_scheduler.planning.pooled.rules.free_rules import FreeTable
+from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
 from catenary_services.errors import InvalidInput, PlanInfeasible
 
 Split = Mapping[str, Mapping[str, int]]

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns import enumerate_columns
-from catenary_scheduler.planning.pooled.device_tables import device_tables
+from catenary_scheduler.planning.pooled.columns.columns import enumerate_columns
+from catenary_scheduler.planning.pooled.columns.device_tables import device_tables
 from catenary_scheduler.planning.pooled.problem import Microseconds, PooledModel, PoolingProblem
 from catenary_services.errors import InvalidInput, PlanInfeasible
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from catenary_scheduler.planning.pooled.assembly import Solution, assemble, with_promises
+from catenary_scheduler.planning.pooled.columns.selection import spend_left_over
 from catenary_scheduler.planning.pooled.infeasible import check_problem, too_few_gpus
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput, Objective, required_rates
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from catenary_scheduler.planning.pooled.selection import spend_left_over
-from catenary_scheduler.planning.pooled.solving import (
+from catenary_scheduler.planning.pooled.solving.solving import (
     Request,
     Solver,
     solve_by_free_rules,

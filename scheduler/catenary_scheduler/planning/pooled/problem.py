@@ -2,7 +2,7 @@
 
 Units are those of the profiles: times in microseconds, sizes in bytes, rates in requests per
 second. Plans leave the planner in integer nanoseconds
-(`catenary_scheduler.planning.pooled.layout`).
+(`catenary_scheduler.planning.pooled.layout.layout`).
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from catenary_scheduler.planning.pooled import LeastCost, LeastGpus, MaxThroughput, plan_pools
-from catenary_scheduler.planning.pooled.axes import axes_of
-from catenary_scheduler.planning.pooled.candidates import candidates_of
+from catenary_scheduler.planning.pooled.columns.axes import axes_of
+from catenary_scheduler.planning.pooled.columns.candidates import candidates_of
 from catenary_scheduler.planning.pooled.dataset import Dataset
-from catenary_scheduler.planning.pooled.exact import solve_exactly
-from catenary_scheduler.planning.pooled.free_rules import FreeTable
-from catenary_scheduler.planning.pooled.highs import Limits, solve_with_highs
-from catenary_scheduler.planning.pooled.milp import Task
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
+from catenary_scheduler.planning.pooled.rules.free_rules import FreeTable
+from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
+from catenary_scheduler.planning.pooled.solving.highs import Limits, solve_with_highs
+from catenary_scheduler.planning.pooled.solving.milp import Task
 from pooled_problems import assert_keeps_the_rules, random_problem
 
 EXACTLY = Limits(seconds=20.0, gap=1e-8)

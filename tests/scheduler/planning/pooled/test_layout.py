@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from catenary_scheduler.planning.pooled.layout import gpu_name, lay_out
+from catenary_scheduler.planning.pooled.layout.layout import gpu_name, lay_out
 from catenary_scheduler.planning.pooled.problem import PooledPartition, PoolingProblem
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, PlanInfeasible

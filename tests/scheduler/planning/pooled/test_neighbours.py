@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_scheduler.planning.pooled.neighbours import link_cost, servers_of
-from catenary_scheduler.planning.pooled.physical import PhysicalGpu, PoolId, PoolLoad
+from catenary_scheduler.planning.pooled.layout.neighbours import link_cost, servers_of
+from catenary_scheduler.planning.pooled.layout.physical import PhysicalGpu, PoolId, PoolLoad
 from tiny_pools import gpu_class
 
 

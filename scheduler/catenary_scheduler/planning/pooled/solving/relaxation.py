@@ -14,11 +14,11 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
-from catenary_scheduler.planning.pooled.columns import Columns
-from catenary_scheduler.planning.pooled.device_tables import Floats
-from catenary_scheduler.planning.pooled.milp import Task
+from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput, price_per_gpu
-from catenary_scheduler.planning.pooled.sparse import INFINITY, ProgrammeBuilder
+from catenary_scheduler.planning.pooled.solving.milp import Task
+from catenary_scheduler.planning.pooled.solving.sparse import INFINITY, ProgrammeBuilder
 
 
 @dataclass(frozen=True, slots=True)

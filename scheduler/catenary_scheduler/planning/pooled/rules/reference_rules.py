@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.axes import Axes
-from catenary_scheduler.planning.pooled.columns import Columns
-from catenary_scheduler.planning.pooled.device_tables import Floats
-from catenary_scheduler.planning.pooled.selection import Chosen
-from catenary_scheduler.planning.pooled.slots import Phases, Slot, phases_of
-from catenary_scheduler.planning.pooled.sums import Points, add_sums, split_of
-from catenary_scheduler.planning.pooled.tables import TOLERANCE, Cell
+from catenary_scheduler.planning.pooled.columns.axes import Axes
+from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats
+from catenary_scheduler.planning.pooled.columns.selection import Chosen
+from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
+from catenary_scheduler.planning.pooled.rules.slots import Phases, Slot, phases_of
+from catenary_scheduler.planning.pooled.rules.sums import Points, add_sums, split_of
 
 MAX_PARTITIONS = 2
 MAX_CLASSES = 2

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from catenary_scheduler.planning.pooled.assembly import Solution, price_of
-from catenary_scheduler.planning.pooled.axes import Axes
-from catenary_scheduler.planning.pooled.coupling import best_target, cheapest_cells
-from catenary_scheduler.planning.pooled.device_tables import Floats
+from catenary_scheduler.planning.pooled.columns.axes import Axes
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats
+from catenary_scheduler.planning.pooled.columns.selection import Chosen
+from catenary_scheduler.planning.pooled.columns.tables import Cell
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput, Objective, price_per_gpu
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
-from catenary_scheduler.planning.pooled.selection import Chosen
-from catenary_scheduler.planning.pooled.tables import Cell
+from catenary_scheduler.planning.pooled.solving.coupling import best_target, cheapest_cells
 
 
 class ModelTable(Protocol):

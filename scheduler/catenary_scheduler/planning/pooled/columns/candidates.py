@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns import Columns, enumerate_columns
-from catenary_scheduler.planning.pooled.device_tables import device_tables
+from catenary_scheduler.planning.pooled.columns.columns import Columns, enumerate_columns
+from catenary_scheduler.planning.pooled.columns.device_tables import device_tables
+from catenary_scheduler.planning.pooled.columns.pruning import undominated
 from catenary_scheduler.planning.pooled.problem import PooledModel, PoolingProblem
-from catenary_scheduler.planning.pooled.pruning import undominated
 
 
 @dataclass(frozen=True, slots=True)

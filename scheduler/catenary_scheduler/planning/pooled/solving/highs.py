@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from catenary_scheduler.planning.pooled.assembly import Solution, least_share, price_of
-from catenary_scheduler.planning.pooled.milp import Programme, Task, build
+from catenary_scheduler.planning.pooled.columns.selection import Chosen
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput
-from catenary_scheduler.planning.pooled.relaxation import Relaxation, may_improve, relax
-from catenary_scheduler.planning.pooled.rounding import rounded
-from catenary_scheduler.planning.pooled.selection import Chosen
+from catenary_scheduler.planning.pooled.solving.milp import Programme, Task, build
+from catenary_scheduler.planning.pooled.solving.relaxation import Relaxation, may_improve, relax
+from catenary_scheduler.planning.pooled.solving.rounding import rounded
 
 PROVEN_GAP = 1e-4
 """Relative; a plan this close to the bound counts as optimal (Gurobi's default as well)."""

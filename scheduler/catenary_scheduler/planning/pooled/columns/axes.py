@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from catenary_scheduler.planning.pooled.columns.tables import Cell
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
-from catenary_scheduler.planning.pooled.tables import Cell
 
 
 @dataclass(frozen=True, slots=True)

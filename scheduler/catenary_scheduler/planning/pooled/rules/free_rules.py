@@ -8,13 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.axes import Axes
-from catenary_scheduler.planning.pooled.candidates import Candidates
-from catenary_scheduler.planning.pooled.closure import Closure
-from catenary_scheduler.planning.pooled.device_tables import Floats
-from catenary_scheduler.planning.pooled.selection import Chosen, quickest_half, quickest_pipeline
-from catenary_scheduler.planning.pooled.sharing import Half, Pairs
-from catenary_scheduler.planning.pooled.tables import Cell, single_table
+from catenary_scheduler.planning.pooled.columns.axes import Axes
+from catenary_scheduler.planning.pooled.columns.candidates import Candidates
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats
+from catenary_scheduler.planning.pooled.columns.selection import (
+    Chosen,
+    quickest_half,
+    quickest_pipeline,
+)
+from catenary_scheduler.planning.pooled.columns.sharing import Half, Pairs
+from catenary_scheduler.planning.pooled.columns.tables import Cell, single_table
+from catenary_scheduler.planning.pooled.rules.closure import Closure
 
 
 class FreeTable:

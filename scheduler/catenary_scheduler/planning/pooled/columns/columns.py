@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from catenary_scheduler.planning.pooled.device_tables import DeviceTables, Floats, Ints
+from catenary_scheduler.planning.pooled.columns.device_tables import DeviceTables, Floats, Ints
 from catenary_scheduler.planning.pooled.problem import PooledModel
 
 Flags = npt.NDArray[np.bool_]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from catenary_scheduler.planning.pooled.device_tables import Floats
-from catenary_scheduler.planning.pooled.tables import TOLERANCE, Cell
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats
+from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 Needs = npt.NDArray[np.int64]
 """By number of GPUs of all classes but the last: how many of the last are needed."""

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns import NO_CLASS, Columns
-from catenary_scheduler.planning.pooled.device_tables import Floats, Ints
-from catenary_scheduler.planning.pooled.pruning import groups_of_equal_rows, undominated_rows
-from catenary_scheduler.planning.pooled.tables import TOLERANCE
+from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, Columns
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
+from catenary_scheduler.planning.pooled.columns.pruning import (
+    groups_of_equal_rows,
+    undominated_rows,
+)
+from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from itertools import product
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.axes import Axes
-from catenary_scheduler.planning.pooled.columns import NO_CLASS, Columns
-from catenary_scheduler.planning.pooled.device_tables import Floats
-from catenary_scheduler.planning.pooled.pruning import undominated
-from catenary_scheduler.planning.pooled.selection import Chosen, quickest_pipeline
-from catenary_scheduler.planning.pooled.sums import add_sums, rises_of, split_of
-from catenary_scheduler.planning.pooled.tables import Cell, single_table
+from catenary_scheduler.planning.pooled.columns.axes import Axes
+from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, Columns
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats
+from catenary_scheduler.planning.pooled.columns.pruning import undominated
+from catenary_scheduler.planning.pooled.columns.selection import Chosen, quickest_pipeline
+from catenary_scheduler.planning.pooled.columns.tables import Cell, single_table
+from catenary_scheduler.planning.pooled.rules.sums import add_sums, rises_of, split_of
 
 
 class SlotSums:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.device_tables import Floats, Ints
-from catenary_scheduler.planning.pooled.tables import TOLERANCE, Cell
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
+from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 
 class Points(NamedTuple):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns import Columns
-from catenary_scheduler.planning.pooled.device_tables import Floats, Ints
-from catenary_scheduler.planning.pooled.sharing import Half
-from catenary_scheduler.planning.pooled.tables import TOLERANCE, Cell
+from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
+from catenary_scheduler.planning.pooled.columns.sharing import Half
+from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 
 @dataclass(frozen=True, slots=True)

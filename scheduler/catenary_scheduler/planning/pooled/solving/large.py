@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from catenary_scheduler.planning.pooled.assembly import Solution
-from catenary_scheduler.planning.pooled.axes import Axes
-from catenary_scheduler.planning.pooled.candidates import Candidates
-from catenary_scheduler.planning.pooled.columns import Columns, concatenate
-from catenary_scheduler.planning.pooled.exact import solve_exactly
-from catenary_scheduler.planning.pooled.highs import Limits, solve_with_highs
-from catenary_scheduler.planning.pooled.milp import Task
-from catenary_scheduler.planning.pooled.pruning import undominated_in_order
-from catenary_scheduler.planning.pooled.rounding import keeps_slots
-from catenary_scheduler.planning.pooled.selection import Chosen
-from catenary_scheduler.planning.pooled.slot_sums import SlotSums
-from catenary_scheduler.planning.pooled.solving import (
+from catenary_scheduler.planning.pooled.columns.axes import Axes
+from catenary_scheduler.planning.pooled.columns.candidates import Candidates
+from catenary_scheduler.planning.pooled.columns.columns import Columns, concatenate
+from catenary_scheduler.planning.pooled.columns.pruning import undominated_in_order
+from catenary_scheduler.planning.pooled.columns.selection import Chosen
+from catenary_scheduler.planning.pooled.rules.slot_sums import SlotSums
+from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
+from catenary_scheduler.planning.pooled.solving.highs import Limits, solve_with_highs
+from catenary_scheduler.planning.pooled.solving.milp import Task
+from catenary_scheduler.planning.pooled.solving.rounding import keeps_slots
+from catenary_scheduler.planning.pooled.solving.solving import (
     Request,
     all_candidates,
     all_reference_columns,

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns import Columns
-from catenary_scheduler.planning.pooled.device_tables import Floats
-from catenary_scheduler.planning.pooled.halves import Place, Points, find_halves
-from catenary_scheduler.planning.pooled.tables import TOLERANCE, Cell
+from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats
+from catenary_scheduler.planning.pooled.columns.halves import Place, Points, find_halves
+from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns import NO_CLASS, Columns
-from catenary_scheduler.planning.pooled.device_tables import Floats, Ints
+from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, Columns
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
 
 _FEW_ROWS, _MANY_ROWS = 4, 300
 

@@ -6,7 +6,7 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
-from catenary_scheduler.planning.pooled.device_tables import Floats, Ints
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
 
 INFINITY = highspy.kHighsInf
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.device_tables import Floats, Ints
-from catenary_scheduler.planning.pooled.tables import TOLERANCE, Cell, breakpoints
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
+from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell, breakpoints
 
 
 class Closure:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from catenary_scheduler.planning.pooled.neighbours import servers_of
-from catenary_scheduler.planning.pooled.physical import PoolId, PoolLoad, physical_gpus
+from catenary_scheduler.planning.pooled.layout.neighbours import servers_of
+from catenary_scheduler.planning.pooled.layout.physical import PoolId, PoolLoad, physical_gpus
 from catenary_scheduler.planning.pooled.problem import (
     BlockTimes,
     GpuClass,

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.axes import Axes
-from catenary_scheduler.planning.pooled.columns import NO_CLASS, Columns
-from catenary_scheduler.planning.pooled.device_tables import Floats, Ints
-from catenary_scheduler.planning.pooled.selection import Chosen, quickest_that_fits
-from catenary_scheduler.planning.pooled.tables import TOLERANCE, Cell
+from catenary_scheduler.planning.pooled.columns.axes import Axes
+from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, Columns
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
+from catenary_scheduler.planning.pooled.columns.selection import Chosen, quickest_that_fits
+from catenary_scheduler.planning.pooled.columns.tables import TOLERANCE, Cell
 
 _ALL_LEVELS = 12
 """Of a pool that is not there: finer than any."""

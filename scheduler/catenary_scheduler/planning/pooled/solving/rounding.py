@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns import Columns
-from catenary_scheduler.planning.pooled.device_tables import Floats
-from catenary_scheduler.planning.pooled.milp import Task, slot_limits
+from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats
+from catenary_scheduler.planning.pooled.columns.selection import Chosen, used_gpus
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput
-from catenary_scheduler.planning.pooled.selection import Chosen, used_gpus
+from catenary_scheduler.planning.pooled.solving.milp import Task, slot_limits
 
 SOLVER_TOLERANCE = 1e-6
 """Of a GPU: solvers keep their constraints only this well."""

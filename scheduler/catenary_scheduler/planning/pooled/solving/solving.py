@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 from catenary_scheduler.planning.pooled.assembly import Solution
-from catenary_scheduler.planning.pooled.axes import Axes, axes_of
-from catenary_scheduler.planning.pooled.candidates import (
+from catenary_scheduler.planning.pooled.columns.axes import Axes, axes_of
+from catenary_scheduler.planning.pooled.columns.candidates import (
     Candidates,
     candidates_of,
     reference_columns,
 )
-from catenary_scheduler.planning.pooled.columns import Columns
-from catenary_scheduler.planning.pooled.exact import solve_exactly
-from catenary_scheduler.planning.pooled.free_rules import FreeTable
+from catenary_scheduler.planning.pooled.columns.columns import Columns
 from catenary_scheduler.planning.pooled.infeasible import why_no_pipeline
 from catenary_scheduler.planning.pooled.objectives import Objective
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
-from catenary_scheduler.planning.pooled.reference_rules import (
+from catenary_scheduler.planning.pooled.rules.free_rules import FreeTable
+from catenary_scheduler.planning.pooled.rules.reference_rules import (
     MAX_CLASSES,
     MAX_PARTITIONS,
     ReferenceTable,
 )
+from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
 from catenary_services.errors import InvalidInput
 
 Solver = Literal["auto", "dp", "highs"]
@@ -57,7 +57,7 @@ def solve_by_free_rules(request: Request) -> Solution | None:
     if request.takes_dp(axes):
         return free_exactly(request, candidates, axes)
     # Imported where it is needed: HiGHS takes longer to load than a small plan takes to make.
-    from catenary_scheduler.planning.pooled.large import free_by_highs
+    from catenary_scheduler.planning.pooled.solving.large import free_by_highs
 
     return free_by_highs(request, candidates)
 
@@ -82,7 +82,7 @@ def solve_by_reference_rules(request: Request) -> Solution | None:
                 f"with the reference's rules dp takes up to {MAX_PARTITIONS} partitions and "
                 f"{MAX_CLASSES} classes; use highs",
             )
-    from catenary_scheduler.planning.pooled.large import reference_by_highs
+    from catenary_scheduler.planning.pooled.solving.large import reference_by_highs
 
     return reference_by_highs(request, axes)
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns import Columns
-from catenary_scheduler.planning.pooled.device_tables import Floats, Ints
-from catenary_scheduler.planning.pooled.pruning import groups_of_equal_rows, sorted_rates
+from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
+from catenary_scheduler.planning.pooled.columns.pruning import groups_of_equal_rows, sorted_rates
 
 Cell = tuple[int, ...]
 """Whole GPUs of each class."""

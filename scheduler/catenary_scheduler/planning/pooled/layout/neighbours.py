@@ -25,7 +25,7 @@ from itertools import combinations_with_replacement
 from math import ceil, expm1
 from typing import NamedTuple
 
-from catenary_scheduler.planning.pooled.physical import PhysicalGpu
+from catenary_scheduler.planning.pooled.layout.physical import PhysicalGpu
 from catenary_scheduler.planning.pooled.problem import GpuClass
 
 _FULL = 0.95

@@ -1,0 +1,1 @@
+"""Virtual GPUs on physical ones, and these on servers."""

@@ -1,0 +1,1 @@
+"""Divides the GPUs among the models: by a dynamic programme, or by HiGHS."""
