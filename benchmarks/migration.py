@@ -26,11 +26,11 @@ from catenary_agent.decoders.base import CacheLayout, DecoderCost
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.engine.engine import Engine
 from catenary_agent.executors.device import Device
-from catenary_agent.generation.engine import GenerationEngine
-from catenary_agent.generation.lane import Lane
+from catenary_agent.generation.loop.engine import GenerationEngine
+from catenary_agent.generation.loop.table import LoadedDecoder
 from catenary_agent.generation.meter import GenerationMeter
+from catenary_agent.generation.state.lane import Lane
 from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
-from catenary_agent.generation.table import LoadedDecoder
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.model_repository import ModelRepository

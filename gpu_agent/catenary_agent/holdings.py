@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.reporting import key_message
+from catenary_agent.generation.state.reporting import key_message
 from catenary_protos.catenary.v1 import scheduler_pb2
 
 if TYPE_CHECKING:
     from catenary_agent.engine.partitions import LoadedPartition
-    from catenary_agent.generation.lane import Lane
-    from catenary_agent.generation.session import Session
+    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.session import Session
 
 
 class HoldingsAnswer:

@@ -15,7 +15,7 @@ from catenary_agent.device_errors import Trouble, trouble_of
 from catenary_agent.engine.partitions import LoadedPartition
 from catenary_agent.engine.reporting import Notice, Outgoing, is_retryable
 from catenary_agent.executors.loading import load_executor
-from catenary_agent.generation.loading import DecoderLoader
+from catenary_agent.generation.loop.loading import DecoderLoader
 from catenary_agent.measuring import measure_between_batches
 from catenary_agent.steps import StepKind
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from catenary_agent.engine.engine import Engine
     from catenary_agent.executors.base import Executor
     from catenary_agent.executors.device import Device
-    from catenary_agent.generation.engine import GenerationEngine
+    from catenary_agent.generation.loop.engine import GenerationEngine
     from catenary_services.model_repository import ModelRepository
 
 _log = get_logger("catenary_agent.loading")

@@ -18,9 +18,9 @@ from catenary_agent.engine.meter import Meter
 from catenary_agent.engine.reporting import Notice, Outgoing
 from catenary_agent.executors.device import Device
 from catenary_agent.faults import Faults
-from catenary_agent.generation.engine import GenerationEngine
-from catenary_agent.generation.lane import chunk_tokens_for
+from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.meter import GenerationMeter
+from catenary_agent.generation.state.lane import chunk_tokens_for
 from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
 from catenary_agent.holdings import HoldingsAnswer
 from catenary_agent.loading import Host, Loader

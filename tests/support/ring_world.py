@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from catenary_agent.generation import intake
-from catenary_agent.generation.cache_wire import CacheFrame
-from catenary_agent.generation.events import Broken, CacheOut, CachePushed, CloseOrdered
-from catenary_agent.generation.lane import Lane
-from catenary_agent.generation.move_wire import MoveFrame
-from catenary_agent.generation.ring import Ring
-from catenary_agent.generation.session import Arrived
+from catenary_agent.generation.frames import intake
+from catenary_agent.generation.frames.cache_wire import CacheFrame
+from catenary_agent.generation.frames.move_wire import MoveFrame
+from catenary_agent.generation.frames.wire import StepFrame, frames_of
+from catenary_agent.generation.loop.ring import Ring
+from catenary_agent.generation.state.events import Broken, CacheOut, CachePushed, CloseOrdered
+from catenary_agent.generation.state.lane import Lane
+from catenary_agent.generation.state.session import Arrived
 from catenary_agent.generation.surroundings import CacheLimits, GenerationLimits
-from catenary_agent.generation.wire import StepFrame, frames_of
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.errors import PartitionLost
 from tests.support.ring_harness import BLOCKS, TABLE, toy

@@ -21,7 +21,7 @@ import pytest
 
 import figures
 from catenary_agent.decoders.importing import ImportOptions, import_decoder
-from catenary_agent.generation.events import MoveSaid
+from catenary_agent.generation.state.events import MoveSaid
 from catenary_agent.process import AgentProcess
 from catenary_agent.settings import AgentSettings
 from catenary_gateway.process import GatewayProcess

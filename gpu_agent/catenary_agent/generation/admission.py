@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.decoders.sampling import Sampler
 from catenary_agent.engine.intake import not_loaded
-from catenary_agent.generation.cache_pushing import outlets_of
-from catenary_agent.generation.incidents import incident
-from catenary_agent.generation.session import Awaited, Session
+from catenary_agent.generation.cache.cache_pushing import outlets_of
+from catenary_agent.generation.state.incidents import incident
+from catenary_agent.generation.state.session import Awaited, Session
 from catenary_agent.kv import CacheIntake
 from catenary_services.errors import CatenaryError, InvalidInput, Overloaded
 from catenary_services.sampling_messages import sampling_of_message
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.events import Opened
-    from catenary_agent.generation.lane import Lane
-    from catenary_agent.generation.session import Arriving, Facts, Hidden
+    from catenary_agent.generation.state.events import Opened
+    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.session import Arriving, Facts, Hidden
     from catenary_agent.kv import CacheOutlet
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 

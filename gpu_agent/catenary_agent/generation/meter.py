@@ -10,7 +10,7 @@ from catenary_services.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
 
-    from catenary_agent.generation.events import Outflow, StepDone
+    from catenary_agent.generation.state.events import Outflow, StepDone
 
 _NS = 1e-9
 

@@ -17,7 +17,7 @@ from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem, set
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.decoders.onnx_executor import OnnxDecoder
 from catenary_agent.executors.device import Device
-from catenary_agent.generation.measuring import measure_between_steps
+from catenary_agent.generation.loop.measuring import measure_between_steps
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, ModelNotFound, Overloaded
 from catenary_services.model_repository import ModelRepository

@@ -21,7 +21,7 @@ from catenary_agent.decoders.base import CacheLayout, StepItem, set_layout
 from catenary_agent.decoders.torch_executor import TorchDecoder
 from catenary_agent.device_errors import Trouble, trouble_of
 from catenary_agent.executors.device import Device
-from catenary_agent.generation.measuring import measure_between_steps
+from catenary_agent.generation.loop.measuring import measure_between_steps
 from catenary_services.domain.decoder import Form
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InternalError, InvalidInput, NotSupported, Overloaded

@@ -9,10 +9,10 @@ import pytest
 
 from catenary_agent.decoders.base import CacheLayout
 from catenary_agent.decoders.slot_book import SlotBook
-from catenary_agent.generation.lane import Lane
-from catenary_agent.generation.loading import DecoderLoader
-from catenary_agent.generation.reporting import generation_report
-from catenary_agent.generation.table import cache_bytes
+from catenary_agent.generation.loop.loading import DecoderLoader
+from catenary_agent.generation.loop.table import cache_bytes
+from catenary_agent.generation.state.lane import Lane
+from catenary_agent.generation.state.reporting import generation_report
 from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import CacheFull, InvalidInput

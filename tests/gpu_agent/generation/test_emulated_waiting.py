@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_agent.generation.events import CloseOrdered, Opened, TokenArrived
-from catenary_agent.generation.lane import Lane
-from catenary_agent.generation.ring import Ring
-from catenary_agent.generation.session import Arrived, Facts
+from catenary_agent.generation.loop.ring import Ring
+from catenary_agent.generation.state.events import CloseOrdered, Opened, TokenArrived
+from catenary_agent.generation.state.lane import Lane
+from catenary_agent.generation.state.session import Arrived, Facts
 from catenary_agent.generation.surroundings import GenerationLimits
 from tests.support.ring_harness import BLOCKS, ToyDecoder, opening, toy, undisturbed
 

@@ -12,10 +12,10 @@ import pytest
 from catenary_agent.decoders import timing
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from catenary_agent.decoders.timing import context_slope, floored_line, line
-from catenary_agent.generation import measuring
-from catenary_agent.generation.lane import LaneWork
-from catenary_agent.generation.measuring import measure_between_steps
-from catenary_agent.generation.session import Work
+from catenary_agent.generation.loop import measuring
+from catenary_agent.generation.loop.measuring import measure_between_steps
+from catenary_agent.generation.state.lane import LaneWork
+from catenary_agent.generation.state.session import Work
 from catenary_services.domain.ids import PartitionKey
 from ring_harness import BLOCKS, MODEL, ToyDecoder
 

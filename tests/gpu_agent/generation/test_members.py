@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_agent.generation.members import Members
+from catenary_agent.generation.frames.members import Members
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 from catenary_services.transport.interface import NOBODY, Sender
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from catenary_agent.generation.events import EpochRaised
+from catenary_agent.generation.state.events import EpochRaised
 from tests.support.ring_harness import BLOCKS, SECOND_NS, begin_frame, opening, undisturbed
 from tests.support.ring_world import World
 

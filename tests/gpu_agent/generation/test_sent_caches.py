@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catenary_agent.generation.sent_caches import SentCaches
+from catenary_agent.generation.frames.sent_caches import SentCaches
 from tests.support.agent_harness import until
 from tests.support.ring_harness import opening, toy, undisturbed
 

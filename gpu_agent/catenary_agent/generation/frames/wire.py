@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from catenary_agent.generation.cache_wire import CacheFrame, put_opening
-from catenary_agent.generation.move_wire import MoveFrame
+from catenary_agent.generation.frames.cache_wire import CacheFrame, put_opening
+from catenary_agent.generation.frames.move_wire import MoveFrame
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.events import RowsOut, TokenOut
+    from catenary_agent.generation.state.events import RowsOut, TokenOut
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.session import Session, Work
+from catenary_agent.generation.state.session import Session, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.cache_budget import relieve
-from catenary_agent.generation.incidents import incident
-from catenary_agent.generation.patience import Patience
+from catenary_agent.generation.cache.cache_budget import relieve
+from catenary_agent.generation.state.incidents import incident
+from catenary_agent.generation.state.patience import Patience
 from catenary_agent.kv import array_of_payload
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.events import CacheArrived, TokenArrived
-    from catenary_agent.generation.session import Awaited, Session
-    from catenary_agent.generation.sessions import Sessions
+    from catenary_agent.generation.state.events import CacheArrived, TokenArrived
+    from catenary_agent.generation.state.session import Awaited, Session
+    from catenary_agent.generation.state.sessions import Sessions
     from catenary_agent.generation.surroundings import CacheLimits
     from catenary_agent.kv import CacheSpan
     from catenary_agent.kv.arrays import CacheArray

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation import intake
-from catenary_agent.generation.events import Broken
+from catenary_agent.generation.frames import intake
+from catenary_agent.generation.state.events import Broken
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
     from catenary_agent.engine.memory import Held
-    from catenary_agent.generation.events import Event
-    from catenary_agent.generation.session import Hidden
+    from catenary_agent.generation.state.events import Event
+    from catenary_agent.generation.state.session import Hidden
     from catenary_services.transport.interface import ReceivedFrame
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.reporting import key_message
+from catenary_agent.generation.state.reporting import key_message
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.decoder import LargestStep
 
 if TYPE_CHECKING:
     from catenary_agent.decoders.base import CacheLayout, DecoderCost
-    from catenary_agent.generation.lane import Lane
+    from catenary_agent.generation.state.lane import Lane
     from catenary_services.domain.ids import PartitionKey
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from catenary_agent.engine.intake import MAX_HOPS
-from catenary_agent.generation.events import (
+from catenary_agent.generation.state.events import (
     Broken,
     CacheArrived,
     Event,
@@ -17,7 +17,7 @@ from catenary_agent.generation.events import (
     RowsArrived,
     TokenArrived,
 )
-from catenary_agent.generation.session import Arrived, Facts, Side
+from catenary_agent.generation.state.session import Arrived, Facts, Side
 from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, DeadlineExceeded, InvalidInput, StaleEpoch
@@ -25,7 +25,7 @@ from catenary_services.errors import CatenaryError, DeadlineExceeded, InvalidInp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from catenary_agent.generation.session import Hidden
+    from catenary_agent.generation.state.session import Hidden
     from catenary_protos.catenary.v1 import common_pb2
     from catenary_services.transport.interface import ReceivedFrame
 

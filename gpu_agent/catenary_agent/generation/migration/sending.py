@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.cache_pushing import outlets_of
-from catenary_agent.generation.move_wire import give_up_of
+from catenary_agent.generation.cache.cache_pushing import outlets_of
+from catenary_agent.generation.frames.move_wire import give_up_of
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, Unavailable
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.arriving import Say
-    from catenary_agent.generation.cache_pushing import CachePushing
-    from catenary_agent.generation.session import Session
-    from catenary_agent.generation.sessions import Sessions
+    from catenary_agent.generation.cache.cache_pushing import CachePushing
+    from catenary_agent.generation.migration.arriving import Say
+    from catenary_agent.generation.state.session import Session
+    from catenary_agent.generation.state.sessions import Sessions
     from catenary_services.domain.ids import Nanoseconds
 
 

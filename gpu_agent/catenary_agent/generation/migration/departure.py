@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from catenary_agent.engine.intake import MAX_HOPS
-from catenary_agent.generation.intake import whole
+from catenary_agent.generation.frames.intake import whole
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, InvalidInput, StaleEpoch, Unavailable
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.events import MoveSaid
-    from catenary_agent.generation.session import Session
+    from catenary_agent.generation.state.events import MoveSaid
+    from catenary_agent.generation.state.session import Session
     from catenary_services.domain.ids import Nanoseconds
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from catenary_agent.engine.reporting import Outgoing
-    from catenary_agent.generation.session import Arrived, Facts, Hidden, Session
+    from catenary_agent.generation.state.session import Arrived, Facts, Hidden, Session
     from catenary_agent.kv import CacheOutlet
     from catenary_agent.kv.arrays import CacheArray
     from catenary_agent.kv.span import CacheSpan

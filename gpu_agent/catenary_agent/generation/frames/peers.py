@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.cache_wire import CacheFrame
+from catenary_agent.generation.frames.cache_wire import CacheFrame
 from catenary_services.errors import (
     CatenaryError,
     DeadlineExceeded,
@@ -28,8 +28,8 @@ from catenary_services.log import get_logger
 if TYPE_CHECKING:
     from catenary_agent.engine.emulated_link import EmulatedLink
     from catenary_agent.engine.outbound import Hub
-    from catenary_agent.generation.sent_caches import SentCaches
-    from catenary_agent.generation.wire import Frame
+    from catenary_agent.generation.frames.sent_caches import SentCaches
+    from catenary_agent.generation.frames.wire import Frame
     from catenary_services.transport.interface import Link
 
 _log = get_logger("catenary_agent.generation")

@@ -10,20 +10,20 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.arriving import Arrivals
-from catenary_agent.generation.cache_pushing import CachePushing
-from catenary_agent.generation.cache_waiting import CacheWaiting
-from catenary_agent.generation.events import MoveOut
-from catenary_agent.generation.intake import move_said
-from catenary_agent.generation.leading import Leading
-from catenary_agent.generation.sending import Sending
-from catenary_agent.generation.session import Arrived, Facts
+from catenary_agent.generation.cache.cache_pushing import CachePushing
+from catenary_agent.generation.cache.cache_waiting import CacheWaiting
+from catenary_agent.generation.frames.intake import move_said
+from catenary_agent.generation.migration.arriving import Arrivals
+from catenary_agent.generation.migration.leading import Leading
+from catenary_agent.generation.migration.sending import Sending
+from catenary_agent.generation.state.events import MoveOut
+from catenary_agent.generation.state.session import Arrived, Facts
 from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.events import CachePushed, MoveSaid
-    from catenary_agent.generation.session import Session
-    from catenary_agent.generation.sessions import Sessions
+    from catenary_agent.generation.state.events import CachePushed, MoveSaid
+    from catenary_agent.generation.state.session import Session
+    from catenary_agent.generation.state.sessions import Sessions
     from catenary_agent.generation.surroundings import CacheLimits
     from catenary_services.domain.ids import Nanoseconds
     from catenary_services.errors import CatenaryError

@@ -13,8 +13,8 @@ from catenary_agent.kv import datatype_of
 from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.events import CacheOut
-    from catenary_agent.generation.session import Facts
+    from catenary_agent.generation.state.events import CacheOut
+    from catenary_agent.generation.state.session import Facts
 
 
 @dataclass(slots=True)

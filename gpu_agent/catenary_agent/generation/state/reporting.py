@@ -13,9 +13,9 @@ from catenary_services.telemetry.tracing import Tracer, is_sampled, parse_tracep
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from catenary_agent.generation.events import MoveDone
-    from catenary_agent.generation.lane import Lane
-    from catenary_agent.generation.session import Session
+    from catenary_agent.generation.state.events import MoveDone
+    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.session import Session
     from catenary_services.domain.ids import PartitionKey
     from catenary_services.errors import CatenaryError
 

@@ -10,7 +10,7 @@ from catenary_agent.engine.reporting import is_retryable
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.events import MoveOut
+    from catenary_agent.generation.state.events import MoveOut
     from catenary_services.errors import CatenaryError
 
 

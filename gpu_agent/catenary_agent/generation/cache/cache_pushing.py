@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.events import CacheOut
-from catenary_agent.generation.incidents import incident
+from catenary_agent.generation.state.events import CacheOut
+from catenary_agent.generation.state.incidents import incident
 from catenary_agent.kv import CacheOutlet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from catenary_agent.generation.events import CachePushed
-    from catenary_agent.generation.session import Session
-    from catenary_agent.generation.sessions import Sessions
+    from catenary_agent.generation.state.events import CachePushed
+    from catenary_agent.generation.state.session import Session
+    from catenary_agent.generation.state.sessions import Sessions
     from catenary_agent.generation.surroundings import CacheLimits
     from catenary_agent.kv import CacheSpan
     from catenary_agent.kv.arrays import CacheArray

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.content import check_content, is_content_as_ordered
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, DecoderExecutor
-from catenary_agent.generation.lane import Lane
-from catenary_agent.generation.measuring import measure_between_steps
-from catenary_agent.generation.table import LoadedDecoder, cache_bytes, step_bytes
+from catenary_agent.generation.loop.measuring import measure_between_steps
+from catenary_agent.generation.loop.table import LoadedDecoder, cache_bytes, step_bytes
+from catenary_agent.generation.state.lane import Lane
 from catenary_services.domain.decoder import LargestStep
 from catenary_services.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.engine import GenerationEngine
+    from catenary_agent.generation.loop.engine import GenerationEngine
     from catenary_protos.catenary.v1 import scheduler_pb2
     from catenary_services.domain.ids import PartitionKey
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from catenary_services.errors import CacheFull
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.lane import Lane
-    from catenary_agent.generation.session import Work
-    from catenary_agent.generation.sessions import Sessions
+    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.session import Work
+    from catenary_agent.generation.state.sessions import Sessions
 
 
 def relieve(sessions: Sessions, lane: Lane, coming: Mapping[int, int]) -> None:

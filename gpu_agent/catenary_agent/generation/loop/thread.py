@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from catenary_agent.generation.events import Call
+from catenary_agent.generation.state.events import Call
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.events import Event, Outflow
-    from catenary_agent.generation.ring import Ring
+    from catenary_agent.generation.loop.ring import Ring
+    from catenary_agent.generation.state.events import Event, Outflow
 
 _NS = 1e-9
 

@@ -14,18 +14,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from catenary_agent.generation import admission
-from catenary_agent.generation.events import Opened
-from catenary_agent.generation.move_wire import give_up_of
-from catenary_agent.generation.patience import Patience
-from catenary_agent.generation.session import Arriving, Facts
+from catenary_agent.generation.frames.move_wire import give_up_of
+from catenary_agent.generation.state.events import Opened
+from catenary_agent.generation.state.patience import Patience
+from catenary_agent.generation.state.session import Arriving, Facts
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost, Unavailable
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.cache_waiting import CacheWaiting
-    from catenary_agent.generation.events import MoveSaid
-    from catenary_agent.generation.session import Session
-    from catenary_agent.generation.sessions import Sessions
+    from catenary_agent.generation.cache.cache_waiting import CacheWaiting
+    from catenary_agent.generation.state.events import MoveSaid
+    from catenary_agent.generation.state.session import Session
+    from catenary_agent.generation.state.sessions import Sessions
     from catenary_services.domain.ids import Nanoseconds
 
     Say = Callable[[str, frame_pb2.SessionMove, Nanoseconds], None]

@@ -13,8 +13,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from catenary_agent.generation.cache_wire import CacheFrame
-from catenary_agent.generation.events import (
+from catenary_agent.generation.frames.cache_wire import CacheFrame
+from catenary_agent.generation.frames.members import Members
+from catenary_agent.generation.frames.move_wire import MoveFrame
+from catenary_agent.generation.frames.peers import Peers
+from catenary_agent.generation.frames.receiving import Receiver
+from catenary_agent.generation.frames.sent_caches import SentCaches
+from catenary_agent.generation.frames.wire import frames_of
+from catenary_agent.generation.loop.ring import Ring
+from catenary_agent.generation.loop.table import LoadedDecoder, LoadedDecoders
+from catenary_agent.generation.loop.thread import RingThread
+from catenary_agent.generation.state.events import (
     Broken,
     CachePushed,
     CloseOrdered,
@@ -23,26 +32,17 @@ from catenary_agent.generation.events import (
     MoveSaid,
     Opened,
 )
-from catenary_agent.generation.members import Members
-from catenary_agent.generation.move_wire import MoveFrame
-from catenary_agent.generation.peers import Peers
-from catenary_agent.generation.receiving import Receiver
-from catenary_agent.generation.reporting import record_move, record_session
-from catenary_agent.generation.ring import Ring
-from catenary_agent.generation.sent_caches import SentCaches
-from catenary_agent.generation.session import Facts
+from catenary_agent.generation.state.reporting import record_move, record_session
+from catenary_agent.generation.state.session import Facts
 from catenary_agent.generation.surroundings import GenerationLimits, Surroundings
-from catenary_agent.generation.table import LoadedDecoder, LoadedDecoders
-from catenary_agent.generation.thread import RingThread
-from catenary_agent.generation.wire import frames_of
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.errors import CatenaryError, Unavailable
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.events import CacheOut, Outflow
-    from catenary_agent.generation.lane import Lane
-    from catenary_agent.generation.wire import Frame
+    from catenary_agent.generation.frames.wire import Frame
+    from catenary_agent.generation.state.events import CacheOut, Outflow
+    from catenary_agent.generation.state.lane import Lane
     from catenary_services.domain.ids import PartitionKey
     from catenary_services.transport.interface import ReceivedFrame
 

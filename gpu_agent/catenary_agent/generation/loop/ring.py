@@ -20,8 +20,9 @@ from catenary_agent.decoders.base import StepItem, Want
 from catenary_agent.decoders.sampling import NO_TOKEN
 from catenary_agent.device_errors import failure
 from catenary_agent.generation import admission
-from catenary_agent.generation.cache_budget import affordable
-from catenary_agent.generation.events import (
+from catenary_agent.generation.cache.cache_budget import affordable
+from catenary_agent.generation.migration.moving import Moving
+from catenary_agent.generation.state.events import (
     Broken,
     CacheArrived,
     CachePushed,
@@ -38,9 +39,8 @@ from catenary_agent.generation.events import (
     TokenArrived,
     TokenOut,
 )
-from catenary_agent.generation.moving import Moving
-from catenary_agent.generation.session import Arrived, Chunk, Work
-from catenary_agent.generation.sessions import REPORT_NS, Sessions
+from catenary_agent.generation.state.session import Arrived, Chunk, Work
+from catenary_agent.generation.state.sessions import REPORT_NS, Sessions
 from catenary_agent.holdings import HoldingsAnswer
 from catenary_agent.steps import StepKind, StepsInHand
 from catenary_services.errors import CatenaryError, DeviceLost, InternalError
@@ -48,8 +48,8 @@ from catenary_services.errors import CatenaryError, DeviceLost, InternalError
 if TYPE_CHECKING:
     import numpy as np
 
-    from catenary_agent.generation.lane import Lane
-    from catenary_agent.generation.session import Session
+    from catenary_agent.generation.state.lane import Lane
+    from catenary_agent.generation.state.session import Session
     from catenary_agent.generation.surroundings import GenerationLimits
     from catenary_services.domain.ids import Nanoseconds
 

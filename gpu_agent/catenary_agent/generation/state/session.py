@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from catenary_agent.decoders.sampling import Sampler
-    from catenary_agent.generation.lane import Lane
+    from catenary_agent.generation.state.lane import Lane
     from catenary_agent.kv import CacheIntake, CacheOutlet
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 

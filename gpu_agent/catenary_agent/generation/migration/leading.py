@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.departure import Departure, why_not
-from catenary_agent.generation.events import MoveDone
-from catenary_agent.generation.move_wire import give_up_of
-from catenary_agent.generation.patience import Patience
-from catenary_agent.generation.reporting import session_moved
+from catenary_agent.generation.frames.move_wire import give_up_of
+from catenary_agent.generation.migration.departure import Departure, why_not
+from catenary_agent.generation.state.events import MoveDone
+from catenary_agent.generation.state.patience import Patience
+from catenary_agent.generation.state.reporting import session_moved
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import (
     CatenaryError,
@@ -31,11 +31,11 @@ from catenary_services.errors import (
 )
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.arriving import Say
-    from catenary_agent.generation.events import MoveSaid
-    from catenary_agent.generation.sending import Sending
-    from catenary_agent.generation.session import Session
-    from catenary_agent.generation.sessions import Sessions
+    from catenary_agent.generation.migration.arriving import Say
+    from catenary_agent.generation.migration.sending import Sending
+    from catenary_agent.generation.state.events import MoveSaid
+    from catenary_agent.generation.state.session import Session
+    from catenary_agent.generation.state.sessions import Sessions
     from catenary_agent.generation.surroundings import CacheLimits
     from catenary_services.domain.ids import Nanoseconds
 

@@ -7,10 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.events import Outflow
-from catenary_agent.generation.lane import Lane, LaneWork
-from catenary_agent.generation.reporting import generation_report, session_failed, sessions_closed
-from catenary_agent.generation.session import Session
+from catenary_agent.generation.state.events import Outflow
+from catenary_agent.generation.state.lane import Lane, LaneWork
+from catenary_agent.generation.state.reporting import (
+    generation_report,
+    session_failed,
+    sessions_closed,
+)
+from catenary_agent.generation.state.session import Session
 from catenary_services.errors import DeadlineExceeded
 from catenary_services.log import get_logger
 

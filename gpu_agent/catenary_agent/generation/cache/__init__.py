@@ -1,0 +1,1 @@
+"""Caches of sessions: their memory, those that leave, and those that are waited for."""
