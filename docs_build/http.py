@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from catenary_gateway import oip_http, openai_http
+from catenary_gateway import openai_http
 from catenary_gateway.dashboard.api import Dashboard
+from catenary_gateway.oip import oip_http
 from catenary_services.errors import InternalError
 from docs_build.markdown import code, page, table
 

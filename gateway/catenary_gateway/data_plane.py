@@ -8,10 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from catenary_gateway import delivery
-from catenary_gateway.bookkeeping import OK, Bookkeeping
 from catenary_gateway.catalog import Catalog
-from catenary_gateway.deadlines import Deadlines
 from catenary_gateway.inference import (
     LONGEST_BUDGET_NS,
     Arrival,
@@ -19,9 +16,12 @@ from catenary_gateway.inference import (
     InferenceResponse,
     Tensor,
 )
-from catenary_gateway.pending import Attempt, PendingRequest
-from catenary_gateway.recent_requests import FinishedRequest
-from catenary_gateway.results import ResultMerger
+from catenary_gateway.observability.bookkeeping import OK, Bookkeeping
+from catenary_gateway.observability.recent_requests import FinishedRequest
+from catenary_gateway.results import delivery
+from catenary_gateway.results.deadlines import Deadlines
+from catenary_gateway.results.pending import Attempt, PendingRequest
+from catenary_gateway.results.results import ResultMerger
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.error_tables import error_of, error_of_exception, failure_of
 from catenary_services.errors import (

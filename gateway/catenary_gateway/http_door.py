@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from catenary_gateway import oip_http, openai_http
+from catenary_gateway import openai_http
+from catenary_gateway.admission.front_desk import FrontDesk
 from catenary_gateway.dashboard.api import Dashboard
-from catenary_gateway.front_desk import FrontDesk
-from catenary_gateway.http_bodies import OFF_LOOP, OffLoop
-from catenary_gateway.http_calls import DESK, errors_as_json
-from catenary_gateway.http_connections import FIRST_REQUEST_S, Connections
-from catenary_gateway.repository import Repository
+from catenary_gateway.doors.http_bodies import OFF_LOOP, OffLoop
+from catenary_gateway.doors.http_calls import DESK, errors_as_json
+from catenary_gateway.doors.http_connections import FIRST_REQUEST_S, Connections
+from catenary_gateway.doors.repository import Repository
+from catenary_gateway.oip import oip_http
 from catenary_services.transport.tcp_listener import ListenerLimits, TcpListener
 
 _KEEPALIVE_S = 75.0

@@ -7,29 +7,29 @@ import asyncio
 import grpc.aio
 from opentelemetry.sdk.trace.export import SpanExporter
 
-from catenary_gateway.admin import AdminService
-from catenary_gateway.admission import Admission
-from catenary_gateway.bookkeeping import Bookkeeping
+from catenary_gateway.admission.admission import Admission
+from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.admission.guard import Guard
+from catenary_gateway.admission.quotas import Quotas
+from catenary_gateway.admission.readiness import Readiness
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.dashboard.api import Dashboard
 from catenary_gateway.data_plane import DataPlane
-from catenary_gateway.door_gate import DoorGate, admin_longest, inference_intake
-from catenary_gateway.doors import admin_security, door_security
-from catenary_gateway.external_scaler import ExternalScaler
+from catenary_gateway.doors.admin import AdminService
+from catenary_gateway.doors.door_gate import DoorGate, admin_longest, inference_intake
+from catenary_gateway.doors.generation_grpc import GenerationService
+from catenary_gateway.doors.repository import Repository
+from catenary_gateway.doors.security import admin_security, door_security
 from catenary_gateway.fairness.door import FairDoor
-from catenary_gateway.front_desk import FrontDesk
 from catenary_gateway.generation.plane import Pace, SessionPlane
 from catenary_gateway.generation.text_codec import TextCodecs
-from catenary_gateway.generation_grpc import GenerationService
 from catenary_gateway.groups.schedulers import Schedulers
-from catenary_gateway.guard import Guard
 from catenary_gateway.http_door import HttpDoor
-from catenary_gateway.local_answers import LocalStatus
-from catenary_gateway.oip_grpc import InferenceService
-from catenary_gateway.quotas import Quotas
-from catenary_gateway.readiness import Readiness
-from catenary_gateway.repository import Repository
-from catenary_gateway.scaling_gauges import ScalingGauges
+from catenary_gateway.observability.bookkeeping import Bookkeeping
+from catenary_gateway.observability.local_answers import LocalStatus
+from catenary_gateway.oip.oip_grpc import InferenceService
+from catenary_gateway.scaling.external_scaler import ExternalScaler
+from catenary_gateway.scaling.scaling_gauges import ScalingGauges
 from catenary_gateway.scheduler_listener import Listener
 from catenary_gateway.settings import GatewaySettings
 from catenary_protos.catenary.v1 import (

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from catenary_gateway.admission.readiness import Readiness
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.data_plane import DataPlane
 from catenary_gateway.generation.plane import SessionPlane
 from catenary_gateway.generation.text_codec import TextCodecs
-from catenary_gateway.readiness import Readiness
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.transport.interface import Address
 from catenary_services.version import software_version

@@ -13,12 +13,12 @@ import aiohttp
 import numpy as np
 import pytest
 
-from catenary_gateway.admission import Admission
-from catenary_gateway.http_bodies import inflated
-from catenary_gateway.json_documents import document_of, inference_of
-from catenary_gateway.json_tensors import from_json
-from catenary_gateway.quotas import Quotas
-from catenary_gateway.validation import Declared
+from catenary_gateway.admission.admission import Admission
+from catenary_gateway.admission.quotas import Quotas
+from catenary_gateway.doors.http_bodies import inflated
+from catenary_gateway.tensors.json_documents import document_of, inference_of
+from catenary_gateway.tensors.json_tensors import from_json
+from catenary_gateway.tensors.validation import Declared
 from catenary_services.errors import InvalidInput, Overloaded, PayloadTooLarge, QuotaExceeded
 from catenary_services.security.key_file import add_key
 from gateway_harness import stage

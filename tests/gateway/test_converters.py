@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from catenary_gateway import oip_json, oip_proto
 from catenary_gateway.catalog import Catalog, Model
 from catenary_gateway.inference import InferenceResponse, Intake, OutputForm
+from catenary_gateway.oip import oip_json, oip_proto
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_services.domain.tensors import DTYPE_OF

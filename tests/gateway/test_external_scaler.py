@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import grpc.aio
 import pytest
 
-from catenary_gateway.admin import SchedulerAdmin
-from catenary_gateway.external_scaler import METRIC, ExternalScaler
-from catenary_gateway.replicas import Share, replicas_of
+from catenary_gateway.doors.admin import SchedulerAdmin
+from catenary_gateway.scaling.external_scaler import METRIC, ExternalScaler
+from catenary_gateway.scaling.replicas import Share, replicas_of
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_protos.externalscaler import externalscaler_pb2 as keda
 from catenary_protos.externalscaler import externalscaler_pb2_grpc as keda_grpc

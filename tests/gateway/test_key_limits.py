@@ -16,7 +16,7 @@ import pytest
 
 import catenary
 from catenary.command_line import main as catenary_main
-from catenary_gateway.quotas import Quotas
+from catenary_gateway.admission.quotas import Quotas
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import QuotaExceeded
 from catenary_services.security.key_file import add_key, revoke_keys
@@ -222,7 +222,7 @@ async def test_a_revoked_key_is_refused_on_streams_it_opened_before(tmp_path: Pa
 async def test_the_gateway_takes_up_a_changed_file_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catenary_gateway.guard.POLL_S", 0.02)
+    monkeypatch.setattr("catenary_gateway.admission.guard.POLL_S", 0.02)
     async with limited(tmp_path) as (running, key):
         fresh = add_key(tmp_path / "keys.json", "fresh", ["infer"])
         await until(lambda: "fresh" in running.gateway._keys.names)

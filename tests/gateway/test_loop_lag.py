@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from catenary_gateway.front_desk import answer_within_ns
-from catenary_gateway.loop_lag import LoopLag
+from catenary_gateway.admission.front_desk import answer_within_ns
+from catenary_gateway.admission.loop_lag import LoopLag
 
 MS = 1_000_000
 

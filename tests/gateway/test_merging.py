@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_gateway.bookkeeping import Bookkeeping
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.data_plane import DataPlane
 from catenary_gateway.inference import Arrival, InferenceRequest, Terms
+from catenary_gateway.observability.bookkeeping import Bookkeeping
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.errors import InternalError
 from catenary_services.telemetry.metrics import Metrics

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from catenary_gateway import scaling_gauges
-from catenary_gateway.admin import SchedulerAdmin
-from catenary_gateway.scaling_gauges import ScalingGauges
+from catenary_gateway.doors.admin import SchedulerAdmin
+from catenary_gateway.scaling import scaling_gauges
+from catenary_gateway.scaling.scaling_gauges import ScalingGauges
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.errors import Unavailable
 from catenary_services.telemetry.metrics import Metrics

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from aiohttp import ETag, web
 
+from catenary_gateway.admission.front_desk import FrontDesk
 from catenary_gateway.dashboard import files
 from catenary_gateway.dashboard.answers import Answer, Answers, Make
 from catenary_gateway.dashboard.sources import AsksScheduler, Sources, window_of
-from catenary_gateway.front_desk import FrontDesk
-from catenary_gateway.http_calls import enter, json_response
+from catenary_gateway.doors.http_calls import enter, json_response
 from catenary_services.errors import InvalidInput, PermissionDenied
 from catenary_services.security.keys import SCOPE_VIEW
 

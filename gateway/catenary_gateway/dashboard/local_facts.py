@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from catenary_gateway.front_desk import FrontDesk
-from catenary_gateway.outcomes import BUCKET_S, RecentOutcomes
-from catenary_gateway.repository import server_version
+from catenary_gateway.admission.front_desk import FrontDesk
+from catenary_gateway.doors.repository import server_version
+from catenary_gateway.observability.outcomes import BUCKET_S, RecentOutcomes
 
 
 def gateway_facts(desk: FrontDesk) -> dict[str, Any]:

@@ -8,11 +8,15 @@ from typing import Any, Protocol
 
 import grpc.aio
 
+from catenary_gateway.admission.front_desk import FrontDesk
 from catenary_gateway.dashboard import converters
 from catenary_gateway.dashboard.local_facts import gateway_facts
-from catenary_gateway.front_desk import FrontDesk
-from catenary_gateway.local_answers import add_attainment, name_requests, recent_requests
-from catenary_gateway.waterfall import trace_of
+from catenary_gateway.observability.local_answers import (
+    add_attainment,
+    name_requests,
+    recent_requests,
+)
+from catenary_gateway.observability.waterfall import trace_of
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.errors import InvalidInput
 from catenary_services.rpc_errors import error_of_rpc

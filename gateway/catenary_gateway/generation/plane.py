@@ -8,10 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from catenary_gateway.bookkeeping import OK, Bookkeeping
 from catenary_gateway.data_plane import Outbox
-from catenary_gateway.deadlines import Deadlines
-from catenary_gateway.delivery import Links
 from catenary_gateway.generation.answer import Generation
 from catenary_gateway.generation.limits import SILENCE_NS, AnswerLimits, limits_of
 from catenary_gateway.generation.progress import ProgressReports
@@ -20,6 +17,9 @@ from catenary_gateway.generation.request import GenerationRequest
 from catenary_gateway.generation.rings import Rings, Surroundings
 from catenary_gateway.generation.session import PendingSession
 from catenary_gateway.inference import Arrival
+from catenary_gateway.observability.bookkeeping import OK, Bookkeeping
+from catenary_gateway.results.deadlines import Deadlines
+from catenary_gateway.results.delivery import Links
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.error_tables import error_of
 from catenary_services.errors import (

@@ -9,9 +9,9 @@ from catenary_gateway.generation.chain_changes import RESTART, ChainChange, chai
 from catenary_gateway.generation.objectives import ObjectivesReport, objectives_report
 from catenary_gateway.generation.session import PendingSession
 from catenary_gateway.generation.start import Start
-from catenary_gateway.hop_times import HopTimes
-from catenary_gateway.recent_requests import FinishedRequest
-from catenary_gateway.waterfall import Bar
+from catenary_gateway.observability.recent_requests import FinishedRequest
+from catenary_gateway.observability.waterfall import Bar
+from catenary_gateway.results.hop_times import HopTimes
 
 
 @dataclass(frozen=True, slots=True)

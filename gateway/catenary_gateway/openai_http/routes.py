@@ -6,20 +6,21 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from catenary_gateway.callers import charged_subject
+from catenary_gateway.admission.callers import charged_subject
+from catenary_gateway.admission.front_desk import FrontDesk
 from catenary_gateway.catalog import Model
-from catenary_gateway.front_desk import FrontDesk
-from catenary_gateway.generation.answer import Generation
-from catenary_gateway.generation.request import GenerationTerms
-from catenary_gateway.http_bodies import OFF_LOOP, body_of, require_announced
-from catenary_gateway.http_calls import (
+from catenary_gateway.doors.http_bodies import OFF_LOOP, body_of, require_announced
+from catenary_gateway.doors.http_calls import (
     DESK,
     REQUEST_ID,
     enter,
     json_response,
     request_id_of,
 )
-from catenary_gateway.json_documents import document_of
+from catenary_gateway.doors.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
+from catenary_gateway.doors.repository import server_version
+from catenary_gateway.generation.answer import Generation
+from catenary_gateway.generation.request import GenerationTerms
 from catenary_gateway.openai_http.answers import (
     Writer,
     model_document,
@@ -29,8 +30,7 @@ from catenary_gateway.openai_http.answers import (
 from catenary_gateway.openai_http.fields import Fields
 from catenary_gateway.openai_http.stream import stream_answer
 from catenary_gateway.openai_http.wanted import Wanted, chat_of, completion_of
-from catenary_gateway.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
-from catenary_gateway.repository import server_version
+from catenary_gateway.tensors.json_documents import document_of
 from catenary_services.errors import InvalidInput, ModelNotFound
 
 _SHOWN = 100

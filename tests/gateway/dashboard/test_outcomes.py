@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_gateway.outcomes import BUCKET_S, BUCKETS, RecentOutcomes
+from catenary_gateway.observability.outcomes import BUCKET_S, BUCKETS, RecentOutcomes
 
 SECOND = 1_000_000_000
 MILLISECOND = 1_000_000

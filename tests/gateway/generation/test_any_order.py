@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_gateway.bookkeeping import Bookkeeping
 from catenary_gateway.catalog import Catalog
 from catenary_gateway.generation.plane import SessionPlane
 from catenary_gateway.generation.request import TEXT_COMPLETION, GenerationRequest, GenerationTerms
 from catenary_gateway.generation.text_codec import TextCodec
 from catenary_gateway.inference import Arrival
+from catenary_gateway.observability.bookkeeping import Bookkeeping
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import PartitionLost, RequestCancelled

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary_gateway.generation.request import ChatPrompt, TextPrompt, TokenPrompt
-from catenary_gateway.json_documents import document_of
 from catenary_gateway.openai_http.wanted import Wanted, chat_of, completion_of
+from catenary_gateway.tensors.json_documents import document_of
 from catenary_services.errors import InvalidInput
 
 FIELDS = (

@@ -1,0 +1,1 @@
+"""What remains of a request after its answer: metrics, times, outcomes."""

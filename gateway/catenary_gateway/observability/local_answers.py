@@ -1,0 +1,86 @@
+"""What only a gateway knows, as messages of the Admin service (pure but for the clock)."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from catenary_gateway.catalog import Catalog
+from catenary_gateway.observability.outcomes import RecentOutcomes
+from catenary_gateway.observability.recent_requests import RecentRequests
+from catenary_protos.catenary.v1 import admin_pb2
+from catenary_services.domain.ids import ModelKey
+
+MOST_REQUESTS = 500
+"""Of one answer to `ListRequests`."""
+_USUAL_REQUESTS = 50
+
+
+class LocalStatus:
+    """The cluster as one gateway last heard of it, for when no scheduler answers."""
+
+    def __init__(self, gateway_id: str, catalog: Catalog) -> None:
+        self._gateway_id = gateway_id
+        self._catalog = catalog
+
+    def status(self, problem: str) -> admin_pb2.GetStatusResponse:
+        """Returns the models of the last model table, and why there is nothing better."""
+        return admin_pb2.GetStatusResponse(
+            gateways=[self._gateway_id],
+            models=[
+                admin_pb2.ModelStatus(
+                    name=model.key.name,
+                    version=model.key.version,
+                    ready=model.ready,
+                    reason=model.not_ready_reason,
+                )
+                for model in self._catalog.models()
+            ],
+            scheduler_problem=problem,
+        )
+
+
+class RunningRequests(Protocol):
+    """What is needed of `SessionPlane`."""
+
+    def request_id(self, number: int) -> str:
+        """Returns the id of an unanswered request by its number; empty if there is none."""
+        ...
+
+    def session_id(self, request_id: str) -> int | None:
+        """Returns the session that generates for a request; None if none does."""
+        ...
+
+
+def name_requests(
+    answer: admin_pb2.ListSessionsResponse, gateway_id: str, requests: RunningRequests
+) -> None:
+    """Fills in the ids of requests, which only their own gateway knows."""
+    for session in answer.sessions:
+        if session.gateway_id == gateway_id:
+            session.request_id = requests.request_id(session.request_number)
+
+
+def add_attainment(answer: admin_pb2.GetStatusResponse, outcomes: RecentOutcomes) -> None:
+    """Fills in which share of each model's requests was in time, which gateways alone know."""
+    now_ns = time.monotonic_ns()
+    for model in answer.models:
+        label = str(ModelKey(model.name, model.version))
+        model.attainment_ratio = outcomes.of(label, now_ns).attainment_ratio
+
+
+def recent_requests(recent: RecentRequests, limit: int) -> admin_pb2.ListRequestsResponse:
+    """Returns the latest requests, the newest first; the usual number for a limit of 0."""
+    now_ns = time.monotonic_ns()
+    return admin_pb2.ListRequestsResponse(
+        requests=[
+            admin_pb2.RecentRequest(
+                request_id=each.id,
+                model=each.model,
+                outcome=each.outcome,
+                total_ns=each.finished_ns - each.arrival.monotonic_ns,
+                ended_ago_ns=max(0, now_ns - each.finished_ns),
+            )
+            for each in recent.latest(min(limit or _USUAL_REQUESTS, MOST_REQUESTS))
+        ]
+    )

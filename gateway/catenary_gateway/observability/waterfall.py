@@ -1,0 +1,100 @@
+"""A finished request as bars of a waterfall, from times recorded along its way.
+
+Times of the gateway are of its own clock. Agents report durations only, so their bars are laid one
+behind the other from the moment the rows were pushed; what is left until the result came in is
+`gateway.return`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from catenary_gateway.observability.recent_requests import FinishedRequest
+from catenary_gateway.results.pending import Attempt
+from catenary_protos.catenary.v1 import admin_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One stretch of time, on the gateway's monotonic clock."""
+
+    name: str
+    process: str
+    start_ns: int
+    end_ns: int
+    batch_id: int = 0
+    attempt: int = 0
+
+
+def bars_of(request: FinishedRequest, gateway_id: str) -> list[Bar]:
+    """Returns where the time went, in order of attempts and hops."""
+    bars: list[Bar] = []
+    arrived_ns = request.arrival.monotonic_ns
+    submitted_ns = request.submitted_ns or request.finished_ns
+    bars.append(Bar("gateway.receive", gateway_id, arrived_ns, submitted_ns))
+    if request.session is not None:
+        bars.extend(request.session.bars)
+        return _until(request.finished_ns, bars)
+    waiting_ns = submitted_ns
+    if not request.attempts:
+        bars.append(Bar("gateway.queue", gateway_id, submitted_ns, request.finished_ns))
+    for number, attempt in enumerate(request.attempts, 1):
+        dispatched_ns = min(attempt.dispatched_ns, request.finished_ns)
+        batch = attempt.batch_id
+        bars.append(Bar("gateway.queue", gateway_id, waiting_ns, dispatched_ns, batch, number))
+        waiting_ns = dispatched_ns
+        if attempt.sent_ns:
+            bars.append(
+                Bar("gateway.send", gateway_id, dispatched_ns, attempt.sent_ns, batch, number)
+            )
+        bars.extend(_hops(attempt, gateway_id, number))
+    # A batch shared with other requests may go on after this one was answered.
+    return _until(request.finished_ns, bars)
+
+
+def _until(end_ns: int, bars: list[Bar]) -> list[Bar]:
+    return [
+        replace(bar, start_ns=min(bar.start_ns, end_ns), end_ns=min(bar.end_ns, end_ns))
+        for bar in bars
+    ]
+
+
+def trace_of(request: FinishedRequest, gateway_id: str) -> admin_pb2.GetTraceResponse:
+    """Returns the answer of `Admin.GetTrace`."""
+    arrived_ns = request.arrival.monotonic_ns
+    trace = request.arrival.trace
+    return admin_pb2.GetTraceResponse(
+        request_id=request.id,
+        model=request.model,
+        outcome=request.outcome,
+        total_ns=request.finished_ns - arrived_ns,
+        trace_id=f"{trace.trace_id:032x}",
+        spans=[
+            admin_pb2.TraceSpan(
+                name=bar.name,
+                process=bar.process,
+                start_ns=max(0, bar.start_ns - arrived_ns),
+                duration_ns=max(0, bar.end_ns - bar.start_ns),
+                batch_id=bar.batch_id,
+                attempt=bar.attempt,
+            )
+            for bar in bars_of(request, gateway_id)
+        ],
+    )
+
+
+def _hops(attempt: Attempt, gateway_id: str, number: int) -> Iterator[Bar]:
+    if not attempt.result_ns:
+        return
+    at_ns = attempt.push_ns or attempt.dispatched_ns
+    for timing in attempt.timings:
+        for name, duration_ns in timing.phases:
+            # Clocks of several machines drift; a bar never reaches behind the result.
+            end_ns = min(at_ns + duration_ns, max(at_ns, attempt.result_ns))
+            yield Bar(name, timing.agent_id, at_ns, end_ns, attempt.batch_id, number)
+            at_ns = end_ns
+    yield Bar("gateway.return", gateway_id, at_ns, attempt.result_ns, attempt.batch_id, number)
+    yield Bar(
+        "gateway.merge", gateway_id, attempt.result_ns, attempt.merged_ns, attempt.batch_id, number
+    )

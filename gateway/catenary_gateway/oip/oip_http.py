@@ -1,0 +1,130 @@
+"""The Open Inference Protocol over HTTP, with Triton's binary tensor extension."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from catenary_gateway.admission.callers import charged_subject
+from catenary_gateway.doors.http_bodies import OFF_LOOP, body_of
+from catenary_gateway.doors.http_calls import (
+    DESK,
+    REQUEST_ID,
+    enter,
+    json_response,
+)
+from catenary_gateway.doors.repository import EXTENSIONS, Repository, server_version
+from catenary_gateway.oip import oip_json
+from catenary_gateway.tensors.json_documents import document_of
+from catenary_services.errors import InvalidInput
+
+JSON_SIZE = "Inference-Header-Content-Length"
+
+REPOSITORY: web.AppKey[Repository] = web.AppKey("repository", Repository)
+_INDEX_BYTES = 64 * 1024
+_INFER_ROUTE = "/v2/models/{model}/infer"
+
+
+def routes() -> list[web.RouteDef]:
+    """Returns every route below `/v2`, and the probes."""
+    model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+    return [
+        web.get("/healthz", _live),
+        web.get("/health", _live),  # the name load tools and vLLM use
+        web.get("/readyz", _ready),
+        web.get("/v2", _server_metadata),
+        web.get("/v2/", _server_metadata),
+        web.get("/v2/health/live", _live),
+        web.get("/v2/health/ready", _ready),
+        web.get(model, _model_metadata),
+        web.get(version, _model_metadata),
+        web.get(f"{model}/ready", _model_ready),
+        web.get(f"{version}/ready", _model_ready),
+        web.post(f"{model}/infer", _infer),
+        web.post(f"{version}/infer", _infer),
+        web.post("/v2/repository/index", _repository_index),
+    ]
+
+
+async def _live(request: web.Request) -> web.Response:
+    return json_response({"live": True})
+
+
+async def _ready(request: web.Request) -> web.Response:
+    why_not = request.app[DESK].readiness.why_not
+    if not why_not:
+        return json_response({"ready": True})
+    return json_response({"ready": False, "error": why_not}, status=503)
+
+
+async def _server_metadata(request: web.Request) -> web.Response:
+    enter(request)
+    return json_response(
+        {"name": "catenary", "version": server_version(), "extensions": EXTENSIONS}
+    )
+
+
+async def _model_metadata(request: web.Request) -> web.Response:
+    desk = request.app[DESK]
+    enter(request)
+    name, version = _named(request)
+    model = desk.catalog.find(name, version)
+    return json_response(oip_json.metadata_of(model, desk.catalog.versions(name)))
+
+
+async def _model_ready(request: web.Request) -> web.Response:
+    desk = request.app[DESK]
+    enter(request)
+    model = desk.catalog.find(*_named(request))
+    document = {"name": model.key.name, "ready": model.ready}
+    return json_response(document, status=200 if model.ready else 503)
+
+
+async def _repository_index(request: web.Request) -> web.Response:
+    enter(request)
+    body = await body_of(request, _INDEX_BYTES)
+    wanted = document_of(body) if body else {}
+    ready_only = wanted.get("ready") is True
+    index = request.app[REPOSITORY].index(ready_only=ready_only)
+    return json_response(
+        [{"name": n, "version": v, "state": s, "reason": r} for n, v, s, r in index]
+    )
+
+
+async def _infer(request: web.Request) -> web.Response:
+    desk = request.app[DESK]
+    arrival = desk.arrive(_INFER_ROUTE, request.headers.get("traceparent"))
+    # Before the body is read: what cannot be taken is not even received.
+    principal = enter(request, counts=True)
+    name, version = _named(request)
+    largest = desk.admission.max_request_bytes
+    with desk.visit(principal, name, version, request.content_length or 0) as visit:
+        # What is announced may come; only what is there is held.
+        visit.lease.hold(0)
+        with visit.lease.arriving(charged_subject()):
+            body = await body_of(request, largest, visit.lease)
+            intake = desk.intake(request.headers.get(REQUEST_ID))
+            json_size = _json_size(request, body)
+            wanted, form = await request.app[OFF_LOOP].run(
+                len(body) if json_size is None else json_size,
+                lambda: oip_json.request_of(body, json_size, visit.model, intake),
+            )
+        response = await visit.infer(wanted, arrival)
+        document, json_size = oip_json.response_of(response, form, wanted.outputs)
+    headers = {REQUEST_ID: response.id} if response.id.isprintable() else {}
+    if json_size is None:
+        return web.Response(body=document, content_type="application/json", headers=headers)
+    headers[JSON_SIZE] = str(json_size)
+    return web.Response(body=document, content_type="application/octet-stream", headers=headers)
+
+
+def _json_size(request: web.Request, body: bytes) -> int | None:
+    text = request.headers.get(JSON_SIZE)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20) or int(text) > len(body):
+        raise InvalidInput(JSON_SIZE, f"must be a number of bytes, at most {len(body)}")
+    return int(text)
+
+
+def _named(request: web.Request) -> tuple[str, str]:
+    return request.match_info["model"], request.match_info.get("version", "")

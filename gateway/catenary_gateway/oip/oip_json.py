@@ -1,0 +1,185 @@
+"""Pure converters between the HTTP bodies of the Open Inference Protocol and our own types.
+
+A body is JSON, or JSON followed by the bytes of those tensors whose parameters say
+`binary_data_size` (Triton's binary tensor extension, the default of tritonclient).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from catenary_gateway.catalog import Model
+from catenary_gateway.doors.parameters import terms_of
+from catenary_gateway.inference import (
+    InferenceRequest,
+    InferenceResponse,
+    Intake,
+    OutputForm,
+    Tensor,
+)
+from catenary_gateway.tensors import json_tensors, raw_tensors
+from catenary_gateway.tensors.json_documents import Document, inference_of
+from catenary_gateway.tensors.validation import Declared, check_id, check_inputs, check_outputs
+from catenary_services.errors import InvalidInput
+
+_BINARY_SIZE = "binary_data_size"
+
+
+def request_of(
+    body: bytes, json_size: int | None, model: Model, intake: Intake
+) -> tuple[InferenceRequest, OutputForm]:
+    """Returns the request in `body`, and how its answer shall look.
+
+    Args:
+        body: The whole body; the arrays may be views of it.
+        json_size: Bytes of the JSON at its beginning; None if there is nothing else.
+        model: Whom the path names.
+        intake: Limits, time and the id of a request without one.
+
+    Raises:
+        InvalidInput: something in it is wrong; the field is named.
+    """
+    document = inference_of(body if json_size is None else memoryview(body)[:json_size])
+    tensors = _objects(document, "inputs")
+    declared = [_declared(tensor, f"inputs[{at}]") for at, tensor in enumerate(tensors)]
+    rows = check_inputs(model, declared, intake.max_bytes)
+    binary = memoryview(body)[len(body) if json_size is None else json_size :]
+    given = _arrays(tensors, declared, binary)
+    outputs = _objects(document, "outputs") if document.get("outputs") is not None else []
+    wanted = check_outputs(
+        model, [_text(o, "name", f"outputs[{i}]") for i, o in enumerate(outputs)]
+    )
+    parameters = _mapping(document, "parameters", "parameters")
+    request = InferenceRequest(
+        model=model,
+        id=check_id(_text(document, "id", "", default="")) or intake.default_id,
+        inputs={spec.name: given[spec.name] for spec in model.inputs},
+        rows=rows,
+        outputs=wanted,
+        terms=terms_of(parameters, intake.now_unix_ns),
+    )
+    return request, OutputForm(binary=_binary_outputs(outputs, parameters, len(wanted)))
+
+
+def response_of(
+    response: InferenceResponse, form: OutputForm, wanted: tuple[int, ...]
+) -> tuple[bytes, int | None]:
+    """Returns the body for `response`, and the size of its JSON if bytes follow."""
+    model = response.model
+    outputs: list[Document] = []
+    payload: list[bytes] = []
+    for at, (index, array) in enumerate(zip(wanted, response.outputs, strict=True)):
+        spec = model.outputs[index]
+        output: Document = {
+            "name": spec.name, "datatype": spec.datatype, "shape": list(array.shape)
+        }  # fmt: skip
+        if form.binary[at]:
+            raw = raw_tensors.to_raw(array)
+            output["parameters"] = {_BINARY_SIZE: len(raw)}
+            payload.append(raw)
+        else:
+            output["data"] = json_tensors.to_json(array, f"outputs[{at}]")
+        outputs.append(output)
+    document = json.dumps(
+        {
+            "model_name": model.key.name,
+            "model_version": model.key.version,
+            "id": response.id,
+            "outputs": outputs,
+        },
+        separators=(",", ":"),
+    ).encode()
+    return b"".join((document, *payload)), len(document) if payload else None
+
+
+def metadata_of(model: Model, versions: Sequence[str]) -> Document:
+    """Returns what a client may know of `model`."""
+    return {
+        "name": model.key.name,
+        "versions": list(versions),
+        "platform": model.platform,
+        "inputs": [_tensor_metadata(s.name, s.datatype, s.shape) for s in model.inputs],
+        "outputs": [_tensor_metadata(s.name, s.datatype, s.shape) for s in model.outputs],
+    }
+
+
+def _tensor_metadata(name: str, datatype: str, shape: Sequence[int]) -> Document:
+    return {"name": name, "datatype": datatype, "shape": list(shape)}
+
+
+def _objects(document: Document, field: str) -> list[Document]:
+    items = document.get(field)
+    if not isinstance(items, list):
+        raise InvalidInput(field, "must be a list")
+    for at, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise InvalidInput(f"{field}[{at}]", "must be an object")
+    return items
+
+
+def _text(item: Document, key: str, field: str, default: str | None = None) -> str:
+    value = item.get(key, default)
+    if not isinstance(value, str):
+        raise InvalidInput(f"{field}.{key}" if field else key, "must be a string")
+    return value
+
+
+def _mapping(item: Document, key: str, field: str) -> Mapping[str, object]:
+    value = item.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidInput(field, "must be an object")
+    return value
+
+
+def _declared(tensor: Document, field: str) -> Declared:
+    shape = tensor.get("shape")
+    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+        raise InvalidInput(f"{field}.shape", "must be a list of integers")
+    return Declared(_text(tensor, "name", field), _text(tensor, "datatype", field), tuple(shape))
+
+
+def _arrays(
+    tensors: Sequence[Document], declared: Sequence[Declared], binary: memoryview
+) -> dict[str, Tensor]:
+    arrays: dict[str, Tensor] = {}
+    at = 0
+    for index, (tensor, facts) in enumerate(zip(tensors, declared, strict=True)):
+        field = f"inputs[{index}]"
+        parameters = _mapping(tensor, "parameters", f"{field}.parameters")
+        size = parameters.get(_BINARY_SIZE)
+        if size is None:
+            arrays[facts.name] = json_tensors.from_json(tensor.get("data"), facts, f"{field}.data")
+            continue
+        size_field = f'{field}.parameters["{_BINARY_SIZE}"]'
+        if type(size) is not int or size < 0:
+            raise InvalidInput(size_field, "must be a size in bytes")
+        if "data" in tensor:
+            raise InvalidInput(f"{field}.data", f"and {_BINARY_SIZE} exclude each other")
+        if at + size > len(binary):
+            raise InvalidInput(size_field, f"{size} bytes reach behind the end of the body")
+        arrays[facts.name] = raw_tensors.from_raw(binary[at : at + size], facts, size_field)
+        at += size
+    if at != len(binary):
+        raise InvalidInput("body", f"has {len(binary) - at} bytes that belong to no input")
+    return arrays
+
+
+def _binary_outputs(
+    outputs: Sequence[Document], parameters: Mapping[str, object], wanted: int
+) -> tuple[bool, ...]:
+    default = parameters.get("binary_data_output", False)
+    if not isinstance(default, bool):
+        raise InvalidInput('parameters["binary_data_output"]', "must be true or false")
+    if not outputs:
+        return (default,) * wanted
+    chosen: list[bool] = []
+    for at, output in enumerate(outputs):
+        field = f"outputs[{at}].parameters"
+        own = _mapping(output, "parameters", field).get("binary_data", default)
+        if not isinstance(own, bool):
+            raise InvalidInput(f'{field}["binary_data"]', "must be true or false")
+        chosen.append(own)
+    return tuple(chosen)

@@ -1,0 +1,218 @@
+"""From a scheduler's order to frames: the rows of a batch, on their way to the first agent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from catenary_gateway.catalog import Model
+from catenary_gateway.inference import Tensor
+from catenary_gateway.results.pending import Attempt, PendingRequest, SentSlice
+from catenary_gateway.tensors.raw_tensors import to_raw
+from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
+from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import DeadlineExceeded, InvalidInput, RequestCancelled
+from catenary_services.transport.frames import layout
+from catenary_services.transport.interface import Link
+
+LONGEST_PUSH_S = 5.0
+
+
+class Links(Protocol):
+    """What is needed of `catenary_services.transport.hub.TransportHub`."""
+
+    async def link_to(self, peer_id: str, timeout_s: float) -> Link:
+        """Returns an open link to a peer."""
+        ...
+
+
+async def deliver(
+    attempt: Attempt,
+    dispatch: scheduler_pb2.DispatchBatch,
+    requests: Mapping[int, PendingRequest],
+    hub: Links,
+) -> None:
+    """Pushes this gateway's rows of a batch to the first agent of its route.
+
+    Raises:
+        RequestCancelled: nobody waits for any row of the batch any more.
+        DeadlineExceeded: no time is left.
+        InvalidInput: the rows cannot lie in one tensor.
+        PartitionLost: the agent cannot be reached.
+        Overloaded: the agent took no frame in time.
+    """
+    live = [requests[piece.request_id] for piece in attempt.slices if piece.request_id in requests]
+    if not live:
+        raise RequestCancelled("no request of the batch is waiting any more")
+    deadline_ns = min(request.deadline_ns for request in live)
+    model = live[0].request.model
+    link = await hub.link_to(dispatch.route[0].agent_id, left_s(deadline_ns))
+    for run in _runs(dispatch.slices):
+        await _push_run(attempt, dispatch, run, _Rows(model, requests, live[0]), deadline_ns, link)
+    attempt.sent_ns = time.monotonic_ns()
+
+
+class _Rows:
+    """Finds the rows of requests; rows of requests that are gone are blanks.
+
+    The batch was cut with them in mind: without them it would never be complete, and every other
+    request in it would wait in vain.
+    """
+
+    def __init__(
+        self, model: Model, requests: Mapping[int, PendingRequest], example: PendingRequest
+    ) -> None:
+        self.model = model
+        self._requests = requests
+        self._example = example
+
+    def shape(self, name: str, rows: int) -> tuple[int, ...]:
+        """Returns the shape of `rows` rows of an input."""
+        whole = self._example.request.inputs[name].shape
+        return (rows, *whole[1:]) if self.model.batched else whole
+
+    def parts(self, name: str, run: Sequence[common_pb2.Slice]) -> list[Tensor | None]:
+        """Returns the rows of each slice as a view; None for blanks."""
+        found: list[Tensor | None] = []
+        for piece in run:
+            request = self._requests.get(piece.request_id)
+            if request is None:
+                found.append(None)
+                continue
+            array = request.request.inputs[name]
+            if self.model.batched:
+                array = array[piece.request_row : piece.request_row + piece.rows]
+            if array.shape != self.shape(name, piece.rows):
+                raise InvalidInput(
+                    name, "requests with different shapes of a row cannot share a batch"
+                )
+            found.append(array)
+        return found
+
+
+async def _push_run(
+    attempt: Attempt,
+    dispatch: scheduler_pb2.DispatchBatch,
+    run: Sequence[common_pb2.Slice],
+    rows: _Rows,
+    deadline_ns: int,
+    link: Link,
+) -> None:
+    """Pushes one frame: slices that lie side by side in the batch."""
+    count = sum(piece.rows for piece in run)
+    specs = rows.model.inputs
+    parts = [rows.parts(spec.name, run) for spec in specs]
+    shapes = [rows.shape(spec.name, count) for spec in specs]
+    encoded = [
+        _encode(spec, parts[at], run) if spec.datatype == "BYTES" else None
+        for at, spec in enumerate(specs)
+    ]
+    tensors, nbytes = layout(
+        [
+            # The layout knows fixed sizes only; BYTES take the room of their raw form.
+            (spec.name, spec.datatype, shapes[at])
+            if (raw := encoded[at]) is None
+            else (spec.name, "UINT8", (len(raw),))
+            for at, spec in enumerate(specs)
+        ]
+    )
+    slot = await link.export(nbytes, left_s(deadline_ns))
+    try:
+        for at, tensor in enumerate(tensors):
+            raw = encoded[at]
+            target = slot.view[tensor.offset : tensor.offset + tensor.nbytes]
+            if raw is None:
+                _fill(target, shapes[at], parts[at], run)
+            else:
+                target[:] = raw
+                tensor.datatype = "BYTES"
+                tensor.shape[:] = shapes[at]
+        attempt.push_ns = time.monotonic_ns()
+        header = frame_pb2.FrameHeader(
+            kind=frame_pb2.FRAME_KIND_FEATURE_MAP,
+            epoch=dispatch.epoch,
+            batch_id=dispatch.batch_id,
+            batch_rows=dispatch.batch_rows,
+            first_row=run[0].batch_row,
+            rows=count,
+            slices=run,
+            route=dispatch.route,
+            tensors=tensors,
+            budget_ns=deadline_ns - attempt.push_ns,
+            plan_id=dispatch.plan_id,
+            sent_monotonic_ns=attempt.push_ns,
+        )
+        await link.push(slot, header.SerializeToString(), left_s(deadline_ns))
+    finally:
+        slot.release()
+
+
+def _fill(
+    target: memoryview,
+    shape: tuple[int, ...],
+    parts: Sequence[Tensor | None],
+    run: Sequence[common_pb2.Slice],
+) -> None:
+    """Copies the rows of every slice behind each other into `target`."""
+    example = next((part for part in parts if part is not None), None)
+    if example is None:
+        target[:] = bytes(len(target))
+        return
+    array = np.frombuffer(target, example.dtype).reshape(shape)
+    if len(parts) == 1:
+        array[...] = example
+        return
+    row = 0
+    for piece, part in zip(run, parts, strict=True):
+        array[row : row + piece.rows] = 0 if part is None else part
+        row += piece.rows
+
+
+def _encode(
+    spec: TensorSpec, parts: Sequence[Tensor | None], run: Sequence[common_pb2.Slice]
+) -> bytes:
+    """Returns the raw form of BYTES rows; an empty element is four zero bytes."""
+    example = next((part for part in parts if part is not None), None)
+    if example is None and ANY in spec.shape[1:]:
+        raise InvalidInput(spec.name, "the shape of rows nobody waits for is unknown")
+    per_row = int(np.prod(example.shape[1:] if example is not None else spec.shape[1:]))
+    return b"".join(
+        bytes(4 * per_row * piece.rows) if part is None else to_raw(part)
+        for piece, part in zip(run, parts, strict=True)
+    )
+
+
+def _runs(slices: Sequence[common_pb2.Slice]) -> list[list[common_pb2.Slice]]:
+    """Returns the slices by batch row, cut where the batch has rows of other gateways between."""
+    runs: list[list[common_pb2.Slice]] = []
+    end = -1
+    for piece in sorted(slices, key=lambda piece: piece.batch_row):
+        if piece.batch_row == end:
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+        end = piece.batch_row + piece.rows
+    return runs
+
+
+def left_s(deadline_ns: int) -> float:
+    """Returns the seconds left for one step of a delivery.
+
+    Raises:
+        DeadlineExceeded: none.
+    """
+    left = (deadline_ns - time.monotonic_ns()) / 1e9
+    if left <= 0:
+        raise DeadlineExceeded("no time was left to send the rows", details={"stage": "send"})
+    return min(left, LONGEST_PUSH_S)
+
+
+def slices_of(dispatch: scheduler_pb2.DispatchBatch) -> tuple[SentSlice, ...]:
+    """Returns the slices of an order as they are remembered."""
+    return tuple(
+        SentSlice(piece.request_id, piece.request_row, piece.rows, piece.batch_row)
+        for piece in dispatch.slices
+    )

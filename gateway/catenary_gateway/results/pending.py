@@ -1,0 +1,198 @@
+"""One unanswered request: its tensors, what is under way, and the rows that came back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from catenary_gateway.inference import Arrival, InferenceRequest, Tensor
+from catenary_gateway.results.hop_times import HopTimes
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_services.domain.tensors import DTYPE_OF
+from catenary_services.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class SentSlice:
+    """Rows `[request_row, request_row + rows)` of a request, at `batch_row` of a batch."""
+
+    request_id: int
+    request_row: int
+    rows: int
+    batch_row: int
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A batch with rows of this gateway. Times are of the monotonic clock; 0: not yet."""
+
+    batch_id: int
+    batch_rows: int
+    slices: tuple[SentSlice, ...]
+    dispatched_ns: int
+    expected_ns: int
+    """When the scheduler expects the last hop to be done."""
+    agents: tuple[str, ...] = ()
+    """Of the route: the last one brings the result, any of them may tell of a failure."""
+    waiting: int = 0
+    """Requests of this gateway that still count on it."""
+    push_ns: int = 0
+    sent_ns: int = 0
+    result_ns: int = 0
+    merged_ns: int = 0
+    failed: str = ""
+    """Reason it will bring nothing, as far as this gateway knows."""
+    timings: tuple[HopTimes, ...] = ()
+
+
+class PendingRequest:
+    """Collects the rows of one request until there are all of them.
+
+    Invariants: `missing` is the number of zeros in `have`; a row of `outputs` is written exactly
+    once, by the first result that brings it.
+    """
+
+    __slots__ = (
+        "arrival", "attempts", "deadline_ns", "future", "have", "missing", "number", "outputs",
+        "request", "submitted_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        request: InferenceRequest,
+        arrival: Arrival,
+        deadline_ns: int,
+        future: asyncio.Future[tuple[Tensor, ...]],
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.arrival = arrival
+        self.deadline_ns = deadline_ns
+        self.future = future
+        self.submitted_ns = 0
+        self.attempts: list[Attempt] = []
+        self.have = bytearray(request.rows)
+        self.missing = request.rows
+        self.outputs: list[Tensor] | None = None
+
+    def submission(self, now_ns: int) -> scheduler_pb2.SubmitRequest:
+        """Returns what the scheduler is to know, with the rows an earlier one dispatched."""
+        request, trace = self.request, self.arrival.trace
+        message = scheduler_pb2.SubmitRequest(
+            request_id=self.number,
+            model=request.model.key.name,
+            model_version=request.model.key.version,
+            rows=request.rows,
+            budget_ns=max(0, self.deadline_ns - now_ns),
+            priority=request.terms.priority,
+        )
+        if trace.sampled:
+            message.traceparent = trace.traceparent
+        if self.attempts:
+            message.in_flight.extend(self._in_flight(now_ns))
+        return message
+
+    def merge(self, row: int, rows: int, views: Mapping[str, Tensor], at: int) -> bool:
+        """Copies rows `[at, at + rows)` of a result to rows `[row, row + rows)` of the answer.
+
+        Rows that are there already are left alone.
+
+        Returns:
+            True if the request is complete with them.
+
+        Raises:
+            InternalError: the result does not have the outputs this model has.
+        """
+        if self.outputs is None:
+            self.outputs = self._allocate(views)
+        fresh = rows - self.have.count(1, row, row + rows)
+        if fresh == 0:
+            return False
+        if fresh == rows:
+            spans: Iterator[tuple[int, int]] = iter([(row, rows)])
+        else:
+            spans = self._gaps(row, rows)
+        for start, count in list(spans):
+            self._copy(start, count, views, at + start - row)
+            self.have[start : start + count] = b"\x01" * count
+            self.missing -= count
+        return self.missing == 0
+
+    def answer(self) -> tuple[Tensor, ...]:
+        """Returns the complete outputs."""
+        assert self.missing == 0
+        assert self.outputs is not None
+        return tuple(self.outputs)
+
+    def _wanted(self) -> Iterator[str]:
+        model = self.request.model
+        return (model.outputs[index].name for index in self.request.outputs)
+
+    def _allocate(self, views: Mapping[str, Tensor]) -> list[Tensor]:
+        request = self.request
+        outputs: list[Tensor] = []
+        for index in request.outputs:
+            spec = request.model.outputs[index]
+            view = views.get(spec.name)
+            dtype = DTYPE_OF.get(spec.datatype, np.dtype(np.object_))
+            if view is None or view.dtype != dtype:
+                raise InternalError(f"a result has no output {spec.name!r} of {spec.datatype}")
+            shape = (request.rows, *view.shape[1:]) if request.model.batched else view.shape
+            outputs.append(np.empty(shape, dtype))
+        return outputs
+
+    def _copy(self, start: int, count: int, views: Mapping[str, Tensor], at: int) -> None:
+        assert self.outputs is not None
+        for name, output in zip(self._wanted(), self.outputs, strict=True):
+            view = views.get(name)
+            batched = self.request.model.batched
+            same = view is not None and view.dtype == output.dtype and (
+                view.shape[1:] == output.shape[1:] if batched else view.shape == output.shape
+            )  # fmt: skip
+            if view is None or not same:
+                raise InternalError(f"results differ in the shape or datatype of {name!r}")
+            if batched:
+                output[start : start + count] = view[at : at + count]
+            else:
+                output[...] = view
+
+    def _gaps(self, row: int, rows: int) -> Iterator[tuple[int, int]]:
+        """Yields (first, count) of the runs in `[row, row + rows)` that are still missing."""
+        end = row + rows
+        while (start := self.have.find(0, row, end)) >= 0:
+            row = self.have.find(1, start, end)
+            if row < 0:
+                row = end
+            yield start, row - start
+
+    def _in_flight(self, now_ns: int) -> Iterator[scheduler_pb2.InFlight]:
+        """Yields, run by run, which batch brings (or has brought) which rows."""
+        owner: list[Attempt | None] = [None] * self.request.rows
+        for attempt in self.attempts:
+            for piece in attempt.slices:
+                if piece.request_id != self.number:
+                    continue
+                for row in range(piece.request_row, piece.request_row + piece.rows):
+                    # A row that arrived needs no other batch, even if this one failed elsewhere.
+                    if not attempt.failed or self.have[row]:
+                        owner[row] = attempt
+        start = 0
+        for row in range(1, len(owner) + 1):
+            ends = row == len(owner)
+            if not ends and owner[row] is owner[start] and self.have[row] == self.have[start]:
+                continue
+            attempt_here = owner[start]
+            if attempt_here is not None:
+                # Rows that are here must not be dispatched again: never overdue.
+                due_ns = self.deadline_ns if self.have[start] else attempt_here.expected_ns
+                yield scheduler_pb2.InFlight(
+                    batch_id=attempt_here.batch_id,
+                    request_row=start,
+                    rows=row - start,
+                    expected_after_ns=max(0, due_ns - now_ns),
+                )
+            start = row

@@ -1,0 +1,149 @@
+"""From result frames to complete requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from catenary_gateway.inference import Tensor
+from catenary_gateway.results.hop_times import HopTimes
+from catenary_gateway.results.pending import Attempt, PendingRequest
+from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+from catenary_services.errors import CatenaryError, InternalError, InvalidInput, InvalidMessage
+from catenary_services.log import get_logger
+from catenary_services.transport.frames import decode_bytes, read_header, tensor_views
+from catenary_services.transport.interface import ReceivedFrame, Sender
+
+_log = get_logger("catenary_gateway.results.results")
+
+
+class ResultMerger:
+    """Takes frames, copies their rows into the requests that wait for them, and gives them back.
+
+    A frame is believed only as far as it repeats what the scheduler ordered: rows are placed by the
+    slices of the order, so a confused agent can never put a row into another request.
+    """
+
+    def __init__(
+        self,
+        requests: Mapping[int, PendingRequest],
+        attempts: Mapping[int, Attempt],
+        complete: Callable[[PendingRequest], None],
+        failed: Callable[[PendingRequest, CatenaryError], None],
+    ) -> None:
+        self._requests = requests
+        self._attempts = attempts
+        self._complete = complete
+        self._failed = failed
+        self.others: dict[int, Callable[[frame_pb2.FrameHeader, str], bool]] = {}
+        """Who takes frames of other kinds, with the sender: all of it is in the header. False: the
+        sender has no part in it."""
+        self.on_refused: Callable[[], None] = _nothing
+        """Called for every frame of somebody who was not to send it."""
+        self.dropped = 0
+        """Frames nobody waits for, or that are malformed."""
+        self.refused = 0
+        """Frames of peers that the scheduler did not order them from."""
+
+    def take(self, frame: ReceivedFrame) -> None:
+        """Handles one frame and releases it. Never raises."""
+        try:
+            self._take(frame)
+        except (InvalidInput, InvalidMessage) as error:
+            self.dropped += 1
+            _log.warning("frame_refused", error=error.message)
+        finally:
+            frame.release()
+
+    def _take(self, frame: ReceivedFrame) -> None:
+        received_ns = time.monotonic_ns()
+        header = read_header(frame)
+        other = self.others.get(header.kind)
+        if other is not None:
+            if not other(header, frame.sender.name):
+                self._refuse(frame.sender)
+            return
+        attempt = self._attempts.get(header.batch_id)
+        if attempt is None:
+            # Late, or of a request that is gone: the usual end of a batch that was sent again.
+            self.dropped += 1
+            return
+        if not _is_ordered(header, attempt, frame.sender):
+            self._refuse(frame.sender)
+            return
+        if header.kind == frame_pb2.FRAME_KIND_FAILURE:
+            # The scheduler hears of it too, and decides; kept for the trace.
+            attempt.failed = header.failure.reason
+            return
+        if header.kind != frame_pb2.FRAME_KIND_RESULT:
+            raise InvalidInput("kind", "a gateway takes results only")
+        attempt.result_ns = received_ns
+        attempt.timings = tuple(map(HopTimes.of, header.timings))
+        views = tensor_views(header.tensors, frame.payload)
+        for tensor in header.tensors:
+            if tensor.datatype == "BYTES":
+                raw = views[tensor.name].astype(np.uint8, copy=False)
+                views[tensor.name] = decode_bytes(raw, tensor.shape)
+        self._merge(header, attempt, views)
+
+    def _refuse(self, sender: Sender) -> None:
+        self.refused += 1
+        self.on_refused()
+        _log.warning("frame_refused", sender=sender.name, why="nothing was ordered from it")
+
+    def _merge(
+        self, header: frame_pb2.FrameHeader, attempt: Attempt, views: Mapping[str, Tensor]
+    ) -> None:
+        _check_rows(header, views)
+        ordered = {(piece.request_id, piece.request_row): piece for piece in attempt.slices}
+        at = 0
+        for piece in header.slices:
+            order = ordered.get((piece.request_id, piece.request_row))
+            if order is None or (order.rows, order.batch_row) != (piece.rows, piece.batch_row):
+                raise InvalidInput("slices", f"batch {header.batch_id} was not ordered like this")
+            request = self._requests.get(piece.request_id)
+            if request is not None:
+                self._merge_slice(request, attempt, piece, views, at)
+            at += piece.rows
+
+    def _merge_slice(
+        self,
+        request: PendingRequest,
+        attempt: Attempt,
+        piece: common_pb2.Slice,
+        views: Mapping[str, Tensor],
+        at: int,
+    ) -> None:
+        row, rows = piece.request_row, piece.rows
+        if not request.request.model.batched:
+            row, rows, at = 0, 1, 0
+        elif any(view.ndim == 0 or len(view) < at + rows for view in views.values()):
+            raise InvalidInput("tensors", "have fewer rows than the frame says")
+        try:
+            done = request.merge(row, rows, views, at)
+        except InternalError as error:
+            self._failed(request, error)
+            return
+        attempt.merged_ns = time.monotonic_ns()
+        if done:
+            self._complete(request)
+
+
+def _is_ordered(header: frame_pb2.FrameHeader, attempt: Attempt, sender: Sender) -> bool:
+    """Returns whether a frame comes from the agent that was to send it."""
+    if header.kind == frame_pb2.FRAME_KIND_RESULT:
+        return not attempt.agents or sender.may_be(attempt.agents[-1])
+    return not sender.name or sender.name in attempt.agents
+
+
+def _nothing() -> None:
+    """Nobody counts."""
+
+
+def _check_rows(header: frame_pb2.FrameHeader, views: Mapping[str, Tensor]) -> None:
+    if sum(piece.rows for piece in header.slices) != header.rows:
+        raise InvalidInput("slices", "do not add up to the rows of the frame")
+    if not views:
+        raise InvalidInput("tensors", "a result carries rows")

@@ -1,0 +1,170 @@
+"""KEDA's `externalscaler.ExternalScaler`: the scheduler decides how many agents run.
+
+One `ScaledObject` scales one StatefulSet of agents; the trigger's metadata says which. The metric
+is the number of replicas itself (target 1 per replica, type AverageValue), so that what KEDA and
+the horizontal pod autoscaler make of it is what the scheduler wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from typing import Any, Protocol
+
+import grpc.aio
+
+from catenary_gateway.doors.grpc_calls import answered, metadata_of
+from catenary_gateway.scaling.replicas import Share, replicas_of
+from catenary_protos.catenary.v1 import admin_pb2
+from catenary_protos.externalscaler import externalscaler_pb2 as keda
+from catenary_protos.externalscaler import externalscaler_pb2_grpc as keda_grpc
+from catenary_services.error_tables import abort, error_of_exception
+from catenary_services.errors import InvalidInput, Unavailable
+from catenary_services.security.keys import SCOPE_VIEW, ApiKeys
+
+METRIC = "catenary-agents"
+_ANSWER_S = 5.0
+"""KEDA asks again with its next poll."""
+_RETRY_NS = 1_000_000_000
+_KEY_NAMES = ("apiKey", "apiKeyFromEnv")
+"""KEDA sends no metadata with its calls; a key comes with the trigger's own metadata. Values of
+names that end in "FromEnv" are taken from the environment of the scaled pods; the name stays."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Scheduler(Protocol):
+    """What is needed of `SchedulerAdmin`."""
+
+    async def call(
+        self, method: str, request: Any, timeout_s: float | None, group: str | None = None
+    ) -> Any:
+        """Returns the scheduler's answer."""
+        ...
+
+    def watch_scaling(
+        self, request: admin_pb2.WatchScalingRequest
+    ) -> AsyncIterable[admin_pb2.ScalingAdvice]:
+        """Returns what the scheduler advises, until its stream ends."""
+        ...
+
+
+class ExternalScaler(keda_grpc.ExternalScalerServicer):
+    """Needs a key with the scope `view` or `admin` if keys are configured."""
+
+    def __init__(self, keys: ApiKeys, scheduler: Scheduler) -> None:
+        self._keys = keys
+        self._scheduler = scheduler
+
+    @answered
+    async def IsActive(  # noqa: N802 - named by the protocol, like all below
+        self, request: keda.ScaledObjectRef, context: Context
+    ) -> keda.IsActiveResponse:
+        """Whether there should be any replica."""
+        return keda.IsActiveResponse(result=await self._replicas(request, context) > 0)
+
+    async def StreamIsActive(  # noqa: N802
+        self, request: keda.ScaledObjectRef, context: Context
+    ) -> AsyncIterator[keda.IsActiveResponse]:
+        """The same at once, and whenever it changes."""
+        told: bool | None = None
+        try:
+            share = self._admit(request, context)
+            async for advice in self._scheduler.watch_scaling(admin_pb2.WatchScalingRequest()):
+                is_active = replicas_of(share, advice, await self._agents()) > 0
+                if is_active != told:
+                    told = is_active
+                    yield keda.IsActiveResponse(result=is_active)
+        except Exception as error:
+            await abort(context, error_of_exception(error))
+        await abort(context, Unavailable("the scheduler ended the stream"))
+
+    @answered
+    async def GetMetricSpec(  # noqa: N802
+        self, request: keda.ScaledObjectRef, context: Context
+    ) -> keda.GetMetricSpecResponse:
+        """The one metric there is: replicas, of which each stands for one."""
+        self._admit(request, context)
+        spec = keda.MetricSpec(metricName=METRIC, targetSize=1, targetSizeFloat=1.0)
+        return keda.GetMetricSpecResponse(metricSpecs=[spec])
+
+    @answered
+    async def GetMetrics(  # noqa: N802
+        self, request: keda.GetMetricsRequest, context: Context
+    ) -> keda.GetMetricsResponse:
+        """How many replicas there should be now."""
+        if request.metricName not in ("", METRIC):
+            raise InvalidInput("metricName", f"there is only {METRIC!r}")
+        replicas = await self._replicas(request.scaledObjectRef, context)
+        value = keda.MetricValue(
+            metricName=METRIC, metricValue=replicas, metricValueFloat=float(replicas)
+        )
+        return keda.GetMetricsResponse(metricValues=[value])
+
+    async def _replicas(self, reference: keda.ScaledObjectRef, context: Context) -> int:
+        share = self._admit(reference, context)
+        # The agents behind the advice: one that came in between counts twice for a moment, which
+        # the next poll mends; one that left in between is never taken for one that must stay.
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                advice = await self._advice()
+                agents = await self._agents()
+        except TimeoutError:
+            raise Unavailable("the scheduler did not answer", retry_after_ns=_RETRY_NS) from None
+        return replicas_of(share, advice, agents)
+
+    async def _advice(self) -> admin_pb2.ScalingAdvice:
+        stream = self._scheduler.watch_scaling(admin_pb2.WatchScalingRequest())
+        try:
+            async for advice in stream:
+                return advice
+        finally:
+            # One of a single scheduler is a call, one of several groups a generator.
+            if isinstance(stream, grpc.aio.Call):
+                stream.cancel()
+            elif isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+        raise Unavailable("the scheduler ended the stream", retry_after_ns=_RETRY_NS)
+
+    async def _agents(self) -> list[admin_pb2.AgentStatus]:
+        request = admin_pb2.GetStatusRequest()
+        answer: admin_pb2.GetStatusResponse = await self._scheduler.call(
+            "GetStatus", request, _ANSWER_S
+        )
+        return list(answer.agents)
+
+    def _admit(self, reference: keda.ScaledObjectRef, context: Context) -> Share:
+        """Returns whom a call is for.
+
+        Raises:
+            Unauthenticated: keys are configured and none of them came with the call.
+            PermissionDenied: its key may not look.
+            InvalidInput: the trigger's metadata are wrong.
+        """
+        metadata = reference.scalerMetadata
+        presented = metadata_of(context).get("authorization")
+        for name in _KEY_NAMES:
+            presented = presented or metadata.get(name)
+        self._keys.check(presented).require(SCOPE_VIEW)
+        return share_of(metadata)
+
+
+def share_of(metadata: Mapping[str, str]) -> Share:
+    """Returns which agents a trigger scales, from its metadata.
+
+    Raises:
+        InvalidInput: `agentPrefix` is missing, or a number is none.
+    """
+    prefix = metadata.get("agentPrefix", "")
+    if not prefix:
+        raise InvalidInput(
+            "scalerMetadata.agentPrefix", "is missing: the StatefulSet's name and a hyphen"
+        )
+    try:
+        growth = float(json.loads(metadata.get("growthShare", "1")))
+    except (TypeError, ValueError):
+        growth = -1.0
+    if not 0.0 <= growth <= 1.0:
+        raise InvalidInput("scalerMetadata.growthShare", "must be a number in 0..1")
+    return Share(prefix, growth)

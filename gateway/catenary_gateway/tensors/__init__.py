@@ -1,0 +1,1 @@
+"""Tensors as every protocol writes them, to arrays and back."""

@@ -1,0 +1,44 @@
+"""Raw tensor bytes to arrays and back; the fast path of both doors: no copy on the way in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from catenary_gateway.inference import Tensor
+from catenary_gateway.tensors import bytes_tensors
+from catenary_gateway.tensors.validation import BYTES, Declared
+from catenary_services.domain.tensors import DTYPE_OF
+from catenary_services.errors import InvalidInput
+from catenary_services.transport.frames import encode_bytes
+
+
+def from_raw(raw: bytes | memoryview, tensor: Declared, field: str) -> Tensor:
+    """Returns a view of `raw` (a new array for BYTES).
+
+    Raises:
+        InvalidInput: `raw` has another length than datatype and shape say.
+    """
+    count = tensor.elements
+    if tensor.datatype == BYTES:
+        return bytes_tensors.decode(raw, tensor.shape, field)
+    dtype = DTYPE_OF[tensor.datatype]
+    expected = count * dtype.itemsize
+    if len(raw) != expected:
+        raise InvalidInput(
+            field,
+            f"has {len(raw)} bytes, shape {list(tensor.shape)} of {tensor.datatype} "
+            f"takes {expected}",
+        )
+    if count == 0:
+        # frombuffer refuses empty buffers.
+        return np.empty(tensor.shape, dtype)
+    if tensor.datatype == "BOOL" and bool((np.frombuffer(raw, np.uint8) > 1).any()):
+        raise InvalidInput(field, "BOOL elements are the bytes 0 and 1")
+    return np.frombuffer(raw, dtype).reshape(tensor.shape)
+
+
+def to_raw(array: Tensor) -> bytes:
+    """Returns row-major bytes; BYTES elements behind their lengths."""
+    if array.dtype == np.object_:
+        return encode_bytes(array.astype(np.object_, copy=False))
+    return array.tobytes()
