@@ -13,7 +13,6 @@ from catenary_gateway.admission.front_desk import FrontDesk
 from catenary_gateway.doors.grpc_calls import answered, metadata_of
 from catenary_gateway.doors.parameters import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_gateway.generation.answer import Generation
-from catenary_gateway.generation.objectives import ObjectivesReport
 from catenary_gateway.generation.request import (
     ChatPrompt,
     GenerationTerms,
@@ -22,6 +21,7 @@ from catenary_gateway.generation.request import (
     TextPrompt,
     TokenPrompt,
 )
+from catenary_gateway.observability.generations import ObjectivesReport
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.errors import DeadlineExceeded, InvalidInput
 from catenary_services.sampling_messages import sampling_of_message

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from catenary_gateway.generation.chain_changes import ChainChange, chain_changes
-from catenary_gateway.generation.objectives import ObjectivesReport, objectives_report
+from catenary_gateway.generation.chain_changes import chain_changes
+from catenary_gateway.generation.objectives import objectives_report
 from catenary_gateway.generation.request import Piece
 from catenary_gateway.generation.session import PendingSession
+from catenary_gateway.observability.generations import ChainChange, ObjectivesReport
 
 
 class Generation:

@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from catenary_gateway.generation.session import PendingSession
+from catenary_gateway.observability.generations import RESTART, ChainChange
 from catenary_protos.catenary.v1 import common_pb2
-
-RESTART = "restart"
-
-
-@dataclass(frozen=True, slots=True)
-class ChainChange:
-    """An answer that was begun on one chain went on another.
-
-    Attributes:
-        how: "kv" or "tokens" for a live move, by what travelled; "restart".
-        generated_tokens: So many were generated before.
-        after_ns: From the request's arrival to the first token of the new chain.
-        stall_ns: From the last token of the old chain to the first of the new one.
-        from_agents: Agents of the ring that generated before, in the order of their blocks.
-        to_agents: The same of the new one.
-    """
-
-    how: str
-    generated_tokens: int
-    after_ns: int
-    stall_ns: int
-    from_agents: tuple[str, ...]
-    to_agents: tuple[str, ...]
 
 
 def chain_changes(session: PendingSession) -> tuple[ChainChange, ...]:

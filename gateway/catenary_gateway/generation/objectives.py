@@ -2,54 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from catenary_gateway.generation.session import PendingSession
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectivesReport:
-    """Times of one generation, in nanoseconds.
-
-    Attributes:
-        first_token_slo_ns: Most time from its arrival to its first token; 0: any.
-        per_token_slo_ns: Most mean time per token behind the first; 0: any.
-        first_token_ns: What the first took; 0: there was none.
-        per_token_ns: The mean time per token behind the first; 0: there was none.
-        predicted_first_token_ns: What the scheduler expected when it started it; 0: nothing.
-        predicted_per_token_ns: The same, per token behind the first.
-        complete: It came to its end.
-    """
-
-    first_token_slo_ns: int
-    per_token_slo_ns: int
-    first_token_ns: int
-    per_token_ns: int
-    predicted_first_token_ns: int
-    predicted_per_token_ns: int
-    complete: bool
-
-    @property
-    def met_first_token(self) -> bool:
-        """True if the first token came in time; also if it did not have to."""
-        if not self.first_token_slo_ns:
-            return True
-        return 0 < self.first_token_ns <= self.first_token_slo_ns
-
-    @property
-    def met_per_token(self) -> bool:
-        """True if the others came fast enough; also if they did not have to.
-
-        An answer of one token has no others. One that broke off cannot have met this.
-        """
-        if not self.per_token_slo_ns:
-            return True
-        return self.complete and self.per_token_ns <= self.per_token_slo_ns
-
-    @property
-    def met(self) -> bool:
-        """True if both objectives were met."""
-        return self.met_first_token and self.met_per_token
+from catenary_gateway.observability.generations import ObjectivesReport
 
 
 def objectives_report(session: PendingSession) -> ObjectivesReport:

@@ -1,41 +1,17 @@
-"""What is kept of a generation after its end: token counts and times, no text, no tokens."""
+"""The record of a generation that is over, and where its time went."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-from catenary_gateway.generation.chain_changes import RESTART, ChainChange, chain_changes
-from catenary_gateway.generation.objectives import ObjectivesReport, objectives_report
+from catenary_gateway.generation.chain_changes import chain_changes
+from catenary_gateway.generation.objectives import objectives_report
 from catenary_gateway.generation.session import PendingSession
 from catenary_gateway.generation.start import Start
+from catenary_gateway.observability.generations import SessionRecord
 from catenary_gateway.observability.recent_requests import FinishedRequest
 from catenary_gateway.observability.waterfall import Bar
 from catenary_gateway.results.hop_times import HopTimes
-
-
-@dataclass(frozen=True, slots=True)
-class SessionRecord:
-    """The facts of one generation that a request of any kind does not have."""
-
-    operation: str
-    prompt_tokens: int
-    completion_tokens: int
-    max_tokens: int
-    finish_reason: str
-    """Empty if it failed."""
-    first_token_ns: int
-    """On the monotonic clock, as the next; 0: there was none."""
-    last_token_ns: int
-    objectives: ObjectivesReport
-    bars: tuple[Bar, ...]
-    """Where the time went, behind the receiving of the request; see `_bars_of`."""
-    chain_changes: tuple[ChainChange, ...]
-
-    @property
-    def moves(self) -> int:
-        """How often it moved to another chain while it ran."""
-        return sum(change.how != RESTART for change in self.chain_changes)
 
 
 def finished_session(

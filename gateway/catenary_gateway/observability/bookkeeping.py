@@ -7,8 +7,7 @@ import time
 from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Histogram
 
-from catenary_gateway.generation.objectives import ObjectivesReport
-from catenary_gateway.generation.record import SessionRecord
+from catenary_gateway.observability.generations import ObjectivesReport, SessionRecord
 from catenary_gateway.observability.outcomes import RecentOutcomes
 from catenary_gateway.observability.recent_requests import FinishedRequest, RecentRequests
 from catenary_gateway.observability.waterfall import bars_of

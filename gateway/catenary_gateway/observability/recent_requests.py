@@ -11,7 +11,7 @@ from catenary_gateway.inference import Arrival
 from catenary_gateway.results.pending import Attempt, PendingRequest
 
 if TYPE_CHECKING:
-    from catenary_gateway.generation.record import SessionRecord
+    from catenary_gateway.observability.generations import SessionRecord
 
 CAPACITY = 1024
 

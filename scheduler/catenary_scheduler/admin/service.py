@@ -7,8 +7,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NoReturn, Protocol, TypeVar
 
-import grpc.aio
-
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_scheduler.admin import operations
 from catenary_scheduler.admin.plan_summary import promises_of
@@ -22,14 +20,13 @@ from catenary_scheduler.leadership.leader import Term
 from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
 from catenary_scheduler.planning import placement_document
 from catenary_scheduler.rollout.report import SwitchReport
-from catenary_services.domain.groups import GROUP_METADATA
+from catenary_scheduler.rpc.leader_lookup import Context, LeaderLookup, group_of
 from catenary_services.domain.ids import AgentId
 from catenary_services.domain.packing import packing_goal
 from catenary_services.error_tables import abort, error_of_exception
 from catenary_services.errors import (
     CatenaryError,
     InternalError,
-    InvalidInput,
     NoActivePlan,
     NotSupported,
     Unavailable,
@@ -42,21 +39,11 @@ _LOOK_S = 1.0
 _SAY_AGAIN_S = 10.0
 """Advice is repeated this often: silence means that the stream is broken."""
 
-Context = grpc.aio.ServicerContext[object, object]
 T = TypeVar("T")
 
 
-class Office(Protocol):
+class Office(LeaderLookup, Protocol):
     """Who knows whether this process leads."""
-
-    def term(self, group: int | None = None) -> Term:
-        """Returns the present term of a group; without one, of the lowest that is led here.
-
-        Raises:
-            InvalidInput: there is no such group.
-            Unavailable: this process does not lead it.
-        """
-        ...
 
     def trouble(self, group: int | None = None) -> TakeoverTrouble:
         """Returns what keeps this process from leading a group; without one, the lowest."""
@@ -66,20 +53,6 @@ class Office(Protocol):
     def leads(self) -> bool:
         """True while this process leads a group and serves it."""
         ...
-
-
-def group_of(context: Context) -> int | None:
-    """Returns the scheduler group a call is for, None if it does not say.
-
-    Raises:
-        InvalidInput: what it says is no number.
-    """
-    for key, value in context.invocation_metadata() or ():
-        if key == GROUP_METADATA:
-            if not str(value).isdecimal():
-                raise InvalidInput(GROUP_METADATA, "must be a number")
-            return int(value)
-    return None
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from catenary_scheduler.agents.deployments import Deployments
@@ -109,11 +108,6 @@ class Persistence:
             Table.PEERS: sources.peers.records(),
             Table.DRAINING: sources.drains.records(),
         }
-
-
-def digest_of(document: str) -> str:
-    """Returns what tells one plan file from another."""
-    return hashlib.sha256(document.encode()).hexdigest()
 
 
 def _plan_records(sources: Sources) -> Fields:

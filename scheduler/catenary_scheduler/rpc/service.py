@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-
-import grpc.aio
+from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2_grpc
-from catenary_scheduler.admin.service import Office, group_of
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.rpc.leader_lookup import Context, LeaderLookup, group_of
 from catenary_scheduler.wire.streams import Speaks, Stream
 from catenary_services.error_tables import abort, error_of_exception
 from catenary_services.errors import CatenaryError, InvalidMessage
 from catenary_services.security.identity import Role
 from catenary_services.security.roles import Guard
 
-Context = grpc.aio.ServicerContext[object, object]
+if TYPE_CHECKING:
+    from catenary_scheduler.leadership.leader import Term
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     """Long-lived streams of gateways and agents."""
 
-    def __init__(self, office: Office, guard: Guard) -> None:
-        self._office = office
+    def __init__(self, leaders: LeaderLookup, guard: Guard) -> None:
+        self._leaders = leaders
         self._guard = guard
 
     async def GatewaySession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
@@ -50,7 +49,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             term.offenders.admit(role, claimed)
 
         try:
-            term = self._office.term(group_of(context) or 0)
+            term = self._leaders.term(group_of(context) or 0)
             await server_of(term)(context, speaks)
             return
         except InvalidMessage as offence:

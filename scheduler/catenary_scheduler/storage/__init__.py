@@ -6,6 +6,8 @@ Memory is authoritative; Redis is written behind and never waited for by a dispa
 * `lease` - who leads, and the epoch that fences everyone who no longer does.
 * `journal` - what changed since the last write, coalesced and bounded.
 * `store` - one fenced batch of changes in; everything of a cluster out.
-* `records` - how values look in Redis, and the same book on a successor's clock.
+* `values` - how values look in Redis, table by table.
+* `reading`, `quarantine`, `repair` - what is unreadable is put aside, and the rest is read.
+* `clock` - this scheduler's clock, and moments of a predecessor's clock on it.
 * `write_behind` - the task that empties the journal every few milliseconds, across outages.
 """

@@ -2,21 +2,14 @@
 
 problem, objectives      what is asked and what is answered
 dataset, reference       problems and recorded plans from files in the format of the reference data
-timing, device_tables    how long partitions take and how fast their pools are
-columns, pruning         every pipeline that keeps the SLO, without those another makes superfluous
-tables, closure, halves, sharing, free_rules
-                         the best rate of a model by whole GPUs, under our own rules
-slots, sums, reference_rules, slot_sums
-                         the same under the rules of PPipe's artifact
-coupling, exact          divides the GPUs among the models: the dynamic programme's last step
-milp, sparse, relaxation, rounding, highs, large
-                         the same choice for HiGHS: big clusters, many classes, checks
-selection, assembly, explain, infeasible
+timing                   how long partitions take and how fast their pools are
+columns                  every pipeline that keeps the SLO, and what a model gets of whole GPUs
+rules                    the best rate of a model under our own rules, and those of PPipe's artifact
+solving                  divides the GPUs among the models: a dynamic programme, or HiGHS
+assembly, explain, infeasible
                          pipelines with pools, what they promise, in words, and why there are none
-planner, solving, baselines
-                         `plan_pools`, which solver takes what, and what we compare with
-layout, physical, neighbours
-                         virtual GPUs on physical ones, and these on servers
+planner, baselines       `plan_pools`, and what we compare with
+layout                   virtual GPUs on physical ones, and these on servers
 """
 
 from catenary_scheduler.planning.pooled.explain import explain_plan
