@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from catenary_scheduler.packing.lazy_pool import LazyPool
+from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.lower_bound import lower_bound
+from catenary_scheduler.packing.mell.pool import Pool
 from catenary_scheduler.packing.moves import Item
-from catenary_scheduler.packing.pool import Pool
 
 CAPACITIES = (24, 120, 962, 1000, 16384)
 ADDITIVE = 3

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from catenary_scheduler.packing.mell.pool import Pool
 from catenary_scheduler.packing.moves import Item
-from catenary_scheduler.packing.pool import Pool
 from catenary_services.errors import InvalidInput
 from catenaryd.replay.fields import Fields
 

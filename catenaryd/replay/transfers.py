@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from catenary_scheduler.packing.transfers import TransferMove, divide
+from catenary_scheduler.packing.transfers.transfers import TransferMove, divide
 from catenaryd.replay.fields import Fields
 
 

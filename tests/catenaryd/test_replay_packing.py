@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from catenary_scheduler.packing.sizes import LARGE, MEDIUM, SMALL, is_well_filled, kind_of
+from catenary_scheduler.packing.mell.sizes import LARGE, MEDIUM, SMALL, is_well_filled, kind_of
 from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from reference_data import reference

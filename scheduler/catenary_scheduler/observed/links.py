@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from catenary_scheduler.packing.link_rates import LinkRate
+from catenary_scheduler.packing.transfers.link_rates import LinkRate
 from catenary_scheduler.storage.values.stored import Link
 from catenary_scheduler.storage.values.tables import link_name
 from catenary_services.domain.ids import AgentId, Nanoseconds

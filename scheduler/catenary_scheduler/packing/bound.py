@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from catenary_scheduler.packing.config import PackingConfig
 from catenary_scheduler.packing.lower_bound import lower_bound
+from catenary_scheduler.packing.mell.pool import Pool
 from catenary_scheduler.packing.moves import Move
-from catenary_scheduler.packing.pool import Pool
 from catenary_scheduler.packing.shelves import Shelves
 
 ADDITIVE = 3

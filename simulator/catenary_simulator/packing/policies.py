@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from catenary_scheduler.packing.baselines import BestFit, WorstFit
-from catenary_scheduler.packing.lazy_pool import LazyPool
+from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.load_balancing import THRESHOLD_SHARE, LoadBalancing
+from catenary_scheduler.packing.mell.pool import Pool
 from catenary_scheduler.packing.moves import EpochResult, Item, Move
 from catenary_scheduler.packing.policies import Policy
-from catenary_scheduler.packing.pool import Pool
 
 PolicyName = Literal[
     "best-fit", "worst-fit", "load-balancing", "mell", "mell-batched", "pack"

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from catenary_scheduler.packing.moves import Item
-from catenary_scheduler.packing.transfers import TransferMove, divide
+from catenary_scheduler.packing.transfers.transfers import TransferMove, divide
 
 
 @dataclass(frozen=True, slots=True)

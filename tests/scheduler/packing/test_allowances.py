@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.packing.allowances import Allowances
+from catenary_scheduler.packing.transfers.allowances import Allowances
 
 EPOCH = 1000
 

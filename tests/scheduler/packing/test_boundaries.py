@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.packing.boundaries import Boundaries, BoundaryConfig
-from catenary_scheduler.packing.transfer_costs import ChainLoad
-from catenary_scheduler.packing.transfers import TransferMove
+from catenary_scheduler.packing.transfers.boundaries import Boundaries, BoundaryConfig
+from catenary_scheduler.packing.transfers.transfer_costs import ChainLoad
+from catenary_scheduler.packing.transfers.transfers import TransferMove
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
 from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import Agent, ChainHop

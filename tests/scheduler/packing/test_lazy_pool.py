@@ -8,9 +8,9 @@ import pytest
 
 from catenary_scheduler.packing.bound import bound_on_bins
 from catenary_scheduler.packing.config import PackingConfig
-from catenary_scheduler.packing.lazy_pool import LazyPool
+from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
+from catenary_scheduler.packing.lazy.outlook import LazyRules, Outlook
 from catenary_scheduler.packing.moves import Move
-from catenary_scheduler.packing.outlook import LazyRules, Outlook
 from catenary_services.errors import InvalidInput
 
 

@@ -1,6 +1,6 @@
 """The rate of a link follows what was sent over it, not the odd sample."""
 
-from catenary_scheduler.packing.link_rates import LinkRate
+from catenary_scheduler.packing.transfers.link_rates import LinkRate
 
 MIB = 1 << 20
 MS = 1_000_000

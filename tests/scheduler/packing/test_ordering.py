@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary_scheduler.packing.moves import Move
-from catenary_scheduler.packing.ordering import Ordering, in_waves
+from catenary_scheduler.packing.transfers.ordering import Ordering, in_waves
 
 CAPACITY = 20
 BINS = 4

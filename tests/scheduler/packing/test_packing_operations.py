@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from benchmarks.packing_operations import CAPACITIES, fewest_bins, many_lives
-from catenary_scheduler.packing.lazy_pool import LazyPool
+from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.lower_bound import lower_bound
-from catenary_scheduler.packing.pool import Pool
+from catenary_scheduler.packing.mell.pool import Pool
 
 Maker = Callable[[int], Pool | LazyPool]
 SIZES = st.one_of(

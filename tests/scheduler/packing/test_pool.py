@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from catenary_scheduler.packing.config import PackingConfig
+from catenary_scheduler.packing.mell.pool import Pool
 from catenary_scheduler.packing.moves import Move
-from catenary_scheduler.packing.pool import Pool
 from catenary_services.errors import InvalidInput
 
 

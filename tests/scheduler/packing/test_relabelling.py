@@ -5,7 +5,7 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.packing.relabelling import assign, relabel, staying
+from catenary_scheduler.packing.transfers.relabelling import assign, relabel, staying
 
 SQUARES = st.integers(0, 5).flatmap(
     lambda rows: st.integers(0, 5).flatmap(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary_scheduler.packing.device_classes import DeviceClass, device_class_for
-from catenary_scheduler.packing.sizes import (
+from catenary_scheduler.packing.mell.sizes import (
     LARGE,
     MEDIUM,
     SMALL,

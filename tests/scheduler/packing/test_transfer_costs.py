@@ -2,9 +2,14 @@
 
 import pytest
 
-from catenary_scheduler.packing.transfer_costs import ChainLoad, MoveTimes, move_cost, move_times
-from catenary_scheduler.packing.transfer_costs import tokens_per_epoch as tokens_in
-from catenary_scheduler.packing.transfers import TransferMove
+from catenary_scheduler.packing.transfers.transfer_costs import (
+    ChainLoad,
+    MoveTimes,
+    move_cost,
+    move_times,
+)
+from catenary_scheduler.packing.transfers.transfer_costs import tokens_per_epoch as tokens_in
+from catenary_scheduler.packing.transfers.transfers import TransferMove
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
 from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import ChainHop

@@ -7,7 +7,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.packing.transfers import Division, TransferMove, divide, divide_exact
+from catenary_scheduler.packing.transfers.transfers import (
+    Division,
+    TransferMove,
+    divide,
+    divide_exact,
+)
 
 LINKS = ("a", "b", "c")
 TARGETS = (0, 1, 2)

@@ -9,7 +9,7 @@ from catenary_scheduler.dispatch.chained.placement.seating import UNKNOWN
 from catenary_scheduler.dispatch.chained.queues.desk import Desk
 from catenary_scheduler.dispatch.chained.routes import Route
 from catenary_scheduler.dispatch.chained.tracking import Ticket
-from catenary_scheduler.packing.transfer_costs import ChainLoad
+from catenary_scheduler.packing.transfers.transfer_costs import ChainLoad
 
 
 def best_route(desk: Desk, ticket: Ticket, routes: Sequence[Route]) -> Route | None:

@@ -10,8 +10,8 @@ from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
 from catenary_scheduler.dispatch.chained.placement.seating import UNKNOWN
 from catenary_scheduler.dispatch.chained.queues.desk import Desk
 from catenary_scheduler.dispatch.placing.worker import Worker
-from catenary_scheduler.packing.transfer_costs import ChainLoad, MoveTimes
-from catenary_scheduler.packing.transfers import TransferMove, Way
+from catenary_scheduler.packing.transfers.transfer_costs import ChainLoad, MoveTimes
+from catenary_scheduler.packing.transfers.transfers import TransferMove, Way
 from catenary_services.domain.latency import LatencyLines
 
 

@@ -17,9 +17,9 @@ from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
 from catenary_scheduler.dispatch.chained.queues.desk import Desk
 from catenary_scheduler.dispatch.chained.tracking import Ticket
 from catenary_scheduler.packing.moves import Move
-from catenary_scheduler.packing.ordering import in_waves
-from catenary_scheduler.packing.transfer_costs import ChainLoad
-from catenary_scheduler.packing.transfers import TransferMove, Way
+from catenary_scheduler.packing.transfers.ordering import in_waves
+from catenary_scheduler.packing.transfers.transfer_costs import ChainLoad
+from catenary_scheduler.packing.transfers.transfers import TransferMove, Way
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.plan import Agent
 

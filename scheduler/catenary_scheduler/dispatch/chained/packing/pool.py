@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 from catenary_scheduler.dispatch.chained.packing.view import PackedChain, Seen, size_of
 from catenary_scheduler.packing.config import PackingConfig
-from catenary_scheduler.packing.lazy_pool import LazyPool
+from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
 from catenary_scheduler.packing.load_balancing import balancing_moves
 from catenary_scheduler.packing.moves import Item
-from catenary_scheduler.packing.relabelling import relabel
+from catenary_scheduler.packing.transfers.relabelling import relabel
 from catenary_services.domain.ids import AgentId, RequestId
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.errors import CatenaryError

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from catenary_scheduler.packing.placing import in_the_way
-from catenary_scheduler.packing.sizes import MEDIUM, is_well_filled
-from catenary_scheduler.packing.state import (
+from catenary_scheduler.packing.mell.placing import in_the_way
+from catenary_scheduler.packing.mell.sizes import MEDIUM, is_well_filled
+from catenary_scheduler.packing.mell.state import (
     LOW_TINY,
     OPEN_MEDIUM,
     OPEN_SMALL,
@@ -18,7 +18,7 @@ from catenary_scheduler.packing.state import (
     TINY_BINS,
     State,
 )
-from catenary_scheduler.packing.units import Bin, Unit
+from catenary_scheduler.packing.mell.units import Bin, Unit
 
 
 def relieve(state: State, place: Bin, homeless: list[Unit]) -> None:

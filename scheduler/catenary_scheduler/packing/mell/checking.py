@@ -6,7 +6,7 @@ open group. A pool at its limit of bins is also excused where a repair would nee
 
 from __future__ import annotations
 
-from catenary_scheduler.packing.sizes import (
+from catenary_scheduler.packing.mell.sizes import (
     KIND_LETTERS,
     LARGE,
     MEDIUM,
@@ -16,8 +16,8 @@ from catenary_scheduler.packing.sizes import (
     is_well_filled,
     kind_of,
 )
-from catenary_scheduler.packing.state import State
-from catenary_scheduler.packing.units import Bin, Unit
+from catenary_scheduler.packing.mell.state import State
+from catenary_scheduler.packing.mell.units import Bin, Unit
 
 
 def violations(state: State) -> list[str]:

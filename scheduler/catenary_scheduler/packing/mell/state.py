@@ -10,9 +10,9 @@ from bisect import bisect_left, insort
 from typing import Final
 
 from catenary_scheduler.packing.config import PackingConfig
+from catenary_scheduler.packing.mell.sizes import MEDIUM, SMALL, TINY, is_well_filled, kind_of
+from catenary_scheduler.packing.mell.units import Bin, Unit
 from catenary_scheduler.packing.moves import Item
-from catenary_scheduler.packing.sizes import MEDIUM, SMALL, TINY, is_well_filled, kind_of
-from catenary_scheduler.packing.units import Bin, Unit
 
 OPEN_MEDIUM: Final = 0
 """M-bins with one M (P1 allows one such)."""

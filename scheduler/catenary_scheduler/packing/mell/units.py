@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from catenary_scheduler.packing.mell.sizes import LARGE, MEDIUM, TINY
 from catenary_scheduler.packing.moves import Item
-from catenary_scheduler.packing.sizes import LARGE, MEDIUM, TINY
 
 
 class Unit:

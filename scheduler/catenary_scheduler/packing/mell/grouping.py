@@ -6,10 +6,10 @@ is open, which is to say of at most C/8; arrivals join it.
 
 from __future__ import annotations
 
+from catenary_scheduler.packing.mell.sizes import is_minute
+from catenary_scheduler.packing.mell.state import State
+from catenary_scheduler.packing.mell.units import Unit
 from catenary_scheduler.packing.moves import Item
-from catenary_scheduler.packing.sizes import is_minute
-from catenary_scheduler.packing.state import State
-from catenary_scheduler.packing.units import Unit
 
 
 def normalise(state: State, group: Unit) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from catenary_scheduler.packing.bound import bound_on_bins, least_bins, restoring_moves
 from catenary_scheduler.packing.config import PackingConfig
-from catenary_scheduler.packing.lazy_moving import Mover
+from catenary_scheduler.packing.lazy.lazy_moving import Mover
+from catenary_scheduler.packing.lazy.outlook import LazyRules, Outlook
 from catenary_scheduler.packing.moves import EpochResult, Item, Move
-from catenary_scheduler.packing.outlook import LazyRules, Outlook
 from catenary_scheduler.packing.shelves import Shelves
 from catenary_scheduler.packing.validating import check_epoch, check_size
 from catenary_services.errors import InvalidInput

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from catenary_scheduler.packing.lazy.outlook import LazyRules, Outlook
 from catenary_scheduler.packing.moves import Item, Move
-from catenary_scheduler.packing.outlook import LazyRules, Outlook
 from catenary_scheduler.packing.shelves import Shelves
 
 Distance = Callable[[int, int], float]

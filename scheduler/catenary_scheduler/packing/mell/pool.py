@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from catenary_scheduler.packing.checking import violations
 from catenary_scheduler.packing.config import PackingConfig
-from catenary_scheduler.packing.grouping import add_member, drop_member, move_out, normalise
+from catenary_scheduler.packing.mell.checking import violations
+from catenary_scheduler.packing.mell.grouping import add_member, drop_member, move_out, normalise
+from catenary_scheduler.packing.mell.placing import place as place_unit
+from catenary_scheduler.packing.mell.settling import evicted, place_all, settle
+from catenary_scheduler.packing.mell.sizes import is_minute
+from catenary_scheduler.packing.mell.state import State
+from catenary_scheduler.packing.mell.units import Unit
 from catenary_scheduler.packing.moves import EpochResult, Item, Move
-from catenary_scheduler.packing.placing import place as place_unit
-from catenary_scheduler.packing.settling import evicted, place_all, settle
-from catenary_scheduler.packing.sizes import is_minute
-from catenary_scheduler.packing.state import State
-from catenary_scheduler.packing.units import Unit
 from catenary_scheduler.packing.validating import check_epoch, check_size
 from catenary_services.errors import InvalidInput
 

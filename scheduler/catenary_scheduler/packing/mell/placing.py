@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from catenary_scheduler.packing.config import priority
-from catenary_scheduler.packing.sizes import LARGE, MEDIUM, TINY
-from catenary_scheduler.packing.state import (
+from catenary_scheduler.packing.mell.sizes import LARGE, MEDIUM, TINY
+from catenary_scheduler.packing.mell.state import (
     LOW_TINY,
     OPEN_MEDIUM,
     OPEN_SMALL,
@@ -15,7 +15,7 @@ from catenary_scheduler.packing.state import (
     ROOMY_TINY,
     State,
 )
-from catenary_scheduler.packing.units import Bin, Unit
+from catenary_scheduler.packing.mell.units import Bin, Unit
 
 
 def place(state: State, unit: Unit) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from catenary_scheduler.packing.transfers import TransferMove, Way
+from catenary_scheduler.packing.transfers.transfers import TransferMove, Way
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds, ServerId
 from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import ChainHop

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from catenary_scheduler.packing.grouping import merge_open
-from catenary_scheduler.packing.placing import place
-from catenary_scheduler.packing.repairing import (
+from catenary_scheduler.packing.mell.grouping import merge_open
+from catenary_scheduler.packing.mell.placing import place
+from catenary_scheduler.packing.mell.repairing import (
     merge_mediums,
     merge_smalls,
     merge_tinies,
@@ -12,8 +12,8 @@ from catenary_scheduler.packing.repairing import (
     relieve,
     top_up,
 )
-from catenary_scheduler.packing.state import State
-from catenary_scheduler.packing.units import Unit
+from catenary_scheduler.packing.mell.state import State
+from catenary_scheduler.packing.mell.units import Unit
 
 _STEPS_PER_UNIT = 20
 """More than any repair took; a repair that took as many would be going round in circles."""

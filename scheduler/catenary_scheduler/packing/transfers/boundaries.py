@@ -14,8 +14,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from catenary_scheduler.packing.allowances import Allowances
-from catenary_scheduler.packing.transfer_costs import (
+from catenary_scheduler.packing.transfers.allowances import Allowances
+from catenary_scheduler.packing.transfers.transfer_costs import (
     ChainLoad,
     MoveCost,
     MoveTimes,
@@ -26,7 +26,7 @@ from catenary_scheduler.packing.transfer_costs import (
     tokens_per_epoch,
     uplink,
 )
-from catenary_scheduler.packing.transfers import WAYS, Division, TransferMove, Way, divide
+from catenary_scheduler.packing.transfers.transfers import WAYS, Division, TransferMove, Way, divide
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.plan import Agent, ChainHop
 

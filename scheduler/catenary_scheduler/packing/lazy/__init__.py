@@ -1,0 +1,1 @@
+"""Packing with few moves, as it runs live."""

@@ -1,0 +1,1 @@
+"""Mell whole: its sizes, units and bins, and what keeps its properties."""

@@ -1,0 +1,1 @@
+"""How sessions that move are transferred: what it costs, how much at a time, in which order."""
