@@ -79,9 +79,9 @@ def _speed(servers: int, sessions: int) -> list[Figure]:
     rate = LOAD * composition.total_rate_per_s
     workload = exponential(Poisson(), rate, (2000, 20), sessions, 1)
     began = time.process_time()
-    serve_chains(cluster, composition, "jffc", workload, 1)
+    serve_chains(cluster, composition, "jffc", workload)
     spent = time.process_time() - began
-    timed = serve_chains(cluster, composition, "jffc", workload, 1, time.perf_counter_ns)
+    timed = serve_chains(cluster, composition, "jffc", workload, time.perf_counter_ns)
     decisions = sorted(timed.decision_ns)
     name = f"{len(composition.chains)} chains, {servers:,} servers"
     return [

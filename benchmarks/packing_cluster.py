@@ -12,6 +12,7 @@ import heapq
 from dataclasses import dataclass
 
 from benchmarks.packing_setup import FAR, MODEL, MS, Setup, chains_of, plan_of
+from catenary_lab.policies import policy_named
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.events import (
@@ -88,7 +89,7 @@ class PackedCluster:
         self.availability = Availability(everything_loaded=True)
         self.dispatcher = ChainedDispatcher(
             ChainedConfig(packing=setup.rules), availability=self.availability,
-            policy=setup.policy, random_below=lambda n: 0,
+            policy=policy_named(setup.policy, lambda n: 0),
         )  # fmt: skip
         self.chains = chains_of(setup)
         self.agents = sorted({hop.agent for chain in self.chains for hop in chain.hops})

@@ -105,9 +105,9 @@ class SchedulerSettings(ProcessSettings):
         "that fits into memory, where agents take memory as caches grow; 1: every session may grow "
         "to its limit. With more, a session may have to wait while others are long.",
     )  # fmt: skip
-    chain_policy: Literal["jffc", "slo", "jsq", "jiq", "sed", "sa-jsq"] = Field(
+    chain_policy: Literal["jffc", "slo"] = Field(
         default="slo", description="Who gets a session: the fastest free chain with one central "
-        "queue (jffc), who meets the objectives (slo), or a policy they are compared with.",
+        "queue (jffc), or the one that meets the objectives (slo).",
     )  # fmt: skip
     rebalance: bool = Field(
         default=False, description="Under slo, requests that are placed together change workers "

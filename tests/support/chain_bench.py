@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from catenary_lab.policies import policy_named
 from catenary_scheduler.book import Book, Reservation
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from catenary_scheduler.dispatch.chained.policies.policy import PolicyFactory
+from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
 from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     AgentJoined,
@@ -76,11 +77,13 @@ class ChainBench:
         random_below: Callable[[int], int] | None = None,
         stopwatch: Callable[[], int] | None = None,
     ) -> None:
+        if isinstance(policy, str) and random_below is not None:
+            policy = policy_named(policy, random_below)
         self.book = Book()
         self.availability = Availability(everything_loaded=True)
         self.dispatcher = ChainedDispatcher(
             config, self.book, availability=self.availability, policy=policy,
-            first_session=epoch << 40, random_below=random_below, stopwatch=stopwatch,
+            first_session=epoch << 40, stopwatch=stopwatch,
         )  # fmt: skip
         self.number = 0
         for agent in agents:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from catenary_lab.policies import seeded
 from catenary_scheduler.planning.chains import (
     Composition,
     best_composition,
@@ -145,7 +146,9 @@ class SystemJob:
             return Outcome(None)
         if not composition.feasible:
             return Outcome(None, composition.c)
-        result = serve_chains(cluster, composition, system.policy, workload, self.requests.seed)
+        result = serve_chains(
+            cluster, composition, seeded(system.policy, self.requests.seed), workload
+        )
         return _outcome(composition, result, rate)
 
     def composed(self) -> tuple[Cluster, Workload, Composition]:
@@ -175,7 +178,7 @@ class SystemJob:
         if system.replay_first is not None:
             other = replace(self.requests, first=system.replay_first)
             workload = other.workload(cluster.model)
-        return best_composition(task, ReplayEvaluator(cluster, workload, system.policy))
+        return best_composition(task, ReplayEvaluator(cluster, workload, seeded(system.policy, 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +198,7 @@ class PolicyJob:
         composition = _composition(self.setting, self.c)
         rate = self.load * composition.total_rate_per_s
         workload = Requests(self.requests, "poisson", rate, self.seed).workload(cluster.model)
-        result = serve_chains(cluster, composition, self.policy, workload, self.seed)
+        result = serve_chains(cluster, composition, seeded(self.policy, self.seed), workload)
         return _outcome(composition, result, rate)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from catenary_scheduler.dispatch.chained import POLICIES
+from catenary_services.errors import InvalidInput
 from catenary_simulator.chains.result import ChainResult
 from catenaryd.live.chains import ChainsMeasured, ChainsRun, run_live
 from catenaryd.live.chains_emulation import Emulation
@@ -93,6 +95,8 @@ def _pairs(
 
 
 def _serve(job: SystemJob, spec: LiveSpec, progress: Progress) -> ChainsMeasured:
+    if job.system.policy not in POLICIES:
+        raise InvalidInput("policy", f"real schedulers have {', '.join(POLICIES)} only")
     cluster, workload, composition = job.composed()
     emulation = Emulation(cluster, spec.dilation, spec.session_tokens, spec.shared_device)
     run = ChainsRun(emulation, composition, workload, job.system.policy)

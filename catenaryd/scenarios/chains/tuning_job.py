@@ -135,7 +135,7 @@ def _simulate(
         hopeless = point.lower_s is None or (point.lower_s > best and not whole)
         if hopeless and point not in needed:
             continue
-        result = serve_chains(cluster, point.composition, "jffc", workload, 0)
+        result = serve_chains(cluster, point.composition, "jffc", workload)
         point.simulated_s = result.mean_response_s
         best = min(best, point.simulated_s)
 

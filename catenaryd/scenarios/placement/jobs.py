@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from catenary_lab.policies import seeded
 from catenary_simulator.placement.result import PlacementResult
 from catenary_simulator.placement.search import fewest_workers, least_workers
 from catenary_simulator.placement.serve import Run, serve_placement
 from catenaryd.scenarios.placement.settings import Case
 
 _ROUNDING = 1e-9
+
+_BY_SESSIONS = {"jsq": "fewest-sessions"}
+"""Names of scenarios that mean another policy: engines are balanced by sessions, not by slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,8 @@ def run_of(case: Case, workers: int, may_miss: int | None, *, timed: bool = Fals
     return Run(
         case.kind,
         workers,
-        case.policy,
+        seeded(_BY_SESSIONS.get(case.policy, case.policy), case.seed),
         case.held_to,
-        case.seed,
         case.halves[0] if case.policy == "slo" else None,
         case.ways,
         may_miss,

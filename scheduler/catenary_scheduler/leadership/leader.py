@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -151,7 +150,6 @@ class Term:
             ChainedDispatcher(
                 settings.dispatching_sessions(), book, availability=self.availability,
                 policy=settings.chain_policy, first_session=first,
-                random_below=random.Random(first).randrange,
             ),
             book,
         )  # fmt: skip

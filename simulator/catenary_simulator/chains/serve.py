@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
+from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
 from catenary_scheduler.dispatch.events import AgentJoined, PlanActivated
 from catenary_scheduler.planning.chains.problem import Composition
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, ServerId
@@ -15,19 +15,16 @@ from catenary_simulator.chains.loop import Durations, SessionLoop
 from catenary_simulator.chains.plan import plan_of
 from catenary_simulator.chains.result import ChainResult, result_of
 from catenary_simulator.chains.workload import Workload
-from catenary_simulator.draws import Draws
 
 MODEL = ModelKey("simulated", "1")
-PolicyName = Literal["jffc", "jsq", "sa-jsq", "jiq", "sed"]
 _BYTES_PER_GB = 10**9
 
 
 def serve_chains(
     cluster: Cluster,
     composition: Composition,
-    policy: PolicyName,
+    policy: str | PolicyFactory,
     workload: Workload,
-    seed: int,
     stopwatch: Callable[[], Nanoseconds] | None = None,
 ) -> ChainResult:
     """Returns how these chains serve a workload.
@@ -35,16 +32,13 @@ def serve_chains(
     Args:
         cluster: Who serves.
         composition: The chains over it.
-        policy: Which chain a session takes.
+        policy: Which chain a session takes: a name of the scheduler's, or what makes a policy.
         workload: What is served.
-        seed: Settles ties of policies that draw.
         stopwatch: Has every decision timed, in nanoseconds.
     """
     # Nobody is turned away: the paper's queues have no end.
     limits = ChainedConfig(max_queued=len(workload) + 1, max_requests=len(workload) + 1)
-    dispatcher = ChainedDispatcher(
-        limits, policy=policy, random_below=Draws(seed).below, stopwatch=stopwatch
-    )
+    dispatcher = ChainedDispatcher(limits, policy=policy, stopwatch=stopwatch)
     for server in cluster.servers:
         dispatcher.handle(AgentJoined(_agent(server.name, server.gpu.memory_gb)), 0)
     dispatcher.handle(PlanActivated(plan_of(composition, MODEL)), 0)
@@ -68,7 +62,9 @@ class ReplayEvaluator:
         policy: Which chain a session takes.
     """
 
-    def __init__(self, cluster: Cluster, workload: Workload, policy: PolicyName = "jffc") -> None:
+    def __init__(
+        self, cluster: Cluster, workload: Workload, policy: str | PolicyFactory = "jffc"
+    ) -> None:
         self._cluster = cluster
         self._workload = workload
         self._policy = policy
@@ -77,7 +73,7 @@ class ReplayEvaluator:
         """Returns the mean response; infinity if there is no chain."""
         if not composition.feasible:
             return float("inf")
-        served = serve_chains(self._cluster, composition, self._policy, self._workload, seed=0)
+        served = serve_chains(self._cluster, composition, self._policy, self._workload)
         return served.mean_response_s
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from catenary_scheduler.dispatch.chained.policies.policy import PolicyFactory
+from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
 from catenary_scheduler.dispatch.events import AgentJoined, PlanActivated
 from catenary_services.domain.ids import (
     AgentId,
@@ -26,10 +26,9 @@ from catenary_services.domain.plan import (
     ModelPlan,
     Plan,
 )
-from catenary_simulator.draws import Draws
 from catenary_simulator.placement.engine import SimulatedWorker
+from catenary_simulator.placement.learned import trained
 from catenary_simulator.placement.loop import PlacementLoop, Ways
-from catenary_simulator.placement.policies import dispatcher_policy, trained
 from catenary_simulator.placement.result import PlacementResult, result_of
 from catenary_simulator.placement.workload import Lengths, Workload
 
@@ -63,10 +62,8 @@ class Run:
     Attributes:
         kind: Of the workers.
         workers: How many.
-        policy: "slo", "jsq", "power-of-two", "least-loaded" or another name of the dispatcher's;
-            or what makes one.
+        policy: A name of the scheduler's, or what makes a policy.
         objectives: What requests are held to.
-        seed: Settles ties of policies that draw.
         learned: What answers were seen before; None: none.
         ways: How long news take.
         may_miss: Requests; the run ends when more have missed. None: it never does.
@@ -77,7 +74,6 @@ class Run:
     workers: int
     policy: str | PolicyFactory
     objectives: TokenObjectives
-    seed: int = 0
     learned: Lengths | None = None
     ways: Ways = field(default_factory=Ways)
     may_miss: int | None = None
@@ -108,10 +104,7 @@ def dispatcher_for(run: Run, requests: int) -> ChainedDispatcher:
     """Returns the dispatcher of a run, without agents."""
     # The workers here know nothing of moves: who leaves waits for the end of its sessions.
     limits = ChainedConfig(max_queued=requests + 1, max_requests=requests + 1, max_moves=0)
-    policy = dispatcher_policy(run.policy) if isinstance(run.policy, str) else run.policy
-    dispatcher = ChainedDispatcher(
-        limits, policy=policy, random_below=Draws(run.seed).below, stopwatch=run.stopwatch
-    )
+    dispatcher = ChainedDispatcher(limits, policy=run.policy, stopwatch=run.stopwatch)
     if run.learned is not None:
         dispatcher.restore_lengths(MODEL, trained(run.learned))
     return dispatcher

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import get_args
 
 import numpy as np
 import pytest
 
+from catenary_lab.policies import seeded
 from catenary_scheduler.planning.chains import (
     ComposedChain,
     ComposedHop,
@@ -26,7 +26,7 @@ from catenary_simulator.chains.cluster import (
     Place,
     cluster_of,
 )
-from catenary_simulator.chains.serve import PolicyName, ReplayEvaluator, serve_chains
+from catenary_simulator.chains.serve import ReplayEvaluator, serve_chains
 from catenary_simulator.chains.workload import Workload, exponential
 
 GPU = GpuSlice("gpu", memory_gb=10, tflops=1, bandwidth_gb_per_ms=1, block_ms=100)
@@ -34,6 +34,7 @@ MODEL = DecoderModel(
     "model", blocks=10, block_gb=0.5, cache_gb=0.1, hidden_size=64, parameters_per_block=1
 )
 ONE_WAY = Communication("session", overhead_ms=0)
+POLICIES = ("jffc", "jsq", "sa-jsq", "jiq", "sed")
 
 
 def cluster(*rtts_ms: float) -> Cluster:
@@ -58,7 +59,7 @@ def work(rate_per_s: float, count: int, seed: int = 1) -> Workload:
 def mean_of_runs(servers: Cluster, composition: Composition, rate: float) -> tuple[float, float]:
     """Returns the mean response over independent runs, and its standard error."""
     means = [
-        serve_chains(servers, composition, "jffc", work(rate, 2500, seed), seed).mean_response_s
+        serve_chains(servers, composition, "jffc", work(rate, 2500, seed)).mean_response_s
         for seed in range(1, 7)
     ]
     return float(np.mean(means)), float(np.std(means, ddof=1) / len(means) ** 0.5)
@@ -85,20 +86,22 @@ def test_jffc_is_the_best_policy_under_load() -> None:
     composition = whole_on_each(servers, 2, 2, 4)
     workload = work(0.85 * composition.total_rate_per_s, 2500)
     means = {
-        policy: serve_chains(servers, composition, policy, workload, 1).mean_response_s
-        for policy in get_args(PolicyName)
+        policy: serve_chains(servers, composition, seeded(policy, 1), workload).mean_response_s
+        for policy in POLICIES
     }
     assert min(means, key=lambda each: means[each]) == "jffc"
     assert means["jffc"] <= means["sa-jsq"] < means["jsq"] < means["jiq"]
 
 
-@pytest.mark.parametrize("policy", get_args(PolicyName))
-def test_equal_seeds_give_equal_runs_and_others_do_not(policy: PolicyName) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_equal_seeds_give_equal_runs_and_others_do_not(policy: str) -> None:
     servers = cluster(0.0, 100.0, 100.0)
     composition = whole_on_each(servers, 2, 2, 2)
-    first, again = (serve_chains(servers, composition, policy, work(4.0, 400), 1) for _ in range(2))
+    first, again = (
+        serve_chains(servers, composition, seeded(policy, 1), work(4.0, 400)) for _ in range(2)
+    )
     assert np.array_equal(first.responses_s, again.responses_s)
-    other = serve_chains(servers, composition, policy, work(4.0, 400, seed=2), 2)
+    other = serve_chains(servers, composition, seeded(policy, 2), work(4.0, 400, seed=2))
     assert not np.array_equal(first.responses_s, other.responses_s)
 
 
@@ -106,7 +109,7 @@ def test_sessions_wait_in_order_of_arrival_and_take_what_their_chain_takes() -> 
     servers = cluster(0.0, 1000.0)
     arrived = [0, 100_000_000, 200_000_000, 300_000_000]
     workload = Workload(arrived, [1.0, 0.5, 1.0, 2.0], [2000.0] * 4, [20.0] * 4)
-    result = serve_chains(servers, whole_on_each(servers, 1, 1), "jffc", workload, 1)
+    result = serve_chains(servers, whole_on_each(servers, 1, 1), "jffc", workload)
     # 0 s: fast chain until 1.0; 0.1 s: slow one until 1.1; then two wait and take them in turn.
     assert result.waits_s.tolist() == pytest.approx([0.0, 0.0, 0.8, 0.8])
     assert result.services_s.tolist() == pytest.approx([1.0, 1.0, 1.0, 4.0])
@@ -122,7 +125,7 @@ def test_times_of_a_session_follow_its_tokens() -> None:
     servers = cluster_of(model, [Place("a", gpu, 30.0)], Communication(), compute_factor=3)
     composition = compose(servers.task(0.1), 1)
     workload = Workload([0], [1.0], [500.0], [6.0])
-    result = serve_chains(servers, composition, "jffc", workload, 1)
+    result = serve_chains(servers, composition, "jffc", workload)
     per_block_ms = 1 + 0.02 * 500 + 2.0 * 5  # overhead, prefill, decoding after the first token
     expected = (6 * (30 + 18) + 3 * 4 * per_block_ms) / 1000
     assert result.services_s[0] == pytest.approx(expected)
@@ -143,6 +146,6 @@ def test_replaying_bursts_reserves_more_cache_than_the_mean_rate_says() -> None:
 def test_a_session_that_takes_an_hour_is_not_taken_for_a_silent_one() -> None:
     servers = cluster(0.0, 0.0)
     long = Workload([0, 1], [3600.0, 1.0], [2000, 2000], [20, 20])
-    result = serve_chains(servers, whole_on_each(servers, 1, 1), "jffc", long, seed=0)
+    result = serve_chains(servers, whole_on_each(servers, 1, 1), "jffc", long)
     assert result.responses_s.tolist() == pytest.approx([3600.0, 1.0])
     assert result.waits_s.tolist() == [0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from catenary_lab.policies import seeded
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_simulator.arrivals import Poisson
 from catenary_simulator.placement.serve import Run, WorkerKind, serve_placement
@@ -18,7 +19,7 @@ def test_more_workers_attain_no_less_and_never_less_than_the_shortest_queue() ->
     work = drawn_workload(lengths, Poisson(), 8.0, 12.0, 2)
     found: dict[str, list[float]] = {}
     for policy in ("slo", "fewest-sessions"):
-        runs = (Run(KIND, count, policy, OBJECTIVES, 2) for count in (1, 2, 3, 5))
+        runs = (Run(KIND, count, seeded(policy, 2), OBJECTIVES) for count in (1, 2, 3, 5))
         found[policy] = [serve_placement(run, work).attainment for run in runs]
     assert found["slo"] == sorted(found["slo"])
     assert found["slo"][0] < 0.9 < found["slo"][2]

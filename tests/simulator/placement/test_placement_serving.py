@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catenary_lab.policies import seeded
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.errors import InvalidInput
 from catenary_simulator.arrivals import Poisson
@@ -27,7 +28,7 @@ from catenary_simulator.placement.workload import (
 MS = 1_000_000
 LINES = LatencyLines(0.12 * MS, 14.0 * MS, 450.0, 0.075 * MS, 22.5 * MS, 23.0 * MS)
 OBJECTIVES = TokenObjectives(600 * MS, 30 * MS)
-POLICIES = ["jsq", "power-of-two", "least-loaded", "slo"]
+POLICIES = ["fewest-sessions", "power-of-two", "least-loaded", "slo"]
 LENGTHS = lognormal_lengths((80.0, 1.0), (60.0, 0.8), 400, seed=1)
 
 
@@ -39,9 +40,9 @@ def kind(cache_tokens: float = 60_000.0, *, chunk: int = 0, split: bool = False)
     return WorkerKind(lines, cache_tokens, split)
 
 
-def run(policy: str = "jsq", workers: int = 3, **changes: object) -> Run:
-    return Run(**{"kind": kind(), "workers": workers, "policy": policy,
-                  "objectives": OBJECTIVES, "seed": 5, **changes})  # fmt: skip
+def run(policy: str = "fewest-sessions", workers: int = 3, **changes: object) -> Run:
+    return Run(**{"kind": kind(), "workers": workers, "policy": seeded(policy, 5),
+                  "objectives": OBJECTIVES, **changes})  # fmt: skip
 
 
 def work(rate: float = 6.0, seconds: float = 8.0, seed: int = 2) -> Workload:

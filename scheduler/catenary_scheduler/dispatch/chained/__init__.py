@@ -7,7 +7,7 @@
     placement   placement under objectives: workers, and where the next request goes
     policies    a policy returns a route (hops, and the slots they take); the seam is `policy`, the
                 default `jffc`: join the fastest free chain (server-chain composition, Algorithm 3)
-    queues      one model: its chains, its observed rate, and who waits, in one line or many
+    queues      one model: its chains, its observed rate, and who waits; `policies`: the policies by name
     sessions    all state, and sessions with the slots they hold: they begin, they are closed
     migration   sessions that go on elsewhere while they generate, and those that must
     packing     which sessions should be where, epoch by epoch (Mell)
@@ -21,6 +21,6 @@ moves is born a second time, on another chain, and the first is closed at `Sessi
 
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
 from catenary_scheduler.dispatch.chained.dispatcher import ChainedDispatcher
-from catenary_scheduler.dispatch.chained.policies.registry import POLICIES
+from catenary_scheduler.dispatch.chained.queues.policies import POLICIES
 
 __all__ = ["POLICIES", "ChainedConfig", "ChainedDispatcher"]

@@ -11,9 +11,9 @@ from catenary_scheduler.dispatch.chained.config import ChainedConfig
 from catenary_scheduler.dispatch.chained.migration.resettling import resettle
 from catenary_scheduler.dispatch.chained.packing.line import Packing
 from catenary_scheduler.dispatch.chained.placement.board_statistics import placement_statistics
-from catenary_scheduler.dispatch.chained.policies.policy import PolicyFactory, RandomBelow
-from catenary_scheduler.dispatch.chained.policies.registry import policy_factory
 from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
+from catenary_scheduler.dispatch.chained.queues.policies import policy_factory
 from catenary_scheduler.dispatch.chained.sessions.views import (
     SessionClaim,
     SessionView,
@@ -58,18 +58,16 @@ class ChainedDispatcher:
         config: Limits and waiting times.
         book: Where slots are booked; one of its own if None.
         availability: Who can be given what; None: every agent that joined, everything.
-        policy: "jffc" (default), "slo", "jsq", "sa-jsq", "jiq", "sed", or what makes
-            a policy per model.
+        policy: "jffc" (default), "slo", or what makes a policy per model.
         first_session: Id of the first session; the scheduler puts its epoch into the upper bits.
             Lower ids are those of schedulers before.
-        random_below: Settles the ties of JSQ and JIQ.
         stopwatch: Has every decision timed (choose a chain, reserve); see `take_decision_times`.
 
     Raises:
-        InvalidInput: If there is no such policy, or it needs `random_below`.
+        InvalidInput: If there is no such policy.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         config: ChainedConfig | None = None,
         book: Book | None = None,
@@ -77,7 +75,6 @@ class ChainedDispatcher:
         availability: Availability | None = None,
         policy: str | PolicyFactory = "jffc",
         first_session: int = 1,
-        random_below: RandomBelow | None = None,
         stopwatch: Callable[[], Nanoseconds] | None = None,
     ) -> None:
         self._book = book if book is not None else Book()
@@ -86,7 +83,7 @@ class ChainedDispatcher:
         slots = self._book.slots
         config = config or ChainedConfig()
         if isinstance(policy, str):
-            policy = policy_factory(policy, slots, random_below)
+            policy = policy_factory(policy)
         if availability is None:
             availability = Availability(everything_loaded=True)
         self._availability = availability

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_lab.policies import policy_named
 from catenary_scheduler.book.caches import Claims
 from catenary_scheduler.dispatch.chained import ChainedDispatcher
 from catenary_scheduler.dispatch.chained.policies.balancing_sessions import (
@@ -48,7 +49,7 @@ def routes_with(*running: int) -> list[Route]:
 
 
 def dispatcher(policy: str, capacity: int = 100) -> ChainedDispatcher:
-    made = ChainedDispatcher(policy=policy, random_below=lambda limit: limit - 1)
+    made = ChainedDispatcher(policy=policy_named(policy, lambda limit: limit - 1))
     names = [AgentId(f"a{index}") for index in range(3)]
     for name in names:
         made.handle(AgentJoined(Agent(name, "cpu", ServerId(name), 1, 1)), 0)

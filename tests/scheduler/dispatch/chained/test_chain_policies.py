@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary_scheduler.book import Cache, Claims
+from catenary_scheduler.dispatch.chained.queues.lines import CentralQueue
 from catenary_scheduler.dispatch.chained.routes import Route
 from catenary_scheduler.dispatch.events import (
     AgentLost,
@@ -56,7 +57,7 @@ def test_jsq_takes_the_shortest_queue_per_slot_and_settles_ties_at_random() -> N
 
 
 def test_sa_jsq_settles_ties_by_speed() -> None:
-    bench = ChainBench(THREE, policy="sa-jsq")
+    bench = ChainBench(THREE, policy="sa-jsq", random_below=lambda n: 0)
     assert [chosen(bench) for _ in range(9)] == ["a", "a", "c", "b", "b", "b", "b", "b", "a"]
 
 
@@ -68,20 +69,24 @@ def test_jiq_takes_any_free_chain_and_any_at_all_if_none_is() -> None:
 
 
 def test_sed_weighs_the_queue_against_the_speed() -> None:
-    bench = ChainBench(THREE, policy="sed")
+    bench = ChainBench(THREE, policy="sed", random_below=lambda n: 0)
     # a: 50, then 50 (1 + 1/2) = 75 and 100; c: 90, then 180; b: 100.
     assert [chosen(bench) for _ in range(5)] == ["a", "a", "a", "c", "a"]
 
 
 def test_a_request_waits_at_its_own_chain_although_another_is_free() -> None:
-    bench = ChainBench(plan(chain("a", 1, 10), chain("b", 1, 90)), policy="sed")
+    bench = ChainBench(
+        plan(chain("a", 1, 10), chain("b", 1, 90)), policy="sed", random_below=lambda n: 0
+    )
     first = bench.start(0)
     assert bench.ask(1) == bench.ask(2) == []
     assert started(bench.end(3, first)) == [(2, "a")]
 
 
 def test_who_waits_at_a_chain_that_goes_away_is_bound_anew() -> None:
-    bench = ChainBench(plan(chain("a", 1, 10), chain("b", 1, 90)), policy="sed")
+    bench = ChainBench(
+        plan(chain("a", 1, 10), chain("b", 1, 90)), policy="sed", random_below=lambda n: 0
+    )
     bench.start(0)
     bench.ask(1)
     commands = bench.tell(2, AgentLost(AgentId("a")))
@@ -117,7 +122,7 @@ class FreeAgents:
 
 def test_a_policy_may_return_routes_that_are_no_chains() -> None:
     caches: list[Cache] = []
-    bench = ChainBench(None, policy=lambda: FreeAgents(caches))
+    bench = ChainBench(None, policy=lambda _: CentralQueue(FreeAgents(caches)))
     whole = PartitionKey(LLAMA, 0, 6)
     caches += [bench.book.slots.cache(AgentId(agent), whole) for agent in "ab"]
     bench.tell(0, PlanActivated(plan(chain("a", 0, 1), chain("b", 0, 1), a=12, b=6)))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from catenary_lab.policies import policy_named
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher, dispatcher
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
@@ -103,7 +104,7 @@ def log() -> str:
             max_queued=20, deadline_grace_ns=30, delivery_grace_ns=40, close_patience_ns=25,
             suspicion_ns=15,
         )  # fmt: skip
-        at = ChainedDispatcher(config, policy=policy, random_below=random.Random(3).randrange)
+        at = ChainedDispatcher(config, policy=policy_named(policy, random.Random(3).randrange))
         now, sessions = 0, list[StartSession]()
         for number in range(6):
             joined = AgentJoined(Agent(AgentId(f"a{number}"), "x", ServerId("s"), 1, 1))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catenary_lab.policies import policy_named
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
@@ -227,7 +228,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.dispatcher = ChainedDispatcher(
-            ChainedConfig(max_restarts=0), policy=self.policy, random_below=self.rng.randrange
+            ChainedConfig(max_restarts=0), policy=policy_named(self.policy, self.rng.randrange)
         )
         for agent in "abc":
             self.tell(AgentJoined(Agent(AgentId(agent), "x", ServerId(agent), 1, 1)))

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from catenary_lab.policies import policy_named
 from catenary_scheduler.book import Reservation
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.breaker import BreakerConfig
@@ -167,8 +168,8 @@ class Cluster(RuleBasedStateMachine):
         self.epoch += 1
         self.availability = Availability(everything_loaded=True)
         self.dispatcher = ChainedDispatcher(
-            CONFIG, availability=self.availability, policy=self.policy, first_session=self.epoch << 40,
-            random_below=random.Random(self.epoch).randrange,
+            CONFIG, availability=self.availability, first_session=self.epoch << 40,
+            policy=policy_named(self.policy, random.Random(self.epoch).randrange),
         )  # fmt: skip
         self.journal = {(r.session, r.resource): r for r in before}
         self.dispatcher.restore(before)

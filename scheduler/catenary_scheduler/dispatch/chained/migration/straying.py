@@ -13,8 +13,8 @@ from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
 from catenary_scheduler.dispatch.chained.migration.destinations import best_route, load_of
 from catenary_scheduler.dispatch.chained.migration.moving import ChainMoving
-from catenary_scheduler.dispatch.chained.policies.policy import PolicyFactory
 from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
 from catenary_scheduler.dispatch.chained.routes import Route
 from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
 from catenary_scheduler.dispatch.events import MoveMode, MoveWanted

@@ -1,1 +1,1 @@
-"""Who chooses the chain of a request: the policies, by name."""
+"""Who chooses the chain of a request."""

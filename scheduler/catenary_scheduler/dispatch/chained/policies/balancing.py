@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.dispatch.chained.policies.policy import RandomBelow
+from catenary_scheduler.dispatch.chained.policies.balancing_sessions import RandomBelow
 from catenary_scheduler.dispatch.chained.routes import Route
 from catenary_scheduler.dispatch.events import SessionRequested
 

@@ -7,16 +7,18 @@ tokens. They ignore c_k: an engine takes whatever comes and batches it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.dispatch.chained.placement.board import Board
 from catenary_scheduler.dispatch.chained.placement.inadmissible import Fault
-from catenary_scheduler.dispatch.chained.policies.policy import RandomBelow
 from catenary_scheduler.dispatch.chained.routes import Route
 from catenary_scheduler.dispatch.chained.tracking import Ticket
 from catenary_scheduler.dispatch.events import SessionRequested
 from catenary_services.domain.ids import Nanoseconds
+
+RandomBelow = Callable[[int], int]
+"""Returns a number of [0, n), each equally likely."""
 
 
 class FewestSessions:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.dispatch.chained.placement.board import Board
 from catenary_scheduler.dispatch.chained.routes import Route
 from catenary_scheduler.dispatch.events import SessionRequested
 
@@ -47,8 +46,3 @@ class Policy(Protocol):
     def freed(self, cache: Cache) -> None:
         """Slots of this cache were freed."""
         ...
-
-
-PolicyFactory = Callable[[], Policy | Board]
-RandomBelow = Callable[[int], int]
-"""Returns a number of [0, n), each equally likely."""

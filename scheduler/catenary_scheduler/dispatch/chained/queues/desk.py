@@ -5,9 +5,8 @@ from __future__ import annotations
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.chained.placement.board import Board
-from catenary_scheduler.dispatch.chained.policies.policy import Policy
 from catenary_scheduler.dispatch.chained.queues.failure_backoff import links_of
-from catenary_scheduler.dispatch.chained.queues.lines import BoundQueues, CentralQueue, Line
+from catenary_scheduler.dispatch.chained.queues.lines import Line
 from catenary_scheduler.dispatch.chained.queues.placement_line import PlacementLine
 from catenary_scheduler.dispatch.chained.routes import Route, claims_of
 from catenary_services.domain.ids import ModelKey, Nanoseconds
@@ -33,7 +32,7 @@ class Desk:
         board: Who is on which worker, of policies that need to know; else None.
     """
 
-    def __init__(self, model: ModelKey, policy: Policy | Board, slots: SlotLedger) -> None:
+    def __init__(self, model: ModelKey, policy: Line | Board, slots: SlotLedger) -> None:
         self.model = model
         self.served = False
         self.session_tokens = 0
@@ -42,7 +41,7 @@ class Desk:
             self.board = policy
             self.line: Line = PlacementLine(policy)
         else:
-            self.line = CentralQueue(policy) if policy.central else BoundQueues(policy, slots)
+            self.line = policy
         self.usable = 0
         self.offered: list[Route] = []
         self.must_rest = False

@@ -14,9 +14,9 @@ from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.breaker import Breakers
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
 from catenary_scheduler.dispatch.chained.placement.board_figures import PLACEMENT_COUNTERS
-from catenary_scheduler.dispatch.chained.policies.policy import PolicyFactory
 from catenary_scheduler.dispatch.chained.queues.desk import Desk
 from catenary_scheduler.dispatch.chained.queues.failure_backoff import FailureBackoff
+from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
 from catenary_scheduler.dispatch.chained.routes import Route
 from catenary_scheduler.dispatch.chained.sessions.token_room import TokenRoom
 from catenary_scheduler.dispatch.chained.tracking import Move, Session, Ticket, Timers
@@ -112,7 +112,7 @@ class SessionHolding:
         """Returns the desk of a model, made on first use."""
         desk = self.desks.get(model)
         if desk is None:
-            desk = self.desks[model] = Desk(model, self._policy(), self.slots)
+            desk = self.desks[model] = Desk(model, self._policy(self.slots), self.slots)
             if desk.board is not None:
                 desk.board.lengths = self.lengths_of(model)
                 if self.config.rebalance:

@@ -1,4 +1,4 @@
-"""The policies that are compared, by name, and what they have learned before a run."""
+"""What a policy has learned of answers before a run."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ from functools import lru_cache
 
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_simulator.placement.workload import Lengths
-
-_DISPATCHED = {"jsq": "fewest-sessions"}
-"""Names of the literature that mean another policy of the dispatcher's."""
-
-
-def dispatcher_policy(name: str) -> str:
-    """Returns the name of a dispatcher's policy: of "jsq" by sessions, as engines are balanced."""
-    return _DISPATCHED.get(name, name)
 
 
 def trained(learned: Lengths) -> LengthPredictor:

@@ -1,0 +1,87 @@
+"""Rivals of the policies that choose a chain for a session, by the names scenarios give them.
+
+balancing            JSQ, SA-JSQ, JIQ and SED: a queue at every chain
+balancing_sessions   by number of sessions or by context, as clusters of engines are balanced
+bound_queues         where requests wait under all of these but least context
+draws                random numbers for those that settle ties by chance
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from catenary_lab.policies.bound_queues import BoundQueues
+from catenary_lab.policies.draws import Draws
+from catenary_scheduler.book.slots import SlotLedger
+from catenary_scheduler.dispatch.chained import POLICIES as OWN
+from catenary_scheduler.dispatch.chained.placement.board import Board
+from catenary_scheduler.dispatch.chained.policies.balancing import (
+    JoinIdleQueue,
+    JoinShortestQueue,
+    SmallestExpectedDelay,
+    SpeedAwareJoinShortestQueue,
+)
+from catenary_scheduler.dispatch.chained.policies.balancing_sessions import (
+    FewestSessions,
+    LeastContext,
+    PowerOfTwoChoices,
+    RandomBelow,
+)
+from catenary_scheduler.dispatch.chained.policies.pairing import Pairing
+from catenary_scheduler.dispatch.chained.policies.policy import Policy
+from catenary_scheduler.dispatch.chained.queues.lines import Line, PolicyFactory
+from catenary_scheduler.dispatch.chained.queues.policies import policy_factory
+from catenary_services.errors import InvalidInput
+
+_BOUND: dict[str, Callable[[RandomBelow], Policy]] = {
+    "sa-jsq": lambda _: SpeedAwareJoinShortestQueue(),
+    "sed": lambda _: SmallestExpectedDelay(),
+    "jsq": JoinShortestQueue,
+    "jiq": JoinIdleQueue,
+    "fewest-sessions": FewestSessions,
+    "power-of-two": PowerOfTwoChoices,
+}
+RIVALS = (*_BOUND, "least-loaded")
+POLICIES = (*OWN, *RIVALS)
+
+
+def policy_named(name: str, random_below: RandomBelow) -> PolicyFactory:
+    """Returns what makes a policy for each model, of a rival or of the scheduler's own.
+
+    Args:
+        name: One of `POLICIES`.
+        random_below: Settles ties of those that draw.
+
+    Raises:
+        InvalidInput: If there is no such policy.
+    """
+    if name in OWN:
+        return policy_factory(name)
+    if name == "least-loaded":
+        return LeastContext
+    make = _BOUND.get(name)
+    if make is None:
+        raise InvalidInput("policy", f"must be one of {', '.join(POLICIES)}")
+
+    def bound(slots: SlotLedger) -> BoundQueues:
+        return BoundQueues(Pairing(make(random_below), slots), slots)
+
+    return bound
+
+
+def seeded(name: str, seed: int) -> PolicyFactory:
+    """Returns the same, with ties settled by a seed: each policy that is made draws from the start.
+
+    Args:
+        name: One of `POLICIES`.
+        seed: Decides the draws.
+
+    Raises:
+        InvalidInput: If there is no such policy.
+    """
+    policy_named(name, Draws(seed).below)
+
+    def fresh(slots: SlotLedger) -> Line | Board:
+        return policy_named(name, Draws(seed).below)(slots)
+
+    return fresh

@@ -1,0 +1,30 @@
+"""The policies by name."""
+
+from __future__ import annotations
+
+from catenary_scheduler.book.slots import SlotLedger
+from catenary_scheduler.dispatch.chained.placement.board import Board
+from catenary_scheduler.dispatch.chained.policies.jffc import JoinFastestFreeChain
+from catenary_scheduler.dispatch.chained.policies.pairing import Pairing
+from catenary_scheduler.dispatch.chained.queues.lines import CentralQueue, PolicyFactory
+from catenary_services.errors import InvalidInput
+
+
+def _fastest_free_chain(slots: SlotLedger) -> CentralQueue:
+    return CentralQueue(Pairing(JoinFastestFreeChain(slots), slots))
+
+
+_FACTORIES: dict[str, PolicyFactory] = {"jffc": _fastest_free_chain, "slo": Board}
+POLICIES = tuple(_FACTORIES)
+"""All of them; the first is the default."""
+
+
+def policy_factory(name: str) -> PolicyFactory:
+    """Returns what makes a policy for each model.
+
+    Raises:
+        InvalidInput: If there is none of this name.
+    """
+    if name not in _FACTORIES:
+        raise InvalidInput("policy", f"must be one of {', '.join(POLICIES)}")
+    return _FACTORIES[name]
