@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 
 from benchmarks.figures import Figure, at_least, at_most, table
+from catenary_lab.pools.solving import solve_by_reference_rules
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
@@ -65,7 +66,7 @@ def _reference(data: Dataset, groups: list[str]) -> list[Figure]:
     for name in groups:
         problem = data.problem(name, data.instance(name).max_partitions)
         begun = time.perf_counter()
-        plan = plan_pools(problem, rules="reference")
+        plan = plan_pools(problem, solve=solve_by_reference_rules)
         milliseconds.append((time.perf_counter() - begun) * 1e3)
         assert plan.optimal
         differences.append(abs(100.0 * plan.objective / _gurobi(data, name) - 100.0))

@@ -19,9 +19,17 @@ from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_simulator import Options, SimulationResult, simulate
-from catenary_simulator.options import Policy
 from catenaryd.scenarios.data import data_folder
-from catenaryd.scenarios.jobs import Job, Load, LoadFactorJob, OfInstance, Plan, Served, run_all
+from catenaryd.scenarios.jobs import (
+    Dispatch,
+    Job,
+    Load,
+    LoadFactorJob,
+    OfInstance,
+    Plan,
+    Served,
+    run_all,
+)
 from catenaryd.scenarios.planners import Planner
 from catenaryd.scenarios.serving import Search
 
@@ -44,7 +52,7 @@ class Runs:
     duration_s: float
 
     def of(
-        self, planner: Planner, dispatch: Policy = "reservation", arrivals: str = "poisson"
+        self, planner: Planner, dispatch: Dispatch = "reservation", arrivals: str = "poisson"
     ) -> list[LoadFactorJob]:
         """Returns a search for every instance and seed."""
         return [

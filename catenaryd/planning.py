@@ -19,16 +19,17 @@ from catenary_scheduler.planning.pooled import (
     Objective,
     plan_pools,
 )
-from catenary_scheduler.planning.pooled.baselines import plan_dart_r, plan_without_partitioning
-from catenary_scheduler.planning.pooled.dataset import load_dataset
+from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
 from catenary_scheduler.planning.pooled.explain import explain_limits
 from catenary_scheduler.planning.pooled.planner import DEFAULT_TIME_LIMIT_S
 from catenary_scheduler.planning.pooled.problem import PooledPartition, PooledPlan, PoolingProblem
+from catenary_scheduler.planning.pooled.solving.solving import Solve, solve_by_free_rules
 from catenary_services.errors import InvalidInput
 from catenaryd.planning_chains import chains_document, print_chains
 from catenaryd.planning_chains_input import read_chains_input
 from catenaryd.planning_dataset import dataset as dataset_command
 from catenaryd.planning_groups import groups
+from catenaryd.plug_ins import PLANNERS, PLANNING_RULES, Planner, PlugInChoice, plug_in
 
 
 @click.group("plan")
@@ -58,12 +59,12 @@ plan_group.add_command(groups)
     help="Longest pipeline; default: 3, with the reference's rules as the instance says.",
 )  # fmt: skip
 @click.option(
-    "--rules", type=click.Choice(["free", "reference"]), default="free", show_default=True,
+    "--rules", type=PlugInChoice(PLANNING_RULES, "free"), default="free", show_default=True,
     help="Which plans count: our own rules, or those of PPipe's artifact.",
 )  # fmt: skip
 @click.option(
-    "--planner", type=click.Choice(["catenary", "np", "dart-r"]), default="catenary",
-    show_default=True, help="Ours, or a baseline.",
+    "--planner", type=PlugInChoice(PLANNERS, "catenary"), default="catenary",
+    show_default=True, help="Ours, or a baseline; reference: the data set's own plan.",
 )  # fmt: skip
 @click.option(
     "--objective", type=click.Choice(["throughput", "cost", "gpus"]), default="throughput",
@@ -87,7 +88,7 @@ def pools(
     if max_partitions is None and options["rules"] == "reference":
         max_partitions = data.instance(instance_id).max_partitions
     problem = data.problem(instance_id, max_partitions)
-    plan = _plan(problem, options)
+    plan = _plan(data, instance_id, problem, options)
     if as_json:
         click.echo(json.dumps(pooled_plan_document(plan)))
     else:
@@ -125,18 +126,22 @@ def chains(file: str, stop: StopRule | None, as_json: bool) -> None:
         print_chains(asked, document)
 
 
-def _plan(problem: PoolingProblem, options: dict[str, Any]) -> PooledPlan:
+def _plan(
+    data: Dataset, instance: str, problem: PoolingProblem, options: dict[str, Any]
+) -> PooledPlan:
     planner = options["planner"]
     objective = _objective(options["objective"], options["loads"])
     if planner != "catenary" and not isinstance(objective, MaxThroughput):
         raise click.UsageError(f"--planner {planner} has no other objective than throughput.")
-    if planner == "np":
-        return plan_without_partitioning(problem, clock=time.perf_counter)
-    if planner == "dart-r":
-        return plan_dart_r(problem, clock=time.perf_counter)
+    if planner != "catenary":
+        other: Planner = plug_in(PLANNERS, planner)
+        return other(data, instance, problem, time.perf_counter)
+    solve: Solve = solve_by_free_rules
+    if options["rules"] != "free":
+        solve = plug_in(PLANNING_RULES, options["rules"])
     return plan_pools(
         problem,
-        rules=options["rules"],
+        solve=solve,
         solver=options["solver"],
         objective=objective,
         time_limit_s=options["time_limit"],

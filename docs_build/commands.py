@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import typer.main
 
 from catenary.command_line import application
@@ -55,13 +56,22 @@ def client_command() -> Any:
 
 def leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yields every command that does something, with the words it is called by."""
-    children = getattr(command, "commands", None)
-    if children is None:
+    children = subcommands(command)
+    if not children:
         yield path, command
-        return
-    for name in sorted(children):
-        if not children[name].hidden:
-            yield from leaves(children[name], f"{path} {name}")
+    for name, child in children.items():
+        if not child.hidden:
+            yield from leaves(child, f"{path} {name}")
+
+
+def subcommands(command: Any) -> dict[str, Any]:
+    """Returns the commands of a group by their names, in order; nothing for other commands."""
+    if not hasattr(command, "list_commands"):
+        return {}
+    context = click.Context(command)
+    return {
+        name: command.get_command(context, name) for name in sorted(command.list_commands(context))
+    }
 
 
 def _section(path: str, command: Any, shared: tuple[str, ...]) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 from catenary_simulator.options import SIMULATED
+from catenary_simulator.pools import OWN_MARGIN
 from catenaryd.live.scenario import SAFETY_MARGIN_MS
-from catenaryd.scenarios.planners import OWN_MARGIN
 from catenaryd.scenarios.schema import Sensitivity
 
 

@@ -10,11 +10,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
+from catenary_scheduler.dispatch import PooledDispatcher
+from catenary_scheduler.dispatch.reactive import ReactiveDispatcher
 from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_scheduler.planning.pooled.reference import reference_plan
 from catenary_services.errors import PlanInfeasible
 from catenary_simulator.arrivals import parse_arrivals
-from catenary_simulator.options import Disturbance, Options, Policy
+from catenary_simulator.options import DispatcherFactory, Disturbance, Options
+from catenary_simulator.pools import OWN_MARGIN, reference_rates, with_margin
 from catenary_simulator.result import ModelResult
 from catenary_simulator.simulate import Setting, set_up
 from catenaryd.scenarios import planners
@@ -22,6 +26,11 @@ from catenaryd.scenarios.problems import single_model, with_gpus
 from catenaryd.scenarios.serving import Search, at_load, search
 from catenaryd.supervisor import end_with_parent
 
+Dispatch = Literal["reservation", "reactive"]
+_DISPATCHERS: dict[Dispatch, DispatcherFactory] = {
+    "reservation": PooledDispatcher,
+    "reactive": ReactiveDispatcher,
+}
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 T = TypeVar("T")
 
@@ -104,7 +113,7 @@ class LoadFactorJob:
 
     plan: Plan
     load: Load
-    dispatch: Policy
+    dispatch: Dispatch
     search: Search
     feasible: bool = True
     """There must be a plan; otherwise no figures mean that there is none."""
@@ -128,7 +137,7 @@ class AttainmentJob:
 
     plan: Plan
     load: Load
-    dispatch: Policy
+    dispatch: Dispatch
     factor: float
 
     def run(self) -> Served:
@@ -138,7 +147,7 @@ class AttainmentJob:
         return Served(result.models, options.base_rps, result.utilisation)
 
 
-def prepared(plan: Plan, load: Load, dispatch: Policy) -> tuple[Setting, Options]:
+def prepared(plan: Plan, load: Load, dispatch: Dispatch) -> tuple[Setting, Options]:
     """Returns the laid out plan, and what a run is asked."""
     setting = _setting(plan)
     names = [model.model.name for model in setting.plan.models]
@@ -149,7 +158,7 @@ def prepared(plan: Plan, load: Load, dispatch: Policy) -> tuple[Setting, Options
         load.duration_s,
         load.seed,
         parse_arrivals(load.arrivals),
-        dispatch,
+        _DISPATCHERS[dispatch],
         Disturbance(compute_cv=load.noise, transfer_cv=load.noise),
     )
     return setting, options
@@ -160,7 +169,7 @@ def base_rps(plan: Plan, base: Literal["reference", "own", "catenary"]) -> dict[
     dataset = dataset_at(plan.dataset)
     if base == "reference":
         assert isinstance(plan.task, OfInstance)
-        return planners.reference_rates(dataset, plan.task.instance)
+        return reference_rates(dataset, plan.task.instance)
     if base == "catenary":
         plan = replace(plan, planner="catenary")
     problem, made = planned(plan)
@@ -180,10 +189,10 @@ def planned(plan: Plan) -> tuple[PoolingProblem, PooledPlan]:
     problem = plan.task.problem(dataset, plan.max_partitions)
     if plan.planner == "reference":
         assert isinstance(plan.task, OfInstance)
-        return problem, dataset.reference_plan(plan.task.instance)
+        return problem, reference_plan(dataset, plan.task.instance)
     if plan.planner == "catenary" and isinstance(plan.task, OfInstance):
-        margin = planners.OWN_MARGIN if plan.margin is None else plan.margin
-        problem = planners.with_margin(problem, margin)
+        margin = OWN_MARGIN if plan.margin is None else plan.margin
+        problem = with_margin(problem, margin)
     return problem, planners.make(problem, plan.planner)
 
 

@@ -8,16 +8,12 @@ from typing import Literal
 
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.baselines import plan_dart_r, plan_without_partitioning
-from catenary_scheduler.planning.pooled.dataset import DEFAULT_MAX_PARTITIONS, Dataset
+from catenary_scheduler.planning.pooled.dataset import DEFAULT_MAX_PARTITIONS
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.errors import InvalidInput, PlanInfeasible
 from catenaryd.scenarios.problems import with_batch_building
 
 Planner = Literal["catenary", "reference", "np", "dart-r"]
-OWN_MARGIN = 0.2
-"""Share of the SLO our planner keeps free. The artifact keeps 0.4; our dispatcher fills gaps and
-shares links exactly, and serves more from the larger plans a smaller margin allows, also when
-compute and transfers vary by 5 % (docs/results/pooled-pipelines.md)."""
 
 
 def make(problem: PoolingProblem, planner: Planner) -> PooledPlan:
@@ -37,17 +33,6 @@ def make(problem: PoolingProblem, planner: Planner) -> PooledPlan:
             raise InvalidInput("planner", "the reference's plans are those of the data set")
 
 
-def with_margin(problem: PoolingProblem, share: float = OWN_MARGIN) -> PoolingProblem:
-    """Returns the task with no model's margin above a share of its SLO."""
-    return replace(
-        problem,
-        models=tuple(
-            replace(each, margin_us=min(each.margin_us, share * each.slo_us))
-            for each in problem.models
-        ),
-    )
-
-
 def complete(problem: PoolingProblem, max_partitions: int | None) -> PoolingProblem:
     """Returns a task of our own making as the artifact would state it.
 
@@ -63,16 +48,3 @@ def complete(problem: PoolingProblem, max_partitions: int | None) -> PoolingProb
     except PlanInfeasible:
         return unbuilt
     return with_batch_building(problem, {each.name: each.throughput_rps for each in plan.models})
-
-
-def reference_rates(dataset: Dataset, instance_id: str) -> dict[str, float]:
-    """Returns the rate of each model in the artifact's PPipe plan: its load factor 1.
-
-    Raises:
-        InvalidInput: If the instance does not tell.
-    """
-    instance = dataset.instance(instance_id)
-    reached = instance.reference.get("v4", {}).get("xput_rps")
-    if not reached:
-        raise InvalidInput("base_rps", f"{instance_id} states no rates of the reference")
-    return {str(dnn["dnn"]): float(rate) for dnn, rate in zip(instance.dnns, reached, strict=True)}

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import floor
-from typing import Literal
+from typing import Protocol
 
-from catenary_scheduler.dispatch import PooledConfig
+from catenary_scheduler.dispatch import PooledConfig, PooledDispatcher
+from catenary_scheduler.dispatch.events import Dispatcher
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds
 from catenary_simulator.arrivals import Arrivals, Poisson
 
-Policy = Literal["reservation", "reactive"]
+
+class SimulatedDispatcher(Dispatcher, Protocol):
+    """A dispatcher that can say what it did."""
+
+    def statistics(self) -> dict[str, int]:
+        """Returns counters since the start, and present gauges."""
+        ...
+
+    def take_decision_times(self) -> list[Nanoseconds]:
+        """Returns how long each decision since the last call took."""
+        ...
+
+
+class DispatcherFactory(Protocol):
+    """Makes the dispatcher of a run."""
+
+    def __call__(
+        self, config: PooledConfig, /, *, stopwatch: Callable[[], Nanoseconds]
+    ) -> SimulatedDispatcher:
+        """Returns a dispatcher without agents that times its decisions by the stopwatch."""
+        ...
+
 
 SIMULATED = PooledConfig(
     max_linger_ns=None,
@@ -57,7 +79,7 @@ class Options:
     duration_s: float = 30.0
     seed: int = 1
     arrivals: Arrivals = field(default_factory=Poisson)
-    dispatch: Policy = "reservation"
+    dispatcher: DispatcherFactory = PooledDispatcher
     disturbance: Disturbance = field(default_factory=Disturbance)
     config: PooledConfig = SIMULATED
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from catenary_scheduler.dispatch import PooledDispatcher
 from catenary_scheduler.dispatch.events import AgentJoined, Dispatcher, PlanActivated
-from catenary_scheduler.dispatch.reactive import ReactiveDispatcher
 from catenary_scheduler.planning.pooled.layout.layout import lay_out
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
@@ -22,7 +20,7 @@ from catenary_simulator.core.loop import Loop
 from catenary_simulator.core.noise import Factors
 from catenary_simulator.core.requests import DROPPED, FINISHED, LATE, Requests
 from catenary_simulator.core.world import World
-from catenary_simulator.options import Options, offered_rps
+from catenary_simulator.options import Options, SimulatedDispatcher, offered_rps
 from catenary_simulator.result import ModelResult, SimulationResult
 
 _COMPUTE, _TRANSFER, _CLOCKS = range(3)
@@ -58,7 +56,7 @@ def run(
 
     Args:
         setting: Cluster and plan.
-        options: Load, arrivals, disturbances, dispatch policy.
+        options: Load, arrivals, disturbances, dispatcher.
         wrap: Puts something around the dispatcher, for instance to watch what passes.
 
     Raises:
@@ -111,12 +109,8 @@ def _requests(plan: Plan, options: Options) -> Requests:
     )
 
 
-def _dispatcher(setting: Setting, options: Options) -> PooledDispatcher | ReactiveDispatcher:
-    dispatcher: PooledDispatcher | ReactiveDispatcher = (
-        PooledDispatcher(options.config, stopwatch=time.thread_time_ns)
-        if options.dispatch == "reservation"
-        else ReactiveDispatcher(options.config, stopwatch=time.thread_time_ns)
-    )
+def _dispatcher(setting: Setting, options: Options) -> SimulatedDispatcher:
+    dispatcher = options.dispatcher(options.config, stopwatch=time.thread_time_ns)
     for agent in setting.agents:
         dispatcher.handle(AgentJoined(agent), 0)
     dispatcher.handle(PlanActivated(setting.plan), 0)

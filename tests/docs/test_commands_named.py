@@ -12,7 +12,7 @@ import pytest
 
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
-from docs_build.commands import client_command
+from docs_build.commands import client_command, subcommands
 
 ROOTS: dict[str, Any] = {"catenaryd": cli, "catenary": client_command()}
 DOCUMENTS = sorted(
@@ -62,7 +62,7 @@ def _problem(words: list[str]) -> str:
     path = words[0]
     while rest:
         word = rest.pop(0)
-        children = getattr(command, "commands", None)
+        children = subcommands(command)
         if word.startswith("-"):
             name, assigned, _ = word.partition("=")
             known = _parameters(command)
@@ -70,7 +70,7 @@ def _problem(words: list[str]) -> str:
                 return f"{path} has no {name}"
             if known[name] and not assigned and rest:
                 rest.pop(0)
-        elif children is not None and re.fullmatch(r"[a-z][a-z-]*", word):
+        elif children and re.fullmatch(r"[a-z][a-z-]*", word):
             if word not in children:
                 return f"{path} has no command {word}"
             command, path = children[word], f"{path} {word}"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_scheduler.dispatch import PooledDispatcher
+from catenary_scheduler.dispatch.reactive import ReactiveDispatcher
 from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.reference import reference_plan
 from catenary_simulator import Gamma, Options, SimulationResult, simulate
-from catenary_simulator.options import Policy
+from catenary_simulator.options import DispatcherFactory
 from reference_data import reference
 
 
@@ -16,14 +19,14 @@ def data() -> Dataset:
 
 
 def served(
-    data: Dataset, instance: str, load: float, duration_s: float, dispatch: Policy = "reservation",
-    scheduler: str = "v4", cv: float = 1.0,
+    data: Dataset, instance: str, load: float, duration_s: float,
+    dispatcher: DispatcherFactory = PooledDispatcher, scheduler: str = "v4", cv: float = 1.0,
 ) -> SimulationResult:  # fmt: skip
     problem = data.problem(instance)
     rates = data.instance(instance).reference["v4"]["xput_rps"]
     base = {model.name: rate for model, rate in zip(problem.models, rates, strict=True)}
-    options = Options(base, load, duration_s, arrivals=Gamma(cv), dispatch=dispatch)
-    return simulate(problem, data.reference_plan(instance, scheduler), options)
+    options = Options(base, load, duration_s, arrivals=Gamma(cv), dispatcher=dispatcher)
+    return simulate(problem, reference_plan(data, instance, scheduler), options)
 
 
 def test_every_plan_of_the_reference_can_be_laid_out_and_served(data: Dataset) -> None:
@@ -42,7 +45,7 @@ def test_nearly_all_of_the_promised_rate_is_served(data: Dataset, instance: str)
 
 def test_with_little_margin_reservations_serve_what_reaction_does_not(data: Dataset) -> None:
     reserved = served(data, "ablation/encnet/HC2-L", 0.85, 1.0).models[0]
-    reactive = served(data, "ablation/encnet/HC2-L", 0.85, 1.0, "reactive").models[0]
+    reactive = served(data, "ablation/encnet/HC2-L", 0.85, 1.0, ReactiveDispatcher).models[0]
     assert reserved.attainment >= 0.99
     assert reactive.attainment < 0.95
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
 
 import pytest
 
+from catenary_scheduler.dispatch import PooledDispatcher
 from catenary_scheduler.dispatch.events import (
     Command,
     DispatchBatch,
@@ -16,10 +16,12 @@ from catenary_scheduler.dispatch.events import (
     Event,
     StageReported,
 )
+from catenary_scheduler.dispatch.reactive import ReactiveDispatcher
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.domain.ids import AgentId, ServerId
 from catenary_services.errors import InvalidInput
 from catenary_simulator import Disturbance, Gamma, Options, SimulationResult, simulate
+from catenary_simulator.options import DispatcherFactory
 from catenary_simulator.simulate import Setting, run, set_up
 from tiny_pools import gpu_class, model, partition, pipeline, plan, two_stages
 
@@ -87,11 +89,11 @@ def watched_run(options: Options) -> tuple[Setting, SimulationResult, Watched]:
     return setting, run(setting, options, wrap), watchers[0]
 
 
-@pytest.mark.parametrize("dispatch", ["reservation", "reactive"])
+@pytest.mark.parametrize("dispatch", [PooledDispatcher, ReactiveDispatcher])
 @pytest.mark.parametrize("load", [0.6, 1.6])
 @pytest.mark.parametrize("disturbance", [Disturbance(), ROUGH], ids=["exact", "rough"])
 def test_every_request_ends_exactly_once(
-    dispatch: Literal["reservation", "reactive"], load: float, disturbance: Disturbance
+    dispatch: DispatcherFactory, load: float, disturbance: Disturbance
 ) -> None:
     options = Options(BASE, load, 2.0, 3, Gamma(2.0), dispatch, disturbance)
     result = simulate(*crowded(), options)
@@ -103,10 +105,10 @@ def test_every_request_ends_exactly_once(
     assert result.counters["queued_rows"] == 0
 
 
-@pytest.mark.parametrize("dispatch", ["reservation", "reactive"])
+@pytest.mark.parametrize("dispatch", [PooledDispatcher, ReactiveDispatcher])
 @pytest.mark.parametrize("disturbance", [Disturbance(), replace(ROUGH, clock_error_ns=0)])
 def test_no_device_and_no_link_is_ever_used_twice_at_once(
-    dispatch: Literal["reservation", "reactive"], disturbance: Disturbance
+    dispatch: DispatcherFactory, disturbance: Disturbance
 ) -> None:
     options = Options(BASE, 1.1, 2.0, 5, Gamma(2.0), dispatch, disturbance)
     setting, _, watched = watched_run(options)

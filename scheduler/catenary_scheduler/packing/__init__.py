@@ -4,7 +4,8 @@ Pure, as all of the brain: sizes in, moves out. Sizes are integers, so that bord
 
 mell          Mell whole: arrivals, departures and growth under P1-P5, one by one or batched
 lazy          what deployments run: few moves, the same bound (ADR 0014)
-baselines     best fit and worst fit, on shelves; load_balancing serves the goal "balance", too
+load_balancing
+              even loads, for the goal "balance"
 lower_bound   how few GPUs could do; bound: 4/3 of it, and 3
 transfers     which moves go as caches, which as tokens, and which wait; in which order, and how
               much at a time

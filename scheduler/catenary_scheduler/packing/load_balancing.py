@@ -1,14 +1,10 @@
-"""Even load: worst fit, and moves from the fullest GPU to the emptiest (as Llumnix does).
-
-The same moves serve a deployment whose goal is "balance" and the rival that Mell is measured by.
-"""
+"""Even load: moves from the fullest GPU to the emptiest (as Llumnix does)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from catenary_scheduler.packing.baselines import WorstFit
 from catenary_scheduler.packing.moves import Item, Move
 
 THRESHOLD_SHARE = 0.1
@@ -74,54 +70,3 @@ def _closest(items: Mapping[Item, int], difference: int) -> _Fitting | None:
         if 0 < size < difference and (best is None or (left, -size) < (best.left, -best.size)):
             best = _Fitting(left, size, item)
     return best
-
-
-class LoadBalancing(WorstFit):
-    """Worst fit with migration: what overflows moves, then the loads are made even.
-
-    Args:
-        capacity: Of a GPU.
-        most_bins: That may be active at a time; None: any number.
-        threshold: Loads that differ by no more than this stay; None: a tenth of the capacity.
-    """
-
-    def __init__(
-        self, capacity: int, *, most_bins: int | None = None, threshold: int | None = None
-    ) -> None:
-        super().__init__(capacity, most_bins=most_bins)
-        self._threshold = int(THRESHOLD_SHARE * capacity) if threshold is None else threshold
-
-    def _relieve(self, origins: dict[Item, int]) -> dict[Item, int]:
-        """Moves the smallest session that suffices; only where no GPU has room one is preempted."""
-        shelves = self._shelves
-        for gpu in shelves.overflowing():
-            while (excess := shelves.load_of(gpu) - shelves.capacity) > 0:
-                item = self._relieving(shelves.items_of(gpu), excess)
-                target = self._bin_for(shelves.size_of(item))
-                if target is None:
-                    break
-                self._move(Move(item, gpu, target, shelves.size_of(item)), origins)
-        return super()._relieve(origins)
-
-    def _relieving(self, items: Iterable[Item], excess: int) -> Item:
-        """Returns the smallest session of at least the excess; the largest if none is."""
-        ordered = sorted(items, key=lambda item: (self._shelves.size_of(item), -self._ages[item]))
-        enough = (item for item in ordered if self._shelves.size_of(item) >= excess)
-        return next(enough, ordered[-1])
-
-    def _rebalance(self, origins: dict[Item, int]) -> None:
-        shelves = self._shelves
-        loads = shelves.loads()
-        if not loads or max(loads.values()) - min(loads.values()) <= self._threshold:
-            return
-        sizes = {
-            gpu: {item: shelves.size_of(item) for item in items}
-            for gpu, items in shelves.bins().items()
-        }
-        for move in balancing_moves(loads, sizes, self._threshold):
-            self._move(move, origins)
-
-    def _move(self, move: Move, origins: dict[Item, int]) -> None:
-        origins.setdefault(move.item, move.source)
-        self._shelves.take(move.item)
-        self._shelves.put(move.item, move.size, move.target)

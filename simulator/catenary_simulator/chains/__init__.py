@@ -3,7 +3,6 @@
 anchors, cluster  places in the network, GPU slices, servers; the planning task they make
 workload          sessions: drawn ones, or those of an Azure LLM trace
 plan, serve       composed chains in force; how they serve a workload; c by replaying one
-baselines         PETALS and BPRR: placed, routed and served as these systems would
 loop, result      the event heap; what was found
 """
 

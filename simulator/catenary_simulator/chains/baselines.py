@@ -12,7 +12,12 @@ from catenary_scheduler.dispatch.chained.policies.path_dispatcher import PathDis
 from catenary_scheduler.dispatch.chained.policies.paths import PathServer
 from catenary_scheduler.dispatch.chained.policies.petals import PetalsMetric, petals_dispatcher
 from catenary_scheduler.planning.chains.bprr_placement import BprrServer, BprrTask, bprr_placement
-from catenary_scheduler.planning.chains.petals_placement import PetalsServer, Rule, petals_placement
+from catenary_scheduler.planning.chains.petals_placement import (
+    PetalsModel,
+    PetalsServer,
+    Rule,
+    petals_placement,
+)
 from catenary_scheduler.planning.chains.windows import Window, complete
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
@@ -21,7 +26,7 @@ from catenary_services.domain.ids import (
     ModelKey,
     Nanoseconds,
 )
-from catenary_simulator.chains.cluster import Cluster
+from catenary_simulator.chains.cluster import Cluster, DecoderModel
 from catenary_simulator.chains.loop import Durations, SessionLoop
 from catenary_simulator.chains.result import ChainResult, result_of
 from catenary_simulator.chains.workload import Workload
@@ -87,7 +92,7 @@ def serve_bprr(
 
 def petals_paths(cluster: Cluster, seed: int, options: PetalsOptions) -> PlacedPaths:
     """Returns the placement and dispatcher of PETALS."""
-    model = cluster.model.petals
+    model = _petals_model(cluster.model)
     servers = [
         PetalsServer(
             round(server.gpu.memory_gb * 10**9),
@@ -115,6 +120,16 @@ def petals_paths(cluster: Cluster, seed: int, options: PetalsOptions) -> PlacedP
         model.sessions(cache_bytes),
     )  # fmt: skip
     return PlacedPaths(tuple(windows), petals_dispatcher(MODEL, paths, model.blocks, metric))
+
+
+def _petals_model(model: DecoderModel) -> PetalsModel:
+    return PetalsModel(
+        model.blocks,
+        model.hidden_size,
+        model.parameters_per_block,
+        model.attention_heads,
+        model.kv_heads,
+    )
 
 
 def bprr_paths(cluster: Cluster, rate_per_s: float, options: BprrOptions) -> PlacedPaths:

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 
-from catenary_scheduler.planning.chains.petals_placement import PetalsModel
 from catenary_scheduler.planning.chains.problem import ChainTask, Server, StopRule
 from catenary_services.errors import InvalidInput
 from catenary_simulator.chains.anchors import Anchor, rtt_ms
@@ -37,17 +36,6 @@ class DecoderModel:
     """Mean per session."""
     output_tokens: float = 20.0
     """Mean per session."""
-
-    @property
-    def petals(self) -> PetalsModel:
-        """What PETALS counts with."""
-        return PetalsModel(
-            self.blocks,
-            self.hidden_size,
-            self.parameters_per_block,
-            self.attention_heads,
-            self.kv_heads,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Where caches live and how they move, epoch by epoch, around the scheduler's own packing (Mell).
 
 workload     sessions: drawn lognormal lengths under a process of arrivals, or a trace's stretch
-policies     the policies by name: Mell as it runs in service, and its rivals
 loop         epochs: who ended, who grew, who came; the policy decides
 transfers    what moves put on links and GPUs, divided by boundaries
 invariants   what has to hold after every epoch, checked from outside

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
+from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
+from catenary_scheduler.packing.mell.pool import Pool
 from catenary_scheduler.packing.moves import Item
 from catenary_scheduler.packing.policies import Policy
 
@@ -42,3 +44,8 @@ def violations(
     if len(seen | queued) != len(sizes):
         found.append(f"of {len(sizes)} sessions {len(seen | queued)} are known")
     return found
+
+
+def broken_rules(policy: Policy) -> Sequence[str]:
+    """Returns which of Mell's own properties (P1-P5) do not hold; none of other policies."""
+    return policy.check() if isinstance(policy, Pool | LazyPool) else ()

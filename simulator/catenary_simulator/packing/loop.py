@@ -10,8 +10,7 @@ from catenary_scheduler.packing.lower_bound import lower_bound
 from catenary_scheduler.packing.moves import EpochResult, Item
 from catenary_scheduler.packing.policies import Policy
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
-from catenary_simulator.packing.invariants import violations
-from catenary_simulator.packing.policies import broken_rules
+from catenary_simulator.packing.invariants import broken_rules, violations
 from catenary_simulator.packing.result import Counts
 from catenary_simulator.packing.transfers import Slots, Transfers, Wanted
 from catenary_simulator.placement.workload import Workload

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
+from catenary_lab.packing.load_balancing import LoadBalancing
 from catenary_scheduler.packing.baselines import BestFit, WorstFit
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
-from catenary_scheduler.packing.load_balancing import THRESHOLD_SHARE, LoadBalancing
+from catenary_scheduler.packing.load_balancing import THRESHOLD_SHARE
 from catenary_scheduler.packing.mell.pool import Pool
 from catenary_scheduler.packing.moves import EpochResult, Item, Move
 from catenary_scheduler.packing.policies import Policy
@@ -18,19 +19,6 @@ PolicyName = Literal[
 ]  # fmt: skip
 """mell: the paper's rules, one operation after the other; mell-batched: an epoch's operations
 together; pack: the same bound with few moves, as deployments run it."""
-
-
-class PolicyMaker(Protocol):
-    """What makes the policy of a run."""
-
-    @property
-    def reserve(self) -> bool:
-        """Sessions count with their final length from the start."""
-        ...
-
-    def make(self, capacity: int, most_gpus: int | None) -> Policy:
-        """Returns the policy, empty."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +78,6 @@ class OneByOne(Pool):
         moves = [move for move in moves if move.item not in ended]
         there = {item: gpu for item, gpu in bins.items() if gpu is not None}
         return EpochResult(tuple(moves), there, self.queued(), tuple(preempted))
-
-
-def broken_rules(policy: Policy) -> Sequence[str]:
-    """Returns which of Mell's own properties (P1-P5) do not hold; none of other policies."""
-    return policy.check() if isinstance(policy, Pool | LazyPool) else ()
 
 
 _MAKERS: dict[PolicyName, Callable[[PolicyChoice, int, int | None], Policy]] = {

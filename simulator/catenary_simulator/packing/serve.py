@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+from catenary_scheduler.packing.policies import Policy
 from catenary_services.errors import InvalidInput
 from catenary_simulator.packing.loop import BLOCK_TOKENS, Pace, PackingLoop
-from catenary_simulator.packing.policies import PolicyMaker
 from catenary_simulator.packing.result import PackingResult, Scale, result_of
 from catenary_simulator.packing.transfers import Network, Transfers
 from catenary_simulator.packing.workload import fitting
@@ -27,6 +28,19 @@ class GpuKind:
     cache_tokens: int
     token_bytes: int
     token_ms: float = 25.0
+
+
+class PolicyMaker(Protocol):
+    """What makes the policy of a run."""
+
+    @property
+    def reserve(self) -> bool:
+        """Sessions count with their final length from the start."""
+        ...
+
+    def make(self, capacity: int, most_gpus: int | None) -> Policy:
+        """Returns the policy, empty."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

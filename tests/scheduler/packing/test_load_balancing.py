@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.packing.load_balancing import LoadBalancing, balancing_moves
+from catenary_lab.packing.load_balancing import LoadBalancing
+from catenary_scheduler.packing.load_balancing import balancing_moves
 from catenary_scheduler.packing.moves import Item, Move
 
 CAPACITY = 100

@@ -2,10 +2,9 @@
 
 problem       what is asked (`ChainTask`) and answered (`Composition`)
 gbp_cr, gca   the paper's placement and cache allocation (Algorithms 1 and 2)
-bounds, exact mean response times: Theorem 3.7, M/M/C and two chains
+bounds        mean response times by Theorem 3.7
 tuning        choosing c; `best_composition` is what a deployment calls
 recompose     the same when servers come and go or the load drifts, moving few blocks
-windows, petals_placement, bprr_placement   the placements of the paper's baselines
 
 Source: Sun, He, Hou, "Serving Chain-structured Jobs with Large Memory Footprints".
 """

@@ -28,10 +28,8 @@ from catenary_scheduler.planning.pooled.problem import (
     Device,
     GpuClass,
     PooledModel,
-    PooledPlan,
     PoolingProblem,
 )
-from catenary_scheduler.planning.pooled.reference import recorded_plan
 from catenary_services.errors import InvalidInput
 
 DEFAULT_MAX_PARTITIONS = 3
@@ -86,18 +84,6 @@ class Dataset:
         if max_partitions is None:
             max_partitions = DEFAULT_MAX_PARTITIONS
         return PoolingProblem(classes, models, max_partitions)
-
-    def reference_plan(self, instance_id: str, scheduler: str = "v4") -> PooledPlan:
-        """Returns the plan the reference's authors computed ("v4", "bl" or "dart-r")."""
-        document = self.plans.get((instance_id, scheduler))
-        if document is None:
-            raise InvalidInput(
-                "instance", f"the data set holds no plan of {scheduler!r} for {instance_id}"
-            )
-        reached = self.instance(instance_id).reference.get(scheduler, {})
-        problem = self.problem(instance_id)
-        with reading("reference_plans.json"):
-            return recorded_plan(document, reached, problem)
 
     def _model(self, dnn: Mapping[str, Any]) -> PooledModel:
         name = str(entry_of(dnn, "dnn", "instances.json"))

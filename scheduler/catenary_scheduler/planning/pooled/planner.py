@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import get_args
 
 from catenary_scheduler.planning.pooled.assembly import Solution, assemble, with_promises
 from catenary_scheduler.planning.pooled.columns.selection import spend_left_over
@@ -13,13 +13,12 @@ from catenary_scheduler.planning.pooled.objectives import MaxThroughput, Objecti
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_scheduler.planning.pooled.solving.solving import (
     Request,
+    Solve,
     Solver,
     solve_by_free_rules,
-    solve_by_reference_rules,
 )
 from catenary_services.errors import InvalidInput
 
-Rules = Literal["free", "reference"]
 Clock = Callable[[], float]
 """Seconds; only differences count."""
 
@@ -30,7 +29,7 @@ DEFAULT_TIME_LIMIT_S = 9.0
 def plan_pools(
     problem: PoolingProblem,
     *,
-    rules: Rules = "free",
+    solve: Solve = solve_by_free_rules,
     solver: Solver = "auto",
     objective: Objective | None = None,
     time_limit_s: float = DEFAULT_TIME_LIMIT_S,
@@ -40,9 +39,9 @@ def plan_pools(
 
     Args:
         problem: The cluster and the models.
-        rules: "free": any number of pipelines per model; every pool has whole GPUs, except that
-            two pipelines of a model may share one GPU at the same position, cut into equal
-            virtual GPUs (the dynamic programme only). "reference": those of PPipe's artifact.
+        solve: Knows the rules. Ours: any number of pipelines per model; every pool has whole GPUs,
+            except that two pipelines of a model may share one GPU at the same position, cut into
+            equal virtual GPUs (the dynamic programme only).
         solver: "dp" is exact and for about 200 GPUs of two classes; "highs" is for any cluster and
             reports its gap; "auto" takes the first where it is quick.
         objective: `MaxThroughput()` unless given.
@@ -54,13 +53,12 @@ def plan_pools(
         PlanInfeasible: Naming the model and the constraint that rules every plan out; for an SLO
             also the nearest one that can be kept.
     """
-    _check_choice("rules", rules, Rules)
-    _check_choice("solver", solver, Solver)
+    if solver not in get_args(Solver):
+        raise InvalidInput("solver", f"must be one of {', '.join(get_args(Solver))}")
     check_problem(problem)
     begun = clock() if clock else 0.0
     goal = objective or MaxThroughput()
     rates = None if isinstance(goal, MaxThroughput) else required_rates(problem, goal)
-    solve = solve_by_free_rules if rules == "free" else solve_by_reference_rules
 
     def seconds_left() -> float:
         return time_limit_s - (clock() - begun if clock else 0.0)
@@ -73,12 +71,7 @@ def plan_pools(
     return replace(plan, seconds=clock() - begun if clock else 0.0)
 
 
-def _check_choice(name: str, value: str, choices: Any) -> None:
-    if value not in get_args(choices):
-        raise InvalidInput(name, f"must be one of {', '.join(get_args(choices))}")
-
-
-def _alone(request: Request, solve: Callable[[Request], Solution | None]) -> list[float]:
+def _alone(request: Request, solve: Solve) -> list[float]:
     """Returns the rate each model would reach with all GPUs to itself."""
     found = []
     for model in request.problem.models:

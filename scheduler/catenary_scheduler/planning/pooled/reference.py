@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from catenary_scheduler.planning.pooled.dataset import Dataset
+from catenary_scheduler.planning.pooled.dataset_files import reading
 from catenary_scheduler.planning.pooled.problem import (
     PooledModelPlan,
     PooledPartition,
@@ -13,9 +15,32 @@ from catenary_scheduler.planning.pooled.problem import (
     PoolingProblem,
 )
 from catenary_scheduler.planning.pooled.timing import pipeline_latency_us
+from catenary_services.errors import InvalidInput
 
 OPTIMAL_GAP = 1e-4
 """Gurobi's default: a plan within it was called optimal."""
+
+
+def reference_plan(dataset: Dataset, instance_id: str, scheduler: str = "v4") -> PooledPlan:
+    """Returns the plan that the reference's authors computed.
+
+    Args:
+        dataset: With `reference_plans.json`.
+        instance_id: As in `instances.json`.
+        scheduler: Whose: "v4", "bl" or "dart-r".
+
+    Raises:
+        InvalidInput: If the data set has none.
+    """
+    document = dataset.plans.get((instance_id, scheduler))
+    if document is None:
+        raise InvalidInput(
+            "instance", f"the data set holds no plan of {scheduler!r} for {instance_id}"
+        )
+    reached = dataset.instance(instance_id).reference.get(scheduler, {})
+    problem = dataset.problem(instance_id)
+    with reading("reference_plans.json"):
+        return recorded_plan(document, reached, problem)
 
 
 def recorded_plan(

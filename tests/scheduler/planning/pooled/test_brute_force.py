@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_lab.pools.solving import solve_by_reference_rules
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.errors import PlanInfeasible
@@ -59,7 +60,7 @@ def test_the_reference_rules_find_what_trying_everything_finds(start: int) -> No
             seed, models=1, most_gpus=2, levels=[(1, 2), (1, 2, 4), (1, 2, 3)][seed % 3], blocks=2
         )
         table = best_reference_rates(problem, problem.models[0])
-        plan = _plan_or_none(problem, rules="reference")
+        plan = _plan_or_none(problem, solve=solve_by_reference_rules)
         if plan is None:
             assert max(table.values()) == 0.0, seed
             continue

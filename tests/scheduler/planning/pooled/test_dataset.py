@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.reference import reference_plan
 from catenary_services.errors import InvalidInput
 from tiny_dataset import write_dataset
 
@@ -117,11 +118,11 @@ def test_an_unknown_instance_is_answered_with_close_ones(folder: Path) -> None:
 def test_without_recorded_plans_only_these_are_missed(folder: Path) -> None:
     data = load_dataset(folder)
     with pytest.raises(InvalidInput, match="no plan"):
-        data.reference_plan(TINY)
+        reference_plan(data, TINY)
 
 
 def test_a_recorded_plan_has_whole_virtual_gpus_and_the_recorded_rates(ppipe: Dataset) -> None:
-    plan = ppipe.reference_plan("ablation/apcnet/HC2-L")
+    plan = reference_plan(ppipe, "ablation/apcnet/HC2-L")
     parts = [part for line in plan.models[0].pipelines for part in line.partitions]
     assert all(part.gpus == part.vgpus / part.level for part in parts)
     assert 75.0 in [part.gpus for part in parts]  # 74.999995 in the file

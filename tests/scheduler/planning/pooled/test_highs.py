@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from catenary_lab.pools.solving import solve_by_reference_rules
 from catenary_scheduler.planning.pooled import LeastCost, LeastGpus, MaxThroughput, plan_pools
 from catenary_scheduler.planning.pooled.columns.axes import axes_of
 from catenary_scheduler.planning.pooled.columns.candidates import candidates_of
@@ -50,8 +51,8 @@ def test_highs_equals_the_dynamic_programme_on_a_reference_instance(ppipe: Datas
 @pytest.mark.parametrize("seed", range(100, 108))
 def test_highs_equals_the_search_of_slots_under_the_reference_rules(seed: int) -> None:
     problem = random_problem(seed, models=1, most_gpus=4)
-    exact = plan_pools(problem, rules="reference", solver="dp")
-    found = plan_pools(problem, rules="reference", solver="highs")
+    exact = plan_pools(problem, solve=solve_by_reference_rules, solver="dp")
+    found = plan_pools(problem, solve=solve_by_reference_rules, solver="highs")
     # HiGHS stops at a gap of 1e-4 and its bound holds for both.
     assert found.objective == pytest.approx(exact.objective, rel=2e-4)
     assert exact.objective <= found.bound * (1 + 1e-6)

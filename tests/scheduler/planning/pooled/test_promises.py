@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from catenary_lab.pools.solving import solve_by_reference_rules
 from catenary_scheduler.planning.pooled import (
     LeastCost,
     LeastGpus,
@@ -287,9 +288,7 @@ def test_a_model_that_contradicts_itself_is_refused(changes: dict[str, object]) 
         plan_pools(_one_model(**changes))
 
 
-def test_unknown_rules_and_solvers_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="rules"):
-        plan_pools(_one_model(), rules="loose")  # type: ignore[arg-type]
+def test_unknown_solvers_are_refused() -> None:
     with pytest.raises(InvalidInput, match="solver"):
         plan_pools(_one_model(), solver="gurobi")  # type: ignore[arg-type]
 
@@ -297,7 +296,7 @@ def test_unknown_rules_and_solvers_are_refused() -> None:
 def test_the_exact_search_of_slots_says_what_it_cannot_do() -> None:
     problem = replace(random_problem(0, classes=3, most_gpus=2), max_partitions=3)
     with pytest.raises(InvalidInput, match="use highs"):
-        plan_pools(problem, rules="reference", solver="dp", objective=MaxThroughput())
+        plan_pools(problem, solve=solve_by_reference_rules, solver="dp", objective=MaxThroughput())
 
 
 def test_seconds_come_from_the_clock_alone() -> None:

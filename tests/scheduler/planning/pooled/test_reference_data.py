@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from catenary_lab.pools.solving import solve_by_reference_rules
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.assembly import gpus_in_use
 from catenary_scheduler.planning.pooled.baselines import plan_dart_r, plan_without_partitioning
 from catenary_scheduler.planning.pooled.dataset import Dataset, Instance
 from catenary_scheduler.planning.pooled.problem import PooledPlan
+from catenary_scheduler.planning.pooled.reference import reference_plan
 from pooled_problems import assert_keeps_the_rules
 
 GUROBI_TOLERANCE = 1e-6
@@ -86,7 +88,7 @@ def test_reference_rules_equal_gurobi(ppipe: Dataset, family: str) -> None:
     for instance_id, instance in ppipe.instances.items():
         if instance_id.startswith(family):
             problem = ppipe.problem(instance_id, instance.max_partitions)
-            plan = plan_pools(problem, rules="reference")
+            plan = plan_pools(problem, solve=solve_by_reference_rules)
             assert plan.objective == pytest.approx(_reference(instance), rel=1e-6), instance_id
             assert plan.optimal
             assert_keeps_the_rules(problem, plan)
@@ -101,7 +103,7 @@ def test_reference_rules_with_three_partitions_equal_what_gurobi_proved(
     # Of the other ablation plans Gurobi proved too little in 30 minutes to compare with.
     instance_id = f"ablation/{dnn}/HC2-L"
     problem = ppipe.problem(instance_id)
-    plan = plan_pools(problem, rules="reference")
+    plan = plan_pools(problem, solve=solve_by_reference_rules)
     assert plan.objective == pytest.approx(_reference(ppipe.instance(instance_id)), rel=1e-4)
     assert plan.solver == "highs"
     assert_keeps_the_rules(problem, plan)
@@ -128,7 +130,7 @@ def test_dart_r_equals_the_references_dart_r_on_the_same_shares(ppipe: Dataset) 
     for instance_id, instance in ppipe.instances.items():
         if (instance_id, "bl") not in ppipe.plans or "dart-r" not in instance.reference:
             continue
-        base = ppipe.reference_plan(instance_id, "bl")
+        base = reference_plan(ppipe, instance_id, "bl")
         split = {
             served.name: gpus_in_use(replace(base, models=(served,))) for served in base.models
         }
@@ -149,7 +151,7 @@ def test_dart_r_on_own_shares_is_no_weaker_baseline(ppipe: Dataset) -> None:
 
 def test_recorded_plans_keep_the_slo_as_their_pools_work_it_out(ppipe: Dataset) -> None:
     for instance_id, scheduler in ppipe.plans:
-        plan = ppipe.reference_plan(instance_id, scheduler)
+        plan = reference_plan(ppipe, instance_id, scheduler)
         problem = ppipe.problem(instance_id)
         for served, model in zip(plan.models, problem.models, strict=True):
             for pipeline in served.pipelines:

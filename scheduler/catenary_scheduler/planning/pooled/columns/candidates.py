@@ -24,13 +24,6 @@ class Candidates:
     """Those of `whole` that no other makes superfluous."""
 
 
-def reference_columns(problem: PoolingProblem, model: PooledModel) -> Columns:
-    """Returns every pipeline that keeps the SLO, on all levels; pools may share GPUs."""
-    tables = device_tables(problem, model)
-    most_spare = problem.max_partitions
-    return enumerate_columns(model, tables, most_spare, most_spare=most_spare)
-
-
 def candidates_of(problem: PoolingProblem, model: PooledModel) -> Candidates:
     """Returns the candidates of a model."""
     tables = device_tables(problem, model)

@@ -1,1 +1,1 @@
-"""The best rate of one model under our rules, and under those of PPipe's artifact."""
+"""The best rate of one model by whole GPUs, under our rules."""

@@ -1,4 +1,4 @@
-"""Which solver takes a task, under each of the two sets of rules."""
+"""Which solver takes a task."""
 
 from __future__ import annotations
 
@@ -8,23 +8,12 @@ from typing import Literal
 
 from catenary_scheduler.planning.pooled.assembly import Solution
 from catenary_scheduler.planning.pooled.columns.axes import Axes, axes_of
-from catenary_scheduler.planning.pooled.columns.candidates import (
-    Candidates,
-    candidates_of,
-    reference_columns,
-)
-from catenary_scheduler.planning.pooled.columns.columns import Columns
+from catenary_scheduler.planning.pooled.columns.candidates import Candidates, candidates_of
 from catenary_scheduler.planning.pooled.infeasible import why_no_pipeline
 from catenary_scheduler.planning.pooled.objectives import Objective
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.pooled.rules.free_rules import FreeTable
-from catenary_scheduler.planning.pooled.rules.reference_rules import (
-    MAX_CLASSES,
-    MAX_PARTITIONS,
-    ReferenceTable,
-)
 from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
-from catenary_services.errors import InvalidInput
 
 Solver = Literal["auto", "dp", "highs"]
 
@@ -50,6 +39,10 @@ class Request:
         return self.solver == "dp" or (self.solver == "auto" and small)
 
 
+Solve = Callable[[Request], Solution | None]
+"""Returns the best solution under some rules, or None if the cluster is too small."""
+
+
 def solve_by_free_rules(request: Request) -> Solution | None:
     """Returns the best solution under our own rules, or None if the cluster is too small."""
     candidates = all_candidates(request.problem)
@@ -60,31 +53,6 @@ def solve_by_free_rules(request: Request) -> Solution | None:
     from catenary_scheduler.planning.pooled.solving.large import free_by_highs
 
     return free_by_highs(request, candidates)
-
-
-def solve_by_reference_rules(request: Request) -> Solution | None:
-    """Returns the best solution under the artifact's rules, or None."""
-    problem = request.problem
-    axes = axes_of(problem)
-    if request.takes_dp(axes):
-        if problem.max_partitions == 1:
-            # Nothing to share: the best pipeline of each class is all a model can have.
-            return free_exactly(request, all_candidates(problem), axes, share=False)
-        if len(problem.classes) <= MAX_CLASSES and problem.max_partitions == MAX_PARTITIONS:
-            levels = [problem.classes[index].levels for index in axes.order]
-            tables = [
-                ReferenceTable(columns, axes, levels) for columns in all_reference_columns(problem)
-            ]
-            return solve_exactly(problem, tables, axes, request.objective, request.rates)
-        if request.solver == "dp":
-            raise InvalidInput(
-                "solver",
-                f"with the reference's rules dp takes up to {MAX_PARTITIONS} partitions and "
-                f"{MAX_CLASSES} classes; use highs",
-            )
-    from catenary_scheduler.planning.pooled.solving.large import reference_by_highs
-
-    return reference_by_highs(request, axes)
 
 
 def free_exactly(
@@ -110,13 +78,3 @@ def all_candidates(problem: PoolingProblem) -> list[Candidates]:
         if not len(candidates[-1].whole):
             raise why_no_pipeline(problem, model)
     return candidates
-
-
-def all_reference_columns(problem: PoolingProblem) -> list[Columns]:
-    """Returns the same under the reference's rules, on all levels."""
-    columns = []
-    for model in problem.models:
-        columns.append(reference_columns(problem, model))
-        if not len(columns[-1]):
-            raise why_no_pipeline(problem, model)
-    return columns

@@ -1,0 +1,117 @@
+"""Which solver takes a task under the rules of PPipe's artifact, and what HiGHS begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from catenary_scheduler.planning.pooled.assembly import Solution
+from catenary_scheduler.planning.pooled.columns.axes import Axes, axes_of
+from catenary_scheduler.planning.pooled.columns.columns import (
+    Columns,
+    concatenate,
+    enumerate_columns,
+)
+from catenary_scheduler.planning.pooled.columns.device_tables import device_tables
+from catenary_scheduler.planning.pooled.columns.pruning import undominated_in_order
+from catenary_scheduler.planning.pooled.columns.selection import Chosen
+from catenary_scheduler.planning.pooled.infeasible import why_no_pipeline
+from catenary_scheduler.planning.pooled.problem import PooledModel, PoolingProblem
+from catenary_scheduler.planning.pooled.rules.reference_rules import (
+    MAX_CLASSES,
+    MAX_PARTITIONS,
+    ReferenceTable,
+)
+from catenary_scheduler.planning.pooled.rules.slot_sums import SlotSums
+from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
+from catenary_scheduler.planning.pooled.solving.highs import Limits, solve_with_highs
+from catenary_scheduler.planning.pooled.solving.milp import Task
+from catenary_scheduler.planning.pooled.solving.rounding import keeps_slots
+from catenary_scheduler.planning.pooled.solving.solving import Request, all_candidates, free_exactly
+from catenary_services.errors import InvalidInput
+
+
+def solve_by_reference_rules(request: Request) -> Solution | None:
+    """Returns the best solution under the artifact's rules, or None."""
+    problem = request.problem
+    axes = axes_of(problem)
+    if request.takes_dp(axes):
+        if problem.max_partitions == 1:
+            # Nothing to share: the best pipeline of each class is all a model can have.
+            return free_exactly(request, all_candidates(problem), axes, share=False)
+        if len(problem.classes) <= MAX_CLASSES and problem.max_partitions == MAX_PARTITIONS:
+            levels = [problem.classes[index].levels for index in axes.order]
+            tables = [
+                ReferenceTable(columns, axes, levels) for columns in all_reference_columns(problem)
+            ]
+            return solve_exactly(problem, tables, axes, request.objective, request.rates)
+        if request.solver == "dp":
+            raise InvalidInput(
+                "solver",
+                f"with the reference's rules dp takes up to {MAX_PARTITIONS} partitions and "
+                f"{MAX_CLASSES} classes; use highs",
+            )
+    return reference_by_highs(request, axes)
+
+
+def reference_columns(problem: PoolingProblem, model: PooledModel) -> Columns:
+    """Returns every pipeline that keeps the SLO, on all levels; pools may share GPUs."""
+    tables = device_tables(problem, model)
+    most_spare = problem.max_partitions
+    return enumerate_columns(model, tables, most_spare, most_spare=most_spare)
+
+
+def all_reference_columns(problem: PoolingProblem) -> list[Columns]:
+    """Returns the same under the reference's rules, on all levels."""
+    columns = []
+    for model in problem.models:
+        columns.append(reference_columns(problem, model))
+        if not len(columns[-1]):
+            raise why_no_pipeline(problem, model)
+    return columns
+
+
+def reference_by_highs(request: Request, axes: Axes) -> Solution | None:
+    """Solves with HiGHS, beginning with our own plan where the reference's rules allow it."""
+    pruned = [undominated_in_order(columns) for columns in all_reference_columns(request.problem)]
+    task = Task(request.problem, pruned, request.objective, request.rates, reference_rules=True)
+    task, start = _with_start(task, _known_solutions(request, axes))
+    return solve_with_highs(task, Limits(request.seconds_left()), start)
+
+
+def _known_solutions(request: Request, axes: Axes) -> list[Solution]:
+    """Returns solutions to begin with, the best first; the rules may forbid some of them."""
+    if not request.takes_dp(axes):
+        return []
+    problem, candidates = request.problem, all_candidates(request.problem)
+    tables = [SlotSums(per_model.whole, axes) for per_model in candidates]
+    found = [
+        free_exactly(request, candidates, axes),
+        solve_exactly(problem, tables, axes, request.objective, request.rates),
+    ]
+    return [solution for solution in found if solution is not None]
+
+
+def _with_start(
+    task: Task, known: Sequence[Solution]
+) -> tuple[Task, Sequence[Sequence[Chosen]] | None]:
+    """Returns the task with the columns of the first allowed solution, and that solution."""
+    for solution in known:
+        columns: list[Columns] = []
+        start: list[list[Chosen]] = []
+        for some, pipelines in zip(task.columns, solution.chosen, strict=True):
+            own = [pipeline.columns.take(np.array([pipeline.index])) for pipeline in pipelines]
+            together = concatenate([some, *own])
+            columns.append(together)
+            start.append(
+                [
+                    replace(pipeline, columns=together, index=len(some) + at)
+                    for at, pipeline in enumerate(pipelines)
+                ]
+            )
+        extended = replace(task, columns=columns)
+        if keeps_slots(extended, start):
+            return extended, start
+    return task, None
