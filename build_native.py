@@ -55,7 +55,7 @@ MYPYC = (
     "scheduler/catenary_scheduler/dispatch/chained/placement/inadmissible.py",
     "scheduler/catenary_scheduler/dispatch/chained/placement/reseating.py",
     "scheduler/catenary_scheduler/dispatch/chained/placement/seating.py",
-    "scheduler/catenary_scheduler/dispatch/chained/policies/balancing_sessions.py",
+    "lab/catenary_lab/policies/balancing_sessions.py",
     "scheduler/catenary_scheduler/dispatch/chained/policies/jffc.py",
     "scheduler/catenary_scheduler/dispatch/chained/policies/pairing.py",
     "scheduler/catenary_scheduler/dispatch/chained/queues/desk.py",

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.figures import Figure, table
+from catenary_lab.scenarios.record import made_now, sealed, text_of
 from catenary_services.log import configure_logging
-from catenaryd.scenarios.record import made_now, sealed, text_of
 
 MODULES = (
     "planning",

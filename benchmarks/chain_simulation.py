@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, at_least, at_most, table
+from catenary_lab.scenarios.chains.runs import run_scenarios
+from catenary_lab.scenarios.data import data_file
 from catenary_scheduler.planning.chains import best_composition
 from catenary_services.errors import InvalidInput
 from catenary_simulator.arrivals import Poisson
@@ -24,8 +26,6 @@ from catenary_simulator.chains.cluster import (
 )
 from catenary_simulator.chains.serve import serve_chains
 from catenary_simulator.chains.workload import exponential
-from catenaryd.scenarios.chains.runs import run_scenarios
-from catenaryd.scenarios.data import data_file
 
 WHOLE_TRACE = "AzureLLMInferenceTrace_code.csv"
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "chains"

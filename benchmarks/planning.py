@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from benchmarks.figures import Figure, at_least, at_most, table
 from catenary_lab.pools.solving import solve_by_reference_rules
+from catenary_lab.scenarios.data import data_folder
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
-from catenaryd.scenarios.data import data_folder
 
 LIMIT_MEAN_MS = 100.0
 LIMIT_MAX_MS = 500.0

@@ -20,9 +20,9 @@ from benchmarks.placement_twins import (
     random_imbalance,
     random_placement,
 )
+from catenary_lab.scenarios.data import data_file
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.dispatch.placing.rebalance import rebalance
-from catenaryd.scenarios.data import data_file
 
 SINGLE = 320
 BATCHES = 300

@@ -15,12 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.figures import Figure, at_least, at_most, table
-from catenary_scheduler.planning.pooled import plan_pools
-from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
-from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from catenary_simulator import Options, SimulationResult, simulate
-from catenaryd.scenarios.data import data_folder
-from catenaryd.scenarios.jobs import (
+from catenary_lab.scenarios.data import data_folder
+from catenary_lab.scenarios.jobs import (
     Dispatch,
     Job,
     Load,
@@ -30,8 +26,12 @@ from catenaryd.scenarios.jobs import (
     Served,
     run_all,
 )
-from catenaryd.scenarios.planners import Planner
-from catenaryd.scenarios.serving import Search
+from catenary_lab.scenarios.planners import Planner
+from catenary_lab.scenarios.serving import Search
+from catenary_scheduler.planning.pooled import plan_pools
+from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_simulator import Options, SimulationResult, simulate
 
 LIMIT_EVENTS_PER_SECOND = 100_000.0
 LIMIT_P50_US, LIMIT_P99_US = 10.0, 40.0

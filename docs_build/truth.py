@@ -1,9 +1,9 @@
 """`make truth`: result pages from committed records; with CHECK=1 it compares instead of writing.
 
 A page is the template of its name in `docs_build/truth_pages`, filled in from the records in
-`docs/results/*.json` (see `catenaryd/scenarios/record.py`) and `docs/benchmarks.json`. A page holds
-no age, as every commit would change it: it names commit and date, `make truth` prints the ages, and
-the site adds them when it is built.
+`docs/results/*.json` (see `lab/catenary_lab/scenarios/record.py`) and `docs/benchmarks.json`. A
+page holds no age, as every commit would change it: it names commit and date, `make truth` prints
+the ages, and the site adds them when it is built.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from benchmarks.__main__ import MODULES
 from benchmarks.figures import Figure
-from catenaryd.scenarios.record import picture_digest, report_of, sealed, settings_of
+from catenary_lab.scenarios.record import picture_digest, report_of, sealed, settings_of
 from docs_build import truth_figures
 from docs_build.truth_settings import unlike_deployment
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from catenary_lab.live.scenario import SAFETY_MARGIN_MS
+from catenary_lab.scenarios.schema import Sensitivity
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 from catenary_simulator.options import SIMULATED
 from catenary_simulator.pools import OWN_MARGIN
-from catenaryd.live.scenario import SAFETY_MARGIN_MS
-from catenaryd.scenarios.schema import Sensitivity
 
 
 def unlike_deployment(scenario: str, settings: Mapping[str, Any]) -> list[str]:

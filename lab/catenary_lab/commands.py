@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from catenaryd.scenarios.kinds import Kind, run_command
+from catenary_lab.scenarios.kinds import Kind, run_command
 
 
 def _command(
@@ -54,28 +54,28 @@ def _command(
 
 
 def _run_pools(scenarios: tuple[Path, ...], **flags: Any) -> None:
-    from catenaryd.scenarios.command import run_command as run_pools
+    from catenary_lab.scenarios.command import run_command as run_pools
 
     run_pools({"scenarios": scenarios, **flags}, as_json=flags["as_json"])
 
 
 def _run_chains(scenarios: tuple[Path, ...], **flags: Any) -> None:
-    from catenaryd.scenarios.chains.runs import DOCUMENT, run_scenarios
-    from catenaryd.scenarios.chains.schema import json_schema
+    from catenary_lab.scenarios.chains.runs import DOCUMENT, run_scenarios
+    from catenary_lab.scenarios.chains.schema import json_schema
 
     run_command(Kind(DOCUMENT, json_schema, run_scenarios), scenarios, **flags)
 
 
 def _run_placement(scenarios: tuple[Path, ...], **flags: Any) -> None:
-    from catenaryd.scenarios.placement.runs import DOCUMENT, run_scenarios
-    from catenaryd.scenarios.placement.schema import json_schema
+    from catenary_lab.scenarios.placement.runs import DOCUMENT, run_scenarios
+    from catenary_lab.scenarios.placement.schema import json_schema
 
     run_command(Kind(DOCUMENT, json_schema, run_scenarios), scenarios, **flags)
 
 
 def _run_packing(scenarios: tuple[Path, ...], **flags: Any) -> None:
-    from catenaryd.scenarios.packing.runs import DOCUMENT, run_scenarios
-    from catenaryd.scenarios.packing.schema import json_schema
+    from catenary_lab.scenarios.packing.runs import DOCUMENT, run_scenarios
+    from catenary_lab.scenarios.packing.schema import json_schema
 
     run_command(Kind(DOCUMENT, json_schema, run_scenarios), scenarios, **flags)
 

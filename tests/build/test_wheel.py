@@ -18,7 +18,7 @@ RECORD = ROOT / build_native.RECORD
 pytestmark = pytest.mark.timeout(600)
 FOLDERS = [ROOT / folder for folder in (
     "catenaryd", "client/catenary", "gateway/catenary_gateway", "gpu_agent/catenary_agent",
-    "protos/catenary_protos", "scheduler/catenary_scheduler", "services/catenary_services",
+    "lab/catenary_lab", "protos/catenary_protos", "scheduler/catenary_scheduler", "services/catenary_services",
     "simulator/catenary_simulator",
 )]  # fmt: skip
 PACKAGES = {folder.name for folder in FOLDERS}
@@ -74,7 +74,7 @@ def test_packages_are_imported_from_where_they_were_installed(installed: Path) -
         "for name in sys.argv[2:]:\n"
         "    assert pathlib.Path(importlib.import_module(name).__file__).is_relative_to(site), name\n"
         "import catenary_gateway.process, catenary_scheduler.process, catenary_agent.process\n"
-        "import catenary_simulator.placement.engine, catenaryd.command_line\n"
+        "import catenary_simulator.placement.engine, catenaryd.command_line, catenary_lab.commands\n"
         "old = {'gateway', 'gpu_agent', 'scheduler', 'services', 'simulator'} & set(sys.modules)\n"
         "assert not old, old\n"
         "print('imported')\n"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from catenary_scheduler.planning.chains.exact import one_chain_response_s, two_chains_response_s
+from catenary_lab.chains.exact import one_chain_response_s, two_chains_response_s
 from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from reference_data import reference

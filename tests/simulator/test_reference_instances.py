@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from catenary_lab.pools.reactive import ReactiveDispatcher
+from catenary_lab.pools.reference import reference_plan
 from catenary_scheduler.dispatch import PooledDispatcher
-from catenary_scheduler.dispatch.reactive import ReactiveDispatcher
 from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
-from catenary_scheduler.planning.pooled.reference import reference_plan
 from catenary_simulator import Gamma, Options, SimulationResult, simulate
 from catenary_simulator.options import DispatcherFactory
 from reference_data import reference

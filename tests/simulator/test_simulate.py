@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from catenary_lab.pools.reactive import ReactiveDispatcher
 from catenary_scheduler.dispatch import PooledDispatcher
 from catenary_scheduler.dispatch.events import (
     Command,
@@ -16,7 +17,6 @@ from catenary_scheduler.dispatch.events import (
     Event,
     StageReported,
 )
-from catenary_scheduler.dispatch.reactive import ReactiveDispatcher
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.domain.ids import AgentId, ServerId
 from catenary_services.errors import InvalidInput

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from catenaryd.scenarios.data import data_file, data_folder
+from catenary_lab.scenarios.data import data_file, data_folder
 
 
 def reference(name: str) -> Path:

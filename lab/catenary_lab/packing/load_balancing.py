@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from catenary_scheduler.packing.baselines import WorstFit
+from catenary_lab.packing.baselines import WorstFit
 from catenary_scheduler.packing.load_balancing import THRESHOLD_SHARE, balancing_moves
 from catenary_scheduler.packing.moves import Item, Move
 

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from catenary_lab.policies.bound_queues import BoundQueues
-from catenary_lab.policies.draws import Draws
-from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.chained import POLICIES as OWN
-from catenary_scheduler.dispatch.chained.placement.board import Board
-from catenary_scheduler.dispatch.chained.policies.balancing import (
+from catenary_lab.policies.balancing import (
     JoinIdleQueue,
     JoinShortestQueue,
     SmallestExpectedDelay,
     SpeedAwareJoinShortestQueue,
 )
-from catenary_scheduler.dispatch.chained.policies.balancing_sessions import (
+from catenary_lab.policies.balancing_sessions import (
     FewestSessions,
     LeastContext,
     PowerOfTwoChoices,
     RandomBelow,
 )
+from catenary_lab.policies.bound_queues import BoundQueues
+from catenary_lab.policies.draws import Draws
+from catenary_scheduler.book.slots import SlotLedger
+from catenary_scheduler.dispatch.chained import POLICIES as OWN
+from catenary_scheduler.dispatch.chained.placement.board import Board
 from catenary_scheduler.dispatch.chained.policies.pairing import Pairing
 from catenary_scheduler.dispatch.chained.policies.policy import Policy
 from catenary_scheduler.dispatch.chained.queues.lines import Line, PolicyFactory

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from catenary_scheduler.planning.pooled.baselines import plan_dart_r, plan_without_partitioning
+from catenary_lab.pools.baselines import plan_dart_r, plan_without_partitioning
+from catenary_lab.pools.reference import reference_plan
 from catenary_scheduler.planning.pooled.dataset import Dataset
 from catenary_scheduler.planning.pooled.planner import Clock
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from catenary_scheduler.planning.pooled.reference import reference_plan
 
 
 def without_partitioning(

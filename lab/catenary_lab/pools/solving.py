@@ -7,6 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from catenary_lab.pools.reference_rules import (
+    MAX_CLASSES,
+    MAX_PARTITIONS,
+    ReferenceTable,
+)
+from catenary_lab.pools.slot_sums import SlotSums
 from catenary_scheduler.planning.pooled.assembly import Solution
 from catenary_scheduler.planning.pooled.columns.axes import Axes, axes_of
 from catenary_scheduler.planning.pooled.columns.columns import (
@@ -19,12 +25,6 @@ from catenary_scheduler.planning.pooled.columns.pruning import undominated_in_or
 from catenary_scheduler.planning.pooled.columns.selection import Chosen
 from catenary_scheduler.planning.pooled.infeasible import why_no_pipeline
 from catenary_scheduler.planning.pooled.problem import PooledModel, PoolingProblem
-from catenary_scheduler.planning.pooled.rules.reference_rules import (
-    MAX_CLASSES,
-    MAX_PARTITIONS,
-    ReferenceTable,
-)
-from catenary_scheduler.planning.pooled.rules.slot_sums import SlotSums
 from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
 from catenary_scheduler.planning.pooled.solving.highs import Limits, solve_with_highs
 from catenary_scheduler.planning.pooled.solving.milp import Task

@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from catenary_lab.chains.exact import one_chain_response_s, two_chains_response_s
 from catenary_lab.policies import seeded
 from catenary_scheduler.planning.chains import (
     ComposedChain,
@@ -16,7 +17,6 @@ from catenary_scheduler.planning.chains import (
     best_composition,
     compose,
 )
-from catenary_scheduler.planning.chains.exact import one_chain_response_s, two_chains_response_s
 from catenary_simulator.arrivals import Poisson
 from catenary_simulator.chains.cluster import (
     Cluster,

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from catenary_scheduler.packing.baselines import BestFit
+from catenary_lab.packing.baselines import BestFit
+from catenary_lab.packing.policies import PolicyChoice, PolicyName
 from catenary_scheduler.packing.moves import EpochResult, Item
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.errors import InvalidInput
 from catenary_simulator.arrivals import Poisson
 from catenary_simulator.packing.invariants import violations
-from catenary_simulator.packing.policies import PolicyChoice, PolicyName
 from catenary_simulator.packing.result import PackingResult
 from catenary_simulator.packing.serve import GpuKind, PackingRun, serve_packing
 from catenary_simulator.packing.workload import Lognormal, Step, drawn_sessions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catenary_simulator.packing.policies import PolicyChoice
+from catenary_lab.packing.policies import PolicyChoice
 from catenary_simulator.packing.serve import GpuKind, PackingRun, serve_packing
 from catenary_simulator.packing.transfers import Network, Slots, Transfers, TransferTally, Wanted
 from catenary_simulator.placement.workload import Workload

@@ -7,8 +7,8 @@
     placement   placement under objectives: workers, and where the next request goes
     policies    a policy returns a route (hops, and the slots they take); the seam is `policy`, the
                 default `jffc`: join the fastest free chain (server-chain composition, Algorithm 3)
-    queues      one model: its chains, its observed rate, and who waits; `policies`: the policies by
-    name sessions    all state, and sessions with the slots they hold: they begin, they are closed
+    queues      one model: its chains, its observed rate, and who waits; the policies by name
+    sessions    all state, and sessions with the slots they hold: they begin, they are closed
     migration   sessions that go on elsewhere while they generate, and those that must
     packing     which sessions should be where, epoch by epoch (Mell)
     admission   what each event does, from request to answer: who is refused, what a new leader

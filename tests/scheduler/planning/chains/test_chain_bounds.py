@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catenary_lab.chains.exact import one_chain_response_s, two_chains_response_s
 from catenary_scheduler.planning.chains.bounds import prefix_bounds, response_bound, response_bounds
 from catenary_scheduler.planning.chains.early import bounded_response_s
-from catenary_scheduler.planning.chains.exact import one_chain_response_s, two_chains_response_s
 from catenary_services.errors import InvalidInput
 from literal_chains import exact_response_s
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from catenary_lab.pools.reference import reference_plan
 from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
-from catenary_scheduler.planning.pooled.reference import reference_plan
 from catenary_services.errors import InvalidInput
 from tiny_dataset import write_dataset
 

@@ -1,0 +1,190 @@
+"""PETALS and BPRR in the simulator: placed, routed and served as these systems would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from catenary_lab.chains.bprr import BprrMetric, bprr_dispatcher
+from catenary_lab.chains.bprr_placement import BprrServer, BprrTask, bprr_placement
+from catenary_lab.chains.path_dispatcher import PathDispatcher
+from catenary_lab.chains.paths import PathServer
+from catenary_lab.chains.petals import PetalsMetric, petals_dispatcher
+from catenary_lab.chains.petals_placement import (
+    PetalsModel,
+    PetalsServer,
+    Rule,
+    petals_placement,
+)
+from catenary_lab.chains.windows import Window, complete
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_MILLISECOND,
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    ModelKey,
+    Nanoseconds,
+)
+from catenary_simulator.chains.cluster import Cluster, DecoderModel
+from catenary_simulator.chains.loop import Durations, SessionLoop
+from catenary_simulator.chains.result import ChainResult, result_of
+from catenary_simulator.chains.workload import Workload
+
+MODEL = ModelKey("simulated", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class PetalsOptions:
+    """What is taken from PETALS."""
+
+    rule: Rule = "sorted"
+    capped: bool = False
+    """Keep to the caps of the GPU slices on hosted blocks (the authors' program does)."""
+    session_cache_gb: float | None = None
+    """Cache of a session in one block as PETALS counts it; None: the model's."""
+
+
+@dataclass(frozen=True, slots=True)
+class BprrOptions:
+    """What is taken from BPRR."""
+
+    by_ends: bool = False
+    """Route by expected ends, as the original; else as the server-chain paper's authors."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPaths:
+    """Where blocks are, and who routes over them."""
+
+    windows: tuple[Window, ...]
+    dispatcher: PathDispatcher | None
+    """None: some block has no host."""
+
+
+def serve_petals(
+    cluster: Cluster, workload: Workload, seed: int, options: PetalsOptions | None = None
+) -> ChainResult | None:
+    """Returns how PETALS serves a workload; None if it leaves a block without host.
+
+    Args:
+        cluster: Who serves.
+        workload: What is served.
+        seed: Decides the order in which servers join.
+        options: Variants.
+    """
+    return _serve(cluster, workload, petals_paths(cluster, seed, options or PetalsOptions()))
+
+
+def serve_bprr(
+    cluster: Cluster, workload: Workload, rate_per_s: float, options: BprrOptions | None = None
+) -> ChainResult | None:
+    """Returns how BPRR serves a workload; None if it leaves a block without host.
+
+    Args:
+        cluster: Who serves.
+        workload: What is served.
+        rate_per_s: Rate it is placed for.
+        options: Variants.
+    """
+    return _serve(cluster, workload, bprr_paths(cluster, rate_per_s, options or BprrOptions()))
+
+
+def petals_paths(cluster: Cluster, seed: int, options: PetalsOptions) -> PlacedPaths:
+    """Returns the placement and dispatcher of PETALS."""
+    model = _petals_model(cluster.model)
+    servers = [
+        PetalsServer(
+            round(server.gpu.memory_gb * 10**9),
+            server.gpu.forward_rps,
+            server.gpu.network_rps,
+            server.gpu.petals_most_blocks if options.capped else None,
+        )
+        for server in cluster.servers
+    ]
+    order = np.random.default_rng((seed, 3)).permutation(len(servers)).tolist()
+    windows = petals_placement(model, servers, order, options.rule)
+    cache_bytes = round((options.session_cache_gb or cluster.model.cache_gb) * 10**9)
+    slots = [model.slots(window.blocks, cache_bytes) for window in windows]
+    numbers, paths = _path_servers(cluster, windows, slots)
+    if not complete(windows, model.blocks):
+        return PlacedPaths(tuple(windows), None)
+    mean = cluster.model
+    metric = PetalsMetric(
+        lambda here, there: _rtt_ns(cluster, numbers, here, there),
+        [
+            cluster.servers[number].speed.block_s(mean.input_tokens, mean.output_tokens)
+            * NANOSECONDS_PER_SECOND / mean.output_tokens
+            for number in numbers
+        ],
+        model.sessions(cache_bytes),
+    )  # fmt: skip
+    return PlacedPaths(tuple(windows), petals_dispatcher(MODEL, paths, model.blocks, metric))
+
+
+def _petals_model(model: DecoderModel) -> PetalsModel:
+    return PetalsModel(
+        model.blocks,
+        model.hidden_size,
+        model.parameters_per_block,
+        model.attention_heads,
+        model.kv_heads,
+    )
+
+
+def bprr_paths(cluster: Cluster, rate_per_s: float, options: BprrOptions) -> PlacedPaths:
+    """Returns the placement and dispatcher of BPRR."""
+    model, task = cluster.model, cluster.task(rate_per_s)
+    placed = bprr_placement(
+        BprrTask(
+            tuple(
+                BprrServer(server.gpu.memory_gb, server.rtt_ms, float(planned.block_s) * 1000)
+                for server, planned in zip(cluster.servers, task.servers, strict=True)
+            ),
+            model.blocks, model.block_gb, model.cache_gb, rate_per_s, model.output_tokens,
+        )
+    )  # fmt: skip
+    numbers, paths = _path_servers(cluster, placed.windows, placed.slots)
+    if not complete(placed.windows, model.blocks):
+        return PlacedPaths(placed.windows, None)
+    planned = [task.servers[number] for number in numbers]
+    metric = BprrMetric(
+        [round(float(each.communication_s) * NANOSECONDS_PER_SECOND) for each in planned],
+        [round(float(each.block_s) * NANOSECONDS_PER_SECOND) for each in planned],
+        [placed.windows[number].blocks for number in numbers],
+        options.by_ends,
+    )
+    return PlacedPaths(placed.windows, bprr_dispatcher(MODEL, paths, model.blocks, metric))
+
+
+def _serve(cluster: Cluster, workload: Workload, placed: PlacedPaths) -> ChainResult | None:
+    if placed.dispatcher is None:
+        return None
+    loop = SessionLoop(placed.dispatcher, MODEL, workload, Durations(cluster, workload))
+    loop.run()
+    return result_of(workload, loop)
+
+
+def _path_servers(
+    cluster: Cluster, windows: Sequence[Window], slots: Sequence[int]
+) -> tuple[list[int], list[PathServer]]:
+    """Returns the numbers of the servers that host something, and these for the graph."""
+    numbers = [number for number, window in enumerate(windows) if window.blocks]
+    return numbers, [
+        PathServer(
+            AgentId(cluster.servers[number].name),
+            windows[number].first_block,
+            windows[number].last_block,
+            slots[number],
+        )
+        for number in numbers
+    ]
+
+
+def _rtt_ns(cluster: Cluster, numbers: Sequence[int], here: int, there: int) -> Nanoseconds:
+    """Returns the round trip between two servers of the graph; -1 is the orchestrator."""
+    if here < 0 or there < 0:
+        milliseconds = cluster.servers[numbers[max(here, there)]].rtt_ms
+    else:
+        milliseconds = cluster.rtts_ms[numbers[here]][numbers[there]]
+    return round(milliseconds * NANOSECONDS_PER_MILLISECOND)

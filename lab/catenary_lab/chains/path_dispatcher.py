@@ -1,0 +1,181 @@
+"""Serving without chains: a path per request, slots in the order of arrival.
+
+No cache is reserved: a request keeps the path it got when it arrived and waits until the block
+slots it needs are free on every server of it, where requests that came earlier hold theirs, also
+while they wait. So every server grants its slots in the order of arrival, and a request starts when
+all servers of its path have granted; as all see the same order, nobody waits for ever.
+
+For comparison in the simulator: a path needs a map of the network that a cluster in service does
+not have, and whoever waits for one server keeps the slots of the others idle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from catenary_lab.chains.paths import (
+    Metric,
+    Occupancy,
+    Path,
+    PathFinder,
+    PathServer,
+)
+from catenary_scheduler.dispatch.events import (
+    CloseSessions,
+    Command,
+    Event,
+    Reject,
+    RequestCancelled,
+    RequestCompleted,
+    SessionRequested,
+    SessionsClosed,
+    StartSession,
+)
+from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
+from catenary_services.errors import NoActivePlan
+
+
+class _Session:
+    """A request on its path."""
+
+    __slots__ = ("closing", "missing", "path", "request", "session")
+
+    def __init__(self, request: RequestId, path: Path) -> None:
+        self.request = request
+        self.path = path
+        self.missing = len(path.servers)
+        """Servers that have not granted its slots yet."""
+        self.session: SessionId | None = None
+        self.closing: dict[AgentId, int] = {}
+        """Agents that hold its slots, by position of the server; filled when it starts."""
+
+
+class PathDispatcher:
+    """Implements `Dispatcher`: a path per request, slots in the order of arrival.
+
+    Args:
+        model: The only one it serves.
+        servers: All that host something, in the order the metric numbers them.
+        finder: The graph of these servers.
+        metric: Of the policy.
+        expected_ns: Expected time of a session on a path, for metrics that look at ends.
+    """
+
+    def __init__(
+        self,
+        model: ModelKey,
+        servers: Sequence[PathServer],
+        finder: PathFinder,
+        metric: Metric,
+        expected_ns: Callable[[Path], Nanoseconds] | None = None,
+    ) -> None:
+        self._model = model
+        self._expected_ns = expected_ns
+        self._finder = finder
+        self._metric = metric
+        self.occupancy = [Occupancy(server.slots) for server in servers]
+        """Of every server, as `servers` numbers them."""
+        self._queues: list[deque[tuple[_Session, int]]] = [deque() for _ in servers]
+        self._sessions: dict[RequestId, _Session] = {}
+        self._started: dict[SessionId, _Session] = {}
+        self._next = 1
+
+    def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
+        """Folds one event into the state and returns what is to be done."""
+        if isinstance(event, SessionRequested):
+            return self._requested(event, now)
+        if isinstance(event, SessionsClosed):
+            return self._closed(event, now)
+        if isinstance(event, RequestCompleted | RequestCancelled):
+            return self._over(event.request, now)
+        return []
+
+    def next_wakeup(self) -> Nanoseconds | None:
+        """Returns None: nothing here waits for time to pass."""
+        return None
+
+    def _requested(self, event: SessionRequested, now: Nanoseconds) -> list[Command]:
+        servers = None
+        if event.model == self._model:
+            servers = self._finder.shortest(self._metric, self.occupancy, now)
+        if servers is None:
+            return [Reject(event.request, NoActivePlan.reason, "no path through all blocks")]
+        path = self._finder.path(servers, self._model)
+        session = _Session(event.request, path)
+        self._sessions[event.request] = session
+        for server, hop in zip(servers, path.hops, strict=True):
+            state = self.occupancy[server]
+            state.held += hop.blocks
+            state.assigned += 1
+            self._queues[server].append((session, hop.blocks))
+        return self._grant(servers, now)
+
+    def _grant(self, servers: Sequence[int], now: Nanoseconds) -> list[Command]:
+        """Gives what is free on these servers to the heads of their queues."""
+        commands: list[Command] = []
+        for server in servers:
+            state = self.occupancy[server]
+            queue = self._queues[server]
+            while queue and queue[0][1] <= state.free:
+                session, blocks = queue.popleft()
+                state.free -= blocks
+                session.missing -= 1
+                if session.missing == 0:
+                    commands.append(self._start(session, now))
+        return commands
+
+    def _start(self, session: _Session, now: Nanoseconds) -> StartSession:
+        number = SessionId(self._next)
+        self._next += 1
+        session.session = number
+        self._started[number] = session
+        end = None if self._expected_ns is None else now + self._expected_ns(session.path)
+        for server, hop in zip(session.path.servers, session.path.hops, strict=True):
+            state = self.occupancy[server]
+            state.running += 1
+            if end is not None:
+                state.ends[number] = (end, hop.blocks)
+            session.closing[hop.agent] = server
+        return StartSession(number, session.request, session.path.chain_id, session.path.hops)
+
+    def _closed(self, event: SessionsClosed, now: Nanoseconds) -> list[Command]:
+        freed = []
+        for number in event.sessions:
+            session = self._started.get(number)
+            server = session.closing.pop(event.agent, None) if session is not None else None
+            if session is None or server is None:
+                continue
+            at = session.path.servers.index(server)
+            state = self.occupancy[server]
+            state.free += session.path.hops[at].blocks
+            self._leave(server, session.path.hops[at].blocks)
+            state.running -= 1
+            state.ends.pop(number, None)
+            freed.append(server)
+            if not session.closing:
+                del self._started[number]
+        return self._grant(freed, now)
+
+    def _over(self, request: RequestId, now: Nanoseconds) -> list[Command]:
+        session = self._sessions.pop(request, None)
+        if session is None:
+            return []
+        if session.session is not None:
+            return [CloseSessions(agent, (session.session,)) for agent in session.closing]
+        return self._withdraw(session, now)
+
+    def _withdraw(self, session: _Session, now: Nanoseconds) -> list[Command]:
+        """Takes a request that still waits out of every queue."""
+        for server, hop in zip(session.path.servers, session.path.hops, strict=True):
+            left = deque(each for each in self._queues[server] if each[0] is not session)
+            if len(left) == len(self._queues[server]):
+                self.occupancy[server].free += hop.blocks
+            self._queues[server] = left
+            self._leave(server, hop.blocks)
+        return self._grant(session.path.servers, now)
+
+    def _leave(self, server: int, blocks: int) -> None:
+        state = self.occupancy[server]
+        state.held -= blocks
+        state.assigned -= 1

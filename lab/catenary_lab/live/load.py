@@ -1,0 +1,154 @@
+"""The load generator of a live scenario: a process of its own, open loop, over real gRPC.
+
+`python -m catenary_lab.live.load ORDER ANSWER` sends the requests of the order file at their
+moments, whatever became of those before, and writes what came of them. A request is in time if its
+result is here within the SLO, counted from the moment it was due: a stalled server cannot hide
+behind a stalled generator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+import catenary
+from catenary_lab.live.emulation import FEATURES, INPUT
+from catenary_lab.live.generator import generate_load
+from catenaryd.supervisor import end_with_parent
+
+Moments = Mapping[str, Sequence[float]]
+"""Per model, seconds from the start, ascending."""
+
+LEAD_S = 0.5
+"""Between the start of the process and the first arrival."""
+_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """What to send where."""
+
+    target: str
+    slo_ms: dict[str, float]
+    reply_allowance_ms: float
+    """Requests name an SLO so much shorter than the one they are measured against."""
+    moments: Moments
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutcome:
+    """What became of one model's requests."""
+
+    requests: int
+    on_time: int
+    late: int
+    refused: dict[str, int]
+    """By reason; requests that ended without a result."""
+    latencies_ms: tuple[float, ...]
+    """Of those that were answered, ascending."""
+
+    @property
+    def attainment(self) -> float:
+        """Share of the requests whose result came in time."""
+        return self.on_time / self.requests if self.requests else 1.0
+
+    def percentile_ms(self, percent: float) -> float | None:
+        """Returns a percentile of the latencies; None if nothing was answered."""
+        return float(np.percentile(self.latencies_ms, percent)) if self.latencies_ms else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOutcome:
+    """What became of all of them."""
+
+    models: dict[str, ModelOutcome]
+    send_lag_p99_ms: float
+    """How late the generator itself was; counts against the servers."""
+
+
+async def run_load(order: LoadOrder, folder: Path) -> LoadOutcome:
+    """Returns the outcome of a load made by a process of its own.
+
+    Raises:
+        Unavailable: it did not end well.
+    """
+    document = await generate_load("catenary_lab.live.load", asdict(order), folder)
+    models = {name: ModelOutcome(**entry) for name, entry in document["models"].items()}
+    return LoadOutcome(models, document["send_lag_p99_ms"])
+
+
+class _Generator:
+    def __init__(self, client: catenary.AsyncClient, order: LoadOrder) -> None:
+        self._client = client
+        self._order = order
+        row = np.zeros((1, FEATURES), np.float32)
+        self._requests = {
+            name: catenary.InferRequest(name, {INPUT: row}, slo_ms=slo - order.reply_allowance_ms)
+            for name, slo in order.slo_ms.items()
+        }
+        self._latencies: dict[str, list[float]] = {name: [] for name in order.slo_ms}
+        self._refused: dict[str, Counter[str]] = {name: Counter() for name in order.slo_ms}
+        self._lags_ms: list[float] = [0.0]
+
+    async def run(self) -> LoadOutcome:
+        moments = self._order.moments
+        sequence = sorted((at, name) for name, times in moments.items() for at in times)
+        start = time.monotonic() + LEAD_S
+        async with asyncio.TaskGroup() as group:
+            for at, name in sequence:
+                due = start + at
+                if (delay := due - time.monotonic()) > 0:
+                    await asyncio.sleep(delay)
+                group.create_task(self._call(name, due))
+        return LoadOutcome(
+            {name: self._outcome(name) for name in self._order.slo_ms},
+            float(np.percentile(self._lags_ms, 99)),
+        )
+
+    async def _call(self, name: str, due: float) -> None:
+        self._lags_ms.append((time.monotonic() - due) * 1e3)
+        try:
+            await self._client.send(self._requests[name], timeout_s=_PATIENCE_S)
+        except catenary.CatenaryError as error:
+            self._refused[name][error.reason] += 1
+        else:
+            self._latencies[name].append((time.monotonic() - due) * 1e3)
+
+    def _outcome(self, name: str) -> ModelOutcome:
+        latencies, refused = sorted(self._latencies[name]), self._refused[name]
+        on_time = sum(each <= self._order.slo_ms[name] for each in latencies)
+        return ModelOutcome(
+            len(latencies) + refused.total(),
+            on_time,
+            len(latencies) - on_time,
+            dict(refused),
+            tuple(latencies),
+        )
+
+
+async def _generate(order: LoadOrder) -> LoadOutcome:
+    async with catenary.AsyncClient(order.target) as client:
+        await client.ready()  # the connection is open before the first request is due
+        return await _Generator(client, order).run()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Entry point of the process."""
+    import uvloop
+
+    end_with_parent()
+    order = LoadOrder(**json.loads(Path(arguments[0]).read_text()))
+    outcome = uvloop.run(_generate(order))
+    Path(arguments[1]).write_text(json.dumps(asdict(outcome)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

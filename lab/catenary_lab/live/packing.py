@@ -1,0 +1,254 @@
+"""Live migration on real processes: running sessions are moved, and an agent is drained.
+
+A cluster serves a real language model. Every prompt is answered once undisturbed; then sessions
+with the same prompts are moved from chain to chain through `Admin.MoveSession` while they generate,
+by turns by their caches and by their tokens; then one agent's sessions run on when it is drained.
+Greedy answers are the same with and without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+import catenary
+from catenary_lab.live.cluster import AS_SIMULATED
+from catenary_lab.live.packing_figures import (
+    Answer,
+    Drained,
+    Layout,
+    LayoutMeasured,
+    PackingMeasured,
+    PackingRun,
+)
+from catenary_lab.live.packing_load import MODES, Mover, Streams, answer_of
+from catenary_lab.live.placement import install
+from catenary_services.errors import Unavailable
+from catenaryd.local_cluster import ClusterOptions, LocalCluster, free_port
+
+_PATIENT = {"heartbeat_s": 1.0, "silence_s": 15.0}
+"""More processes than cores must not take each other for dead."""
+_MOVE_S = 60.0
+"""A move that a slow machine makes wait is not to be given up just as it comes about."""
+_DRAIN_S = 60.0
+_GATHER_S = 60.0
+_POLL_S = 0.05
+_CACHE_BYTES = "catenary_cache_bytes_total"
+Progress = Callable[[str], None]
+
+
+async def run_live(run: PackingRun, folder: Path, progress: Progress) -> PackingMeasured:
+    """Returns what real processes make of moves.
+
+    Raises:
+        Unavailable: a cluster was not ready in time, or could not do what was asked of it.
+    """
+    measured = []
+    for number, layout in enumerate(run.layouts):
+        own = folder / str(number)
+        progress(f"{layout.name}: preparing {run.model}")
+        await asyncio.to_thread(
+            install, run.model, own / "models", session_tokens=run.session_tokens,
+            max_batch=run.max_batch,
+        )  # fmt: skip
+        async with (
+            _running(run, layout, own, progress) as cluster,
+            _clients(cluster) as client,
+        ):
+            measured.append(await _measured(run, layout, cluster, client, progress))
+    return PackingMeasured(tuple(measured))
+
+
+async def _measured(
+    run: PackingRun,
+    layout: Layout,
+    cluster: _Cluster,
+    client: catenary.AsyncClient,
+    progress: Progress,
+) -> LayoutMeasured:
+    started = time.monotonic()
+    streams = Streams(client, run.model, run.streams)
+    progress(f"{layout.name}: {run.prompts} undisturbed answers")
+    reference = await streams.all_of(range(run.prompts), run.longest_answer)
+    lost = next((each.problem for each in reference if each.problem), "")
+    if lost:
+        raise Unavailable(f"an undisturbed answer was lost: {lost}")
+    before = await cluster.cache_bytes()
+    mover = Mover(client, run.model, layout.moves, run.seed)
+    answers = await _while_moving(run, mover, streams, progress)
+    sent = await cluster.cache_bytes() - before
+    drained = None
+    if layout.drained:
+        progress(f"{layout.name}: draining an agent with {layout.drained} sessions")
+        drained = await _drain(run, layout, client, mover)
+    status = await client.status()
+    chains = tuple(
+        ", ".join(f"{agent} [{first},{last})" for agent, first, last in chain.hops)
+        for model in status.models
+        for chain in model.chains
+    )
+    return LayoutMeasured(
+        layout, chains, reference, answers, tuple(mover.moved), sent, drained,
+        time.monotonic() - started,
+    )  # fmt: skip
+
+
+async def _while_moving(
+    run: PackingRun, mover: Mover, streams: Streams, progress: Progress
+) -> tuple[Answer, ...]:
+    """Keeps streams running until enough of them have moved; returns all answers."""
+    answers: list[Answer] = []
+
+    async def stream(number: int) -> None:
+        while not mover.is_done:
+            answers.append(await streams.one(number % run.prompts, run.answer_tokens))
+            number += run.streams
+
+    def tell() -> None:
+        kv, tokens = (mover.done(mode) for mode in MODES)
+        if (kv + tokens) % 20 == 0:
+            progress(f"{kv} moves by kv, {tokens} by tokens")
+
+    running = [asyncio.create_task(stream(number)) for number in range(run.streams)]
+    moving = [asyncio.create_task(mover.run(tell)) for _ in range(run.abreast)]
+    try:
+        await asyncio.gather(*moving)
+        await asyncio.gather(*running)
+    finally:
+        for task in (*moving, *running):
+            task.cancel()
+        await asyncio.gather(*moving, *running, return_exceptions=True)
+    return tuple(answers)
+
+
+async def _drain(
+    run: PackingRun, layout: Layout, client: catenary.AsyncClient, mover: Mover
+) -> Drained:
+    """Brings sessions together on one agent, and drains it."""
+    model = next(each for each in (await client.status()).models if each.chains)
+    chain = model.chains[0]
+    agent = chain.hops[0][0]
+    running = [
+        asyncio.create_task(
+            answer_of(client, run.model, number % run.prompts, run.drained_answer_tokens)
+        )
+        for number in range(layout.drained)
+    ]
+    try:
+        sessions = await _gathered(client, mover, chain.chain_id, running)
+        started = time.monotonic()
+        is_drained = await client.drain(agent, timeout_s=_DRAIN_S)
+        seconds = time.monotonic() - started
+        answers = await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return Drained(sessions, seconds, is_drained, tuple(answers))
+
+
+async def _gathered(
+    client: catenary.AsyncClient,
+    mover: Mover,
+    chain_id: str,
+    running: list[asyncio.Task[Answer]],
+) -> int:
+    """Moves every session to one chain until all generate there; returns how many are there."""
+    deadline = time.monotonic() + _GATHER_S
+    while True:
+        sessions = await client.sessions()
+        others = [each for each in sessions if each.chain_id != chain_id]
+        is_over = any(task.done() for task in running) or time.monotonic() > deadline
+        generate = all(each.generates for each in sessions)
+        if is_over or (len(sessions) >= len(running) and not others and generate):
+            return len(sessions) - len(others)
+        for session in others:
+            if session.generates and not session.moving_to:
+                await mover.move(session, chain_id, "kv", wait_s=0.0)
+        await asyncio.sleep(_POLL_S)
+
+
+class _Cluster(LocalCluster):
+    """A cluster whose agents show their figures."""
+
+    def __init__(self, options: ClusterOptions, ports: list[int]) -> None:
+        super().__init__(options)
+        self._ports = ports
+
+    async def cache_bytes(self) -> int:
+        """Returns how many bytes of caches have left agents for others so far."""
+        total = 0.0
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session:
+            for port in self._ports:
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                    async with session.get(f"http://127.0.0.1:{port}/metrics") as response:
+                        total += _sum_of(_CACHE_BYTES, await response.text())
+        return round(total)
+
+
+def _sum_of(metric: str, page: str) -> float:
+    """Returns a counter's value on a Prometheus page, over all its labels."""
+    lines = (line for line in page.splitlines() if line.startswith((f"{metric}{{", f"{metric} ")))
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+@asynccontextmanager
+async def _running(
+    run: PackingRun, layout: Layout, folder: Path, progress: Progress
+) -> AsyncIterator[_Cluster]:
+    plan_file = None
+    if layout.chains:
+        plan_file = folder / "plan.json"
+        plan_file.write_text(json.dumps(plan_document(run, layout)))
+    ports = [free_port() for _ in range(run.agents)]
+    scheduler = {**_PATIENT, "packing": "off", "chain_agents": 1, "move_timeout_s": _MOVE_S}
+    options = ClusterOptions(
+        agents=run.agents,
+        models=(run.model,),
+        plan_file=plan_file,
+        grpc_port=0,
+        http_port=0,
+        data_dir=folder,
+        extra={
+            "gateway": dict(AS_SIMULATED),
+            "agent": {**_PATIENT, "threads": 1},
+            "scheduler": scheduler,
+        },
+        each_agent=tuple({"metrics_port": port} for port in ports),
+    )
+    cluster = _Cluster(options, ports)
+    try:
+        await cluster.start(progress)
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+@asynccontextmanager
+async def _clients(cluster: LocalCluster) -> AsyncIterator[catenary.AsyncClient]:
+    target = f"127.0.0.1:{cluster.grpc_port}"
+    async with catenary.AsyncClient(
+        target, admin_target=cluster.admin_target, timeout_s=600.0
+    ) as client:
+        yield client
+
+
+def plan_document(run: PackingRun, layout: Layout) -> dict[str, object]:
+    """Returns a layout in the form `catenaryd up --plan` reads."""
+    chains = [
+        {
+            "capacity": run.max_batch,
+            "hops": [
+                {"agent": f"agent-{agent}", "blocks": [first, last]} for agent, first, last in hops
+            ],
+        }
+        for hops in layout.chains
+    ]
+    return {"models": [{"name": run.model, "chains": chains}]}

@@ -1,0 +1,254 @@
+"""Placement and scaling on real processes: a real language model under a load in steps.
+
+One agent serves the model and works for some seconds. What its
+latency lines say then decides the objectives and what a load of 1 is, so that the run means the
+same on any machine. The model gets its objectives by being deployed again. Then requests arrive in
+Poisson steps, through the SDK and gRPC, while agents come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from catenary_lab.live.cluster import AS_SIMULATED
+from catenary_lab.live.placement_load import Asked, StepsOrder, run_load
+from catenary_lab.live.placement_steps import (
+    AgentsAt,
+    StepsMeasured,
+    StepsRun,
+    drawn,
+    objectives_for,
+)
+from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
+from catenary_scheduler.scaling.workers_line import Lengths, capability
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.errors import Unavailable
+from catenary_services.model_repository import ModelRepository
+from catenaryd.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.models import ensure_model
+
+KEPT_MODELS = Path(".catenary") / "models"
+"""Where `catenaryd up` keeps models by default: importing one takes half a minute, once."""
+_PATIENT = {"heartbeat_s": 1.0, "silence_s": 15.0}
+"""More processes than cores must not take each other for dead."""
+_POLL_S = 0.25
+_KNOWN_S = 30.0
+_TIMEOUT_S = 120.0
+_WARM_UP_REQUESTS = 12
+_APART_S = 0.9
+_REPORTED_S = 2.5
+"""Agents report every second or so."""
+Progress = Callable[[str], None]
+Condition = Callable[[], Awaitable[bool]]
+
+
+async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeasured:
+    """Returns what real processes make of a stepped load.
+
+    Raises:
+        Unavailable: the cluster was not ready, or nothing was known of the model, in time.
+    """
+    started = time.monotonic()
+    progress(f"preparing {run.model}")
+    key = await asyncio.to_thread(
+        install, run.model, folder / "models", session_tokens=run.session_tokens,
+        max_batch=run.max_batch,
+    )  # fmt: skip
+    async with _running(run, folder, progress) as cluster, _admin(cluster) as admin:
+        await _warm_up(run, cluster, folder, key)
+        lines = await _lines(admin)
+        objectives = objectives_for(run, lines)
+        await _hold_to(admin, ModelRepository(folder / "models"), key, objectives)
+        lengths = Lengths(run.prompt.mean, run.answer.mean)
+        worker = capability(lines, objectives, lengths, run.max_batch, run.theta)
+        order = StepsOrder(
+            f"127.0.0.1:{cluster.grpc_port}", run.model, _vocabulary(folder, key),
+            objectives.first_token_ns / 1e6, objectives.per_token_ns / 1e6, _TIMEOUT_S, run.seed,
+            drawn(run, worker.rate_per_s),
+        )  # fmt: skip
+        progress(
+            f"a load of 1 is {worker.rate_per_s:.2f} requests/s; {len(order.requests)} of them"
+        )
+        async with _watched(admin) as agents:  # a slow machine may have called for company already
+            await _settled(agents, run.settle_s)
+        async with _watched(admin) as agents:
+            outcome = await run_load(order, folder)
+            await _settled(agents, run.settle_s)
+        return StepsMeasured(
+            lines, await _lines(admin), objectives, worker, outcome.requests, tuple(agents),
+            outcome.send_lag_p99_s, time.monotonic() - started,
+        )  # fmt: skip
+
+
+async def _warm_up(run: StepsRun, cluster: LocalCluster, folder: Path, key: ModelKey) -> None:
+    """Has the agent work for a while: lines measured at load know nothing of its company."""
+    prompt, answer = round(run.prompt.mean), round(run.answer.mean)
+    requests = tuple(Asked(_APART_S * n, 0, prompt, answer) for n in range(_WARM_UP_REQUESTS))
+    target = f"127.0.0.1:{cluster.grpc_port}"
+    vocabulary = _vocabulary(folder, key)
+    await run_load(
+        StepsOrder(target, run.model, vocabulary, 0.0, 0.0, _TIMEOUT_S, run.seed, requests), folder
+    )
+    await asyncio.sleep(_REPORTED_S)
+
+
+@asynccontextmanager
+async def _running(run: StepsRun, folder: Path, progress: Progress) -> AsyncIterator[LocalCluster]:
+    scheduler = {**_PATIENT, "chain_policy": "slo", "chain_agents": 1, **run.scheduler}
+    cluster = LocalCluster(
+        ClusterOptions(
+            agents=1,
+            max_agents=run.most_agents,
+            models=(run.model,),
+            grpc_port=0,
+            http_port=0,
+            data_dir=folder,
+            extra={"gateway": dict(AS_SIMULATED), "agent": dict(_PATIENT), "scheduler": scheduler},
+        )
+    )
+    try:
+        await cluster.start(progress)
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+def install(model: str, root: Path, *, session_tokens: int, max_batch: int) -> ModelKey:
+    """Puts a demo model into a repository of its own, where its manifest may be changed.
+
+    Args:
+        model: Its name.
+        root: The repository.
+        session_tokens: Most tokens of a session.
+        max_batch: Most sessions of an agent at a time.
+    """
+    key = ensure_model(KEPT_MODELS, model)
+    kept, own = ModelRepository(KEPT_MODELS), ModelRepository(root)
+    shutil.copytree(kept.folder(key), own.folder(key), copy_function=_link)
+    manifest = replace(
+        kept.manifest(key), session_tokens=session_tokens, max_batch=max_batch, objectives=None
+    )
+    own.write_manifest(manifest)
+    return key
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)  # files of a repository are replaced, never written to
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _vocabulary(folder: Path, key: ModelKey) -> int:
+    return ModelRepository(folder / "models").decoder_table(key).vocabulary_size
+
+
+@asynccontextmanager
+async def _admin(cluster: LocalCluster) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(cluster.admin_target) as channel:
+        yield admin_pb2_grpc.AdminStub(channel)
+
+
+async def _hold_to(
+    admin: Any, repository: ModelRepository, key: ModelKey, objectives: TokenObjectives
+) -> None:
+    """Gives the model its objectives; returns when the plan in force has them."""
+    repository.write_manifest(replace(repository.manifest(key), objectives=objectives))
+    await admin.DeployModel(admin_pb2.DeployModelRequest(model=key.name), timeout=_KNOWN_S)
+    wanted = next(iter(objectives.named()))
+
+    async def has_them() -> bool:
+        plan = await admin.GetPlan(admin_pb2.GetPlanRequest(), timeout=_KNOWN_S)
+        return wanted in plan.plan_json
+
+    await _until(has_them, "the model's objectives are in force")
+
+
+async def _lines(admin: Any) -> LatencyLines:
+    """Returns the latency lines of the model's first chain."""
+    found: list[LatencyLines] = []
+
+    async def known() -> bool:
+        status = await admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=_KNOWN_S)
+        chains = [chain for model in status.models for chain in model.chains]
+        found.extend(_read(chain.lines) for chain in chains if chain.HasField("lines"))
+        return bool(found)
+
+    await _until(known, "the model's latency lines are known")
+    return found[0]
+
+
+def _read(message: admin_pb2.LatencyLines) -> LatencyLines:
+    return LatencyLines(
+        message.prefill_token_ns,
+        message.prefill_ns,
+        message.decode_context_token_ns,
+        message.decode_session_ns,
+        message.decode_ns,
+        message.decode_lone_ns,
+        message.prefill_floor_ns,
+    )
+
+
+@asynccontextmanager
+async def _watched(admin: Any) -> AsyncIterator[list[AgentsAt]]:
+    """Notes how many agents there are, all along."""
+    seen: list[AgentsAt] = []
+    started = time.monotonic()
+
+    async def watch() -> None:
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):  # asked again in a moment
+                status = await admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=_KNOWN_S)
+                states = [agent.state for agent in status.agents]
+                now = AgentsAt(
+                    time.monotonic() - started,
+                    states.count("ready"),
+                    states.count("ready") + states.count("draining"),
+                )
+                if not seen or (seen[-1].ready, seen[-1].present) != (now.ready, now.present):
+                    seen.append(now)
+            await asyncio.sleep(_POLL_S)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _settled(agents: list[AgentsAt], settle_s: float) -> None:
+    """Waits until one agent is left, or as long as allowed."""
+
+    async def one_is_left() -> bool:
+        return bool(agents) and agents[-1].present <= 1
+
+    await _within(settle_s, one_is_left)
+
+
+async def _until(condition: Condition, what: str) -> None:
+    if not await _within(_KNOWN_S, condition):
+        raise Unavailable(f"it took longer than {_KNOWN_S:g} s until {what}")
+
+
+async def _within(seconds: float, condition: Condition) -> bool:
+    """Waits for a condition, at most so long; returns whether it holds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        holds = await condition()
+        if holds or time.monotonic() > deadline:
+            return holds
+        await asyncio.sleep(_POLL_S)

@@ -1,0 +1,92 @@
+"""Policies of packing by the names scenarios give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from catenary_lab.packing.baselines import BestFit, WorstFit
+from catenary_lab.packing.load_balancing import LoadBalancing
+from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
+from catenary_scheduler.packing.load_balancing import THRESHOLD_SHARE
+from catenary_scheduler.packing.mell.pool import Pool
+from catenary_scheduler.packing.moves import EpochResult, Item, Move
+from catenary_scheduler.packing.policies import Policy
+
+PolicyName = Literal[
+    "best-fit", "worst-fit", "load-balancing", "mell", "mell-batched", "pack"
+]  # fmt: skip
+"""mell: the paper's rules, one operation after the other; mell-batched: an epoch's operations
+together; pack: the same bound with few moves, as deployments run it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """Which policy, and how.
+
+    Attributes:
+        name: Of the policy.
+        reserve: Sessions count with their final length from the start (BF and WF of systems that
+            reserve), which no policy can know in service.
+        threshold: Of load balancing, as a share of the capacity.
+    """
+
+    name: PolicyName
+    reserve: bool = False
+    threshold: float = THRESHOLD_SHARE
+
+    def make(self, capacity: int, most_gpus: int | None) -> Policy:
+        """Returns the policy, empty.
+
+        Args:
+            capacity: Of a GPU, in blocks.
+            most_gpus: There are; None: any number.
+        """
+        return _MAKERS[self.name](self, capacity, most_gpus)
+
+
+class OneByOne(Pool):
+    """Mell without operation batching: an epoch is a row of single operations.
+
+    Every move of every operation counts, of a session that moves twice both; only sessions that
+    came or ended in this very epoch have nothing to move.
+    """
+
+    def epoch(
+        self, departed: Iterable[Item], sizes: Mapping[Item, int], arrived: Mapping[Item, int]
+    ) -> EpochResult:
+        """Takes what happened as operations: who ended, who grew, who came."""
+        moves: list[Move] = []
+        gone = list(departed)
+        placed: set[Item] = set()
+        preempted: dict[Item, None] = {}
+
+        def take(found: EpochResult) -> None:
+            placed.update(found.placed)
+            moves.extend(move for move in found.moves if move.item not in placed)
+            preempted.update(dict.fromkeys(found.preempted))
+
+        for item in gone:
+            take(super().epoch((item,), {}, {}))
+        for item, size in sizes.items():
+            take(super().epoch((), {item: size}, {}))
+        for item, size in arrived.items():
+            take(super().epoch((), {}, {item: size}))
+        bins = {item: self.bin_of(item) for item in placed}
+        ended = set(gone)
+        moves = [move for move in moves if move.item not in ended]
+        there = {item: gpu for item, gpu in bins.items() if gpu is not None}
+        return EpochResult(tuple(moves), there, self.queued(), tuple(preempted))
+
+
+_MAKERS: dict[PolicyName, Callable[[PolicyChoice, int, int | None], Policy]] = {
+    "best-fit": lambda _, capacity, most: BestFit(capacity, most_bins=most),
+    "worst-fit": lambda _, capacity, most: WorstFit(capacity, most_bins=most),
+    "load-balancing": lambda choice, capacity, most: LoadBalancing(
+        capacity, most_bins=most, threshold=int(choice.threshold * capacity)
+    ),
+    "mell": lambda _, capacity, most: OneByOne(capacity, most_bins=most),
+    "mell-batched": lambda _, capacity, most: Pool(capacity, most_bins=most),
+    "pack": lambda _, capacity, most: LazyPool(capacity, most_bins=most),
+}

@@ -1,0 +1,99 @@
+"""Policies with a queue per chain, to compare with: JSQ, SA-JSQ, JIQ and SED.
+
+As defined for the experiments of server-chain composition (section 4.1.2): Z_k is the number of
+sessions on a chain and waiting for it, c_k its capacity, mu_k its rate. A request is bound to its
+chain when it arrives. They look at every chain for every request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from catenary_lab.policies.balancing_sessions import RandomBelow
+from catenary_scheduler.book.caches import Cache
+from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.events import SessionRequested
+
+
+class _Bound:
+    """What these policies have in common: they need not be told who leaves."""
+
+    central = False
+
+    def __init__(self) -> None:
+        self._routes: list[Route] = []
+
+    def rebuild(self, routes: Sequence[Route]) -> None:
+        """Takes the routes."""
+        self._routes = [route for route in routes if route.capacity > 0]
+
+    def offer(self, route: Route) -> None:
+        """Nothing to do."""
+
+    def freed(self, cache: Cache) -> None:
+        """Nothing to do."""
+
+
+class JoinShortestQueue(_Bound):
+    """JSQ: the chain with the least (Z_k - c_k + 1)+ / c_k; ties at random."""
+
+    def __init__(self, random_below: RandomBelow) -> None:
+        super().__init__()
+        self._random_below = random_below
+
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+        """Returns one of the chains with the shortest queue."""
+        return _any_of(_least(self._routes, _queue_per_slot), self._random_below)
+
+
+class SpeedAwareJoinShortestQueue(_Bound):
+    """SA-JSQ: like JSQ; ties go to the fastest chain."""
+
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+        """Returns the fastest of the chains with the shortest queue."""
+        shortest = _least(self._routes, _queue_per_slot)
+        return min(shortest, key=_service) if shortest else None
+
+
+class JoinIdleQueue(_Bound):
+    """JIQ: a chain with a free slot at random; any chain at random if none has one."""
+
+    def __init__(self, random_below: RandomBelow) -> None:
+        super().__init__()
+        self._random_below = random_below
+
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+        """Returns a chain that is not full, if there is one."""
+        free = [route for route in self._routes if route.jobs < route.capacity]
+        return _any_of(free or self._routes, self._random_below)
+
+
+class SmallestExpectedDelay(_Bound):
+    """SED: the chain with the least 1/mu_k + (Z_k - c_k + 1)+ / (mu_k c_k); ties to the first."""
+
+    def choose(self, request: SessionRequested, tokens: int = 0) -> Route | None:
+        """Returns the chain that seems to finish it first."""
+        return min(self._routes, key=_expected_delay) if self._routes else None
+
+
+def _queue_per_slot(route: Route) -> float:
+    return max(0, route.jobs - route.capacity + 1) / route.capacity
+
+
+def _expected_delay(route: Route) -> float:
+    return route.service_ns * (1.0 + _queue_per_slot(route))
+
+
+def _service(route: Route) -> int:
+    return route.service_ns
+
+
+def _least(routes: Sequence[Route], cost: Callable[[Route], float]) -> list[Route]:
+    """Returns the routes of least cost, in their order."""
+    costs = [cost(route) for route in routes]
+    least = min(costs, default=0.0)
+    return [route for route, each in zip(routes, costs, strict=True) if each == least]
+
+
+def _any_of(routes: Sequence[Route], random_below: RandomBelow) -> Route | None:
+    return routes[random_below(len(routes))] if routes else None

@@ -1,0 +1,69 @@
+"""Figure 7: how many requests are in time as the load grows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from catenary_lab.scenarios.context import Context, arrivals_name, loads_of, plan_of
+from catenary_lab.scenarios.jobs import AttainmentJob, Job, Served
+from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table, mean
+from catenary_lab.scenarios.schema import Attainment, Policy
+
+
+def jobs(scenario: Attainment, context: Context) -> list[Job[Served]]:
+    """Returns one run per instance, policy, arrivals, load factor and seed."""
+    return [
+        job
+        for arrivals in scenario.arrivals
+        for instance in context.instances(scenario.instances)
+        for policy in scenario.policies
+        for factor in scenario.load_factors
+        for job in _runs(scenario, context, (instance, policy, arrivals, factor))
+    ]
+
+
+def _runs(
+    scenario: Attainment, context: Context, point: tuple[str, Policy, str, float]
+) -> list[Job[Served]]:
+    instance, policy, arrivals, factor = point
+    plan = plan_of(context, instance, policy)
+    return [
+        AttainmentJob(plan, load, policy.dispatch, factor)
+        for load in loads_of(scenario, policy, arrivals)
+    ]
+
+
+def report(
+    name: str, scenario: Attainment, context: Context, results: Mapping[Job[Served], Served]
+) -> Report:
+    """Returns one table and one panel per instance and kind of arrivals."""
+    tables, panels = [], []
+    facts = []
+    for arrivals in scenario.arrivals:
+        for instance in context.instances(scenario.instances):
+            title = instance if arrivals == "poisson" else f"{instance}, {arrivals_name(arrivals)}"
+            curves: dict[str, tuple[tuple[float, float], ...]] = {}
+            for policy in scenario.policies:
+                points = []
+                for factor in scenario.load_factors:
+                    runs = _runs(scenario, context, (instance, policy, arrivals, factor))
+                    shares = [model.attainment for job in runs for model in results[job].models]
+                    points.append((factor, mean(shares) or 0.0))
+                curves[policy.label] = tuple(points)
+            tables.append(_table(title, scenario, curves))
+            panels.append(Lines(title, "load factor", "SLO attainment", curves))
+            facts.append({"instance": instance, "arrivals": arrivals, "attainment": curves})
+    seeds = ", ".join(map(str, scenario.seeds))
+    note = f"Mean over the models; {scenario.duration_s:g} s per run, seeds {seeds}."
+    figure = Figure(name, tuple(panels), scenario.title)
+    return Report(name, scenario.title, tuple(tables), (figure,), (note,), {"curves": facts})
+
+
+def _table(
+    title: str, scenario: Attainment, curves: Mapping[str, tuple[tuple[float, float], ...]]
+) -> Table:
+    rows: list[tuple[Cell, ...]] = [
+        (f"{factor:.2f}", *(points[index][1] for points in curves.values()))
+        for index, factor in enumerate(scenario.load_factors)
+    ]
+    return Table(f"SLO attainment, {title}", ("load factor", *curves), tuple(rows))

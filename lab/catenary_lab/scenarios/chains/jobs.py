@@ -1,0 +1,257 @@
+"""Pieces of work of a scenario of server chains; equal ones are done once (`run_all`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from catenary_lab.chains.baselines import (
+    BprrOptions,
+    PetalsOptions,
+    serve_bprr,
+    serve_petals,
+)
+from catenary_lab.policies import seeded
+from catenary_lab.scenarios.chains.schema_parts import PolicyName, System
+from catenary_scheduler.planning.chains import (
+    Composition,
+    best_composition,
+    compose,
+    response_bounds,
+)
+from catenary_scheduler.planning.chains.bounds import ResponseBounds
+from catenary_services.errors import PlanInfeasible
+from catenary_simulator.arrivals import parse_arrivals
+from catenary_simulator.chains.anchors import Anchor, read_anchors
+from catenary_simulator.chains.cluster import (
+    Cluster,
+    Communication,
+    DecoderModel,
+    GpuSlice,
+    Place,
+    cluster_of,
+    random_places,
+)
+from catenary_simulator.chains.result import ChainResult
+from catenary_simulator.chains.serve import ReplayEvaluator, serve_chains
+from catenary_simulator.chains.workload import (
+    Trace,
+    Workload,
+    exponential,
+    read_trace,
+    with_tokens_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Servers at random anchors around a random orchestrator."""
+
+    anchors: Path
+    gpus: tuple[GpuSlice, GpuSlice]
+    """The big kind and the small one."""
+    count: int
+    big_share: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A model and who serves it."""
+
+    model: DecoderModel
+    servers: Draw | tuple[Place, ...]
+    communication: Communication
+    compute_factor: float = 1.0
+
+    def cluster(self) -> Cluster:
+        """Returns the cluster; the same object for equal settings."""
+        return _cluster(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What is asked of the servers."""
+
+    count: int
+    arrivals: str
+    rate_per_s: float | None
+    seed: int
+    trace: Path | None = None
+    first: int = 0
+    speed: float = 1.0
+
+    def workload(self, model: DecoderModel) -> Workload:
+        """Returns the sessions."""
+        tokens = (model.input_tokens, model.output_tokens)
+        if self.trace is None:
+            assert self.rate_per_s is not None  # the schema sees to it
+            arrivals = parse_arrivals(self.arrivals)
+            return exponential(arrivals, self.rate_per_s, tokens, self.count, self.seed)
+        trace = _trace(self.trace)
+        if self.arrivals == "trace":
+            return trace.part(self.first, self.count, self.speed)
+        assert self.rate_per_s is not None
+        stretch = (self.first, self.count)
+        return with_tokens_of(
+            trace, parse_arrivals(self.arrivals), self.rate_per_s, stretch, self.seed
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one system made of one workload."""
+
+    result: ChainResult | None
+    """None: it could not place every block."""
+    c: int | None = None
+    bounds: ResponseBounds | None = None
+    capacity: int = 0
+    """Sessions at a time, C."""
+    chains: int = 0
+    rate_per_s: float = 0.0
+    """nu of the chains."""
+
+    @property
+    def mean_response_s(self) -> float | None:
+        """None if not everything was served."""
+        if self.result is None or self.result.rejected:
+            return None
+        return self.result.mean_response_s
+
+
+@dataclass(frozen=True, slots=True)
+class SystemJob:
+    """Serves one workload by one system."""
+
+    setting: Setting
+    requests: Requests
+    system: System
+
+    def run(self) -> Outcome:
+        """Does it."""
+        system = self.system
+        cluster, workload, rate = self._task()
+        if system.planner == "petals":
+            options = PetalsOptions(system.petals_rule, system.petals_capped)
+            return Outcome(serve_petals(cluster, workload, self.requests.seed, options))
+        if system.planner == "bprr":
+            return Outcome(serve_bprr(cluster, workload, rate, BprrOptions(system.bprr_by_ends)))
+        try:
+            composition = self._composed(cluster, workload, rate)
+        except PlanInfeasible:
+            return Outcome(None)
+        if not composition.feasible:
+            return Outcome(None, composition.c)
+        result = serve_chains(
+            cluster, composition, seeded(system.policy, self.requests.seed), workload
+        )
+        return _outcome(composition, result, rate)
+
+    def composed(self) -> tuple[Cluster, Workload, Composition]:
+        """Returns our chains and what they serve, for a run on real processes.
+
+        Raises:
+            PlanInfeasible: If blocks are left without host.
+        """
+        cluster, workload, rate = self._task()
+        return cluster, workload, self._composed(cluster, workload, rate)
+
+    def _task(self) -> tuple[Cluster, Workload, float]:
+        """Returns who serves what, and the rate to plan for."""
+        cluster, cache_gb = self.setting.cluster(), self.system.cache_gb
+        if cache_gb is not None:
+            cluster = replace(cluster, model=replace(cluster.model, cache_gb=cache_gb))
+        workload = self.requests.workload(cluster.model)
+        return cluster, workload, self.requests.rate_per_s or workload.rate_per_s
+
+    def _composed(self, cluster: Cluster, workload: Workload, rate: float) -> Composition:
+        system = self.system
+        task = cluster.task(system.peak or rate, system.target_load, system.stop)
+        if isinstance(system.c, int):
+            return compose(task, system.c)
+        if system.c != "replay":
+            return best_composition(task, system.c)
+        if system.replay_first is not None:
+            other = replace(self.requests, first=system.replay_first)
+            workload = other.workload(cluster.model)
+        return best_composition(task, ReplayEvaluator(cluster, workload, seeded(system.policy, 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyJob:
+    """Serves a share of the total rate of one set of chains by one policy."""
+
+    setting: Setting
+    c: int
+    load: float
+    policy: PolicyName
+    requests: int
+    seed: int
+
+    def run(self) -> Outcome:
+        """Does it."""
+        cluster = self.setting.cluster()
+        composition = _composition(self.setting, self.c)
+        rate = self.load * composition.total_rate_per_s
+        workload = Requests(self.requests, "poisson", rate, self.seed).workload(cluster.model)
+        result = serve_chains(cluster, composition, seeded(self.policy, self.seed), workload)
+        return _outcome(composition, result, rate)
+
+
+def _outcome(composition: Composition, result: ChainResult, rate_per_s: float) -> Outcome:
+    bounds = response_bounds(
+        [chain.capacity for chain in composition.chains],
+        [chain.rate_per_s for chain in composition.chains],
+        rate_per_s,
+    )
+    return Outcome(
+        result,
+        composition.c,
+        bounds,
+        composition.capacity,
+        len(composition.chains),
+        composition.total_rate_per_s,
+    )
+
+
+@lru_cache(maxsize=64)
+def _cluster(setting: Setting) -> Cluster:
+    servers, between = setting.servers, None
+    if isinstance(servers, Draw):
+        share = round(1000 * servers.big_share)
+        random = np.random.default_rng((servers.seed, servers.count, share))
+        places, between = random_places(
+            _anchors(servers.anchors), servers.gpus, servers.count, servers.big_share, random
+        )
+    else:
+        places = list(servers)
+    return cluster_of(
+        setting.model,
+        places,
+        setting.communication,
+        compute_factor=setting.compute_factor,
+        rtts_ms=between,
+    )
+
+
+@lru_cache(maxsize=64)
+def _composition(setting: Setting, c: int) -> Composition:
+    # With all servers used the chains do not depend on the rate; any will do.
+    composition = compose(setting.cluster().task(1.0, stop="all"), c)
+    if not composition.feasible:
+        raise PlanInfeasible(f"c={c} leaves blocks without host")
+    return composition
+
+
+@lru_cache(maxsize=4)
+def _anchors(path: Path) -> list[Anchor]:
+    return read_anchors(path)
+
+
+@lru_cache(maxsize=4)
+def _trace(path: Path) -> Trace:
+    return read_trace(path)

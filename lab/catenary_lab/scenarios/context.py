@@ -1,0 +1,63 @@
+"""Where a scenario finds its data, and how its parts are named in reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from catenary_lab.scenarios.data import data_folder
+from catenary_lab.scenarios.jobs import Load, OfInstance, Plan, dataset_at
+from catenary_lab.scenarios.published import Measured, read_measured
+from catenary_lab.scenarios.schema import Attainment, LoadFactors, Policy, matching
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The data set of a scenario."""
+
+    dataset: Path
+
+    def instances(self, patterns: list[str]) -> list[str]:
+        """Returns the ids that match."""
+        return matching(patterns, list(dataset_at(self.dataset).instances), "instances")
+
+    def cluster_of(self, instance: str) -> str:
+        """Returns the name of an instance's cluster."""
+        return dataset_at(self.dataset).instance(instance).cluster
+
+    def measured(self) -> list[Measured]:
+        """Returns what was measured with the paper's artifact."""
+        return read_measured(self.dataset)
+
+
+def context_of(dataset: str) -> Context:
+    """Returns the context of a scenario that names this data set.
+
+    Args:
+        dataset: A folder, or the name of one below the folders of data.
+
+    Raises:
+        InvalidInput: If there is no such folder.
+    """
+    return Context(data_folder(dataset, "dataset"))
+
+
+def plan_of(context: Context, instance: str, policy: Policy) -> Plan:
+    """Returns which plan a policy serves an instance by."""
+    task = OfInstance(instance)
+    return Plan(context.dataset, task, policy.planner, policy.max_partitions, policy.margin)
+
+
+def loads_of(scenario: LoadFactors | Attainment, policy: Policy, arrivals: str) -> list[Load]:
+    """Returns one load per seed of a policy."""
+    return [
+        Load(arrivals, scenario.base_rps, scenario.duration_s, seed, scenario.noise)
+        for seed in policy.seeds or scenario.seeds
+    ]
+
+
+def arrivals_name(arrivals: str) -> str:
+    """Returns what a kind of arrivals is called in tables."""
+    kind, _, rest = arrivals.partition(":")
+    names = {"poisson": "Poisson", "gamma": f"Gamma, cv {rest}", "onoff": f"on/off {rest} s"}
+    return names.get(kind, Path(arrivals).stem)

@@ -1,0 +1,246 @@
+"""Independent pieces of work of a scenario, done by a few processes at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Generic, Literal, Protocol, TypeVar
+
+from catenary_lab.pools.reactive import ReactiveDispatcher
+from catenary_lab.pools.reference import reference_plan
+from catenary_lab.scenarios import planners
+from catenary_lab.scenarios.problems import single_model, with_gpus
+from catenary_lab.scenarios.serving import Search, at_load, search
+from catenary_scheduler.dispatch import PooledDispatcher
+from catenary_scheduler.planning.pooled.dataset import Dataset, load_dataset
+from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_services.errors import PlanInfeasible
+from catenary_simulator.arrivals import parse_arrivals
+from catenary_simulator.options import DispatcherFactory, Disturbance, Options
+from catenary_simulator.pools import OWN_MARGIN, reference_rates, with_margin
+from catenary_simulator.result import ModelResult
+from catenary_simulator.simulate import Setting, set_up
+from catenaryd.supervisor import end_with_parent
+
+Dispatch = Literal["reservation", "reactive"]
+_DISPATCHERS: dict[Dispatch, DispatcherFactory] = {
+    "reservation": PooledDispatcher,
+    "reactive": ReactiveDispatcher,
+}
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+T = TypeVar("T")
+
+
+class Job(Hashable, Protocol, Generic[ResultT_co]):
+    """A piece of work that says everything by itself, so that equal ones are done once."""
+
+    def run(self) -> ResultT_co:
+        """Does it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OfInstance:
+    """The planning task of an instance of the data set."""
+
+    instance: str
+
+    def problem(self, dataset: Dataset, max_partitions: int | None) -> PoolingProblem:
+        """Returns the task."""
+        return dataset.problem(self.instance, max_partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class OfModel:
+    """The task of serving one model on a small cluster."""
+
+    cluster: str
+    model: str
+    gpus: tuple[int, ...]
+    slo_scale: float
+    margin: float
+
+    def problem(self, dataset: Dataset, max_partitions: int | None) -> PoolingProblem:
+        """Returns the task."""
+        problem = single_model(
+            dataset, self.cluster, self.model, slo_scale=self.slo_scale, margin=self.margin
+        )
+        names = [each.name for each in problem.classes]
+        problem = with_gpus(problem, dict(zip(names, self.gpus, strict=True)))
+        return planners.complete(problem, max_partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which plan of the task."""
+
+    dataset: Path
+    task: OfInstance | OfModel
+    planner: planners.Planner
+    max_partitions: int | None = None
+    margin: float | None = None
+    """Of our planner on an instance; None: its usual one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Arrivals of one run. Rates at load factor 1 are the reference's, or those of a plan."""
+
+    arrivals: str
+    base: Literal["reference", "own", "catenary"]
+    duration_s: float
+    seed: int
+    noise: float = 0.0
+    """Coefficient of variation of compute and transfer times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Figures of the models of a run (or of a search, then at the factors found)."""
+
+    models: tuple[ModelResult, ...]
+    base_rps: Mapping[str, float]
+    utilisation: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFactorJob:
+    """Looks for the largest load factors."""
+
+    plan: Plan
+    load: Load
+    dispatch: Dispatch
+    search: Search
+    feasible: bool = True
+    """There must be a plan; otherwise no figures mean that there is none."""
+
+    def run(self) -> Served:
+        """Does it."""
+        try:
+            setting, options = prepared(self.plan, self.load, self.dispatch)
+        except PlanInfeasible:
+            if self.feasible:
+                raise
+            return Served((), {}, {})
+        found = search(setting, options, self.search)
+        models = tuple(found.models[model.model.name] for model in setting.plan.models)
+        return Served(models, options.base_rps, found.utilisation)
+
+
+@dataclass(frozen=True, slots=True)
+class AttainmentJob:
+    """Serves one load factor."""
+
+    plan: Plan
+    load: Load
+    dispatch: Dispatch
+    factor: float
+
+    def run(self) -> Served:
+        """Does it."""
+        setting, options = prepared(self.plan, self.load, self.dispatch)
+        result = at_load(setting, options, self.factor)
+        return Served(result.models, options.base_rps, result.utilisation)
+
+
+def prepared(plan: Plan, load: Load, dispatch: Dispatch) -> tuple[Setting, Options]:
+    """Returns the laid out plan, and what a run is asked."""
+    setting = _setting(plan)
+    names = [model.model.name for model in setting.plan.models]
+    base = base_rps(plan, load.base)
+    options = Options(
+        {name: base[name] for name in names},
+        1.0,
+        load.duration_s,
+        load.seed,
+        parse_arrivals(load.arrivals),
+        _DISPATCHERS[dispatch],
+        Disturbance(compute_cv=load.noise, transfer_cv=load.noise),
+    )
+    return setting, options
+
+
+def base_rps(plan: Plan, base: Literal["reference", "own", "catenary"]) -> dict[str, float]:
+    """Returns the rates at load factor 1."""
+    dataset = dataset_at(plan.dataset)
+    if base == "reference":
+        assert isinstance(plan.task, OfInstance)
+        return reference_rates(dataset, plan.task.instance)
+    if base == "catenary":
+        plan = replace(plan, planner="catenary")
+    problem, made = planned(plan)
+    return {model.name: model.weight * made.objective for model in problem.models}
+
+
+@lru_cache(maxsize=4)
+def dataset_at(folder: Path) -> Dataset:
+    """Returns the data set of a folder, read once."""
+    return load_dataset(folder)
+
+
+@lru_cache(maxsize=512)
+def planned(plan: Plan) -> tuple[PoolingProblem, PooledPlan]:
+    """Returns a plan and its task, made once."""
+    dataset = dataset_at(plan.dataset)
+    problem = plan.task.problem(dataset, plan.max_partitions)
+    if plan.planner == "reference":
+        assert isinstance(plan.task, OfInstance)
+        return problem, reference_plan(dataset, plan.task.instance)
+    if plan.planner == "catenary" and isinstance(plan.task, OfInstance):
+        margin = OWN_MARGIN if plan.margin is None else plan.margin
+        problem = with_margin(problem, margin)
+    return problem, planners.make(problem, plan.planner)
+
+
+@lru_cache(maxsize=64)
+def _setting(plan: Plan) -> Setting:
+    return set_up(*planned(plan))
+
+
+def run_all(
+    jobs: Sequence[Job[T]],
+    workers: int,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> dict[Job[T], T]:
+    """Returns every job's result; equal jobs are done once.
+
+    Args:
+        jobs: In the order to begin them.
+        workers: Processes; 1 does all here.
+        progress: Told how many are done, of how many.
+    """
+    wanted = list(dict.fromkeys(jobs))
+    if workers <= 1 or len(wanted) == 1:
+        results: dict[Job[T], T] = {}
+        for job in wanted:
+            results[job] = job.run()
+            progress(len(results), len(wanted))
+        return results
+    # Fresh processes: forking one that has started threads (gRPC, solvers) is asking for trouble.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=end_with_parent) as pool:
+        futures: dict[Future[T], Job[T]] = {pool.submit(_run, job): job for job in wanted}
+        try:
+            return _collected(futures, progress)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _run(job: Job[T]) -> T:
+    return job.run()
+
+
+def _collected(
+    futures: Mapping[Future[T], Job[T]], progress: Callable[[int, int], None]
+) -> dict[Job[T], T]:
+    results: dict[Job[T], T] = {}
+    done: Iterable[Future[T]] = as_completed(futures)
+    for future in done:
+        results[futures[future]] = future.result()
+        progress(len(results), len(futures))
+    return results

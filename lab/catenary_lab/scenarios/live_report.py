@@ -1,0 +1,181 @@
+"""Simulated and live load factors of one scenario, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from catenary_lab.live.scenario import LiveFindings, LiveRun, LiveScenario, LiveTask, SearchPlan
+from catenary_lab.scenarios import planners
+from catenary_lab.scenarios.context import Context
+from catenary_lab.scenarios.jobs import dataset_at
+from catenary_lab.scenarios.problems import only, with_gpus
+from catenary_lab.scenarios.report import Cell, Figure, Lines, Report, Table, mean
+from catenary_lab.scenarios.schema import Live, matching
+from catenary_scheduler.planning.pooled.problem import PoolingProblem
+
+Found = TypeVar("Found")
+
+
+def tasks_of(scenario: Live, context: Context) -> list[LiveTask]:
+    """Returns what a scenario serves: models planned on its cluster, one agent per GPU."""
+    dataset = dataset_at(context.dataset)
+    problem = dataset.problem(scenario.instance)
+    names = matching(scenario.models, [model.name for model in problem.models], "models")
+    groups = [names] if scenario.together else [[name] for name in names]
+    return [_task(scenario, problem, group) for group in groups]
+
+
+def _task(scenario: Live, problem: PoolingProblem, names: list[str]) -> LiveTask:
+    problem = with_gpus(only(problem, names), scenario.gpus, levels=(1,))
+    problem = planners.complete(problem, None)
+    return LiveTask(
+        problem,
+        planners.make(problem, "catenary"),
+        scenario.dilation,
+        scenario.duration_s,
+        scenario.warm_up_s,
+        scenario.reply_allowance_ms,
+    )
+
+
+def run_live(
+    scenario: Live, context: Context, progress: Callable[[str], None]
+) -> list[LiveFindings]:
+    """Runs a scenario in the simulator and on real processes, one cluster after the other."""
+    wanted = SearchPlan(scenario.target, scenario.step, scenario.highest, scenario.runs)
+    findings = []
+    for task in tasks_of(scenario, context):
+        with tempfile.TemporaryDirectory(prefix="catenary-live-") as folder:
+            both = LiveScenario(task, wanted)
+            done = both.compare(list(scenario.seeds), Path(folder), progress)
+            findings.append(asyncio.run(until_told(done)))
+    return findings
+
+
+async def until_told(done: Coroutine[Any, Any, Found]) -> Found:
+    """Awaits `done`; SIGTERM ends it like Ctrl-C, so that no process of the cluster stays."""
+    task = asyncio.ensure_future(done)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def report(name: str, scenario: Live, findings: Sequence[LiveFindings]) -> Report:
+    """Returns load factors by model, and attainment and latency by run."""
+    simulated_all = {key: f for found in findings for key, f in found.simulated.items()}
+    live_all = {key: f for found in findings for key, f in found.live.items()}
+    models = list(dict.fromkeys(model for _, model in live_all))
+    runs = [run for found in findings for run in found.runs]
+    rows: list[tuple[Cell, ...]] = []
+    for model in (*models, "mean"):
+        simulated = mean([f for (_, each), f in simulated_all.items() if model in (each, "mean")])
+        live = mean([f for (_, each), f in live_all.items() if model in (each, "mean")])
+        apart = None if live is None or simulated is None else f"{live - simulated:+.3f}"
+        rows.append((model, simulated, live, apart))
+    share = 100 * scenario.target
+    tables = (
+        Table(
+            f"Largest load factor with {share:g} % in time",
+            ("model", "simulated", "live", "live - simulated"),
+            tuple(rows),
+        ),
+        Table(
+            "Every live run beside its simulation (same arrivals; latencies undilated)",
+            ("run", "model", "requests", "in time, simulated", "in time, live",
+             "p50 ms, simulated", "p50 ms, live", "p99 ms, simulated", "p99 ms, live"),
+            tuple(row for run in runs for row in _run_rows(run, scenario.dilation)),
+        ),
+    )  # fmt: skip
+    cores = mean([run.cpu_cores for run in runs]) or 0.0
+    lag_ms = max((run.live.send_lag_p99_ms for run in runs), default=0.0)
+    processes = max((found.processes for found in findings), default=0)
+    agents = max((found.agents for found in findings), default=0)
+    return Report(
+        name,
+        scenario.title,
+        tables,
+        (Figure(name, tuple(_panel(runs, model) for model in models), scenario.title),),
+        (
+            f"{processes} processes and the load generator, {agents} of them agents;"
+            f" time dilated {scenario.dilation:g} times; {scenario.duration_s:g} s per run on the"
+            f" wall clock, seeds {', '.join(map(str, scenario.seeds))}.",
+            f"On average they used {cores:.2f} CPU cores; the load generator was at most"
+            f" {lag_ms:.1f} ms late (p99), which counts against the live run.",
+        ),
+        _facts(findings, runs, rows),
+    )
+
+
+def _run_rows(run: LiveRun, dilation: float) -> list[tuple[Cell, ...]]:
+    rows: list[tuple[Cell, ...]] = []
+    for name, live in run.live.models.items():
+        simulated = run.simulated.model(name)
+        row: tuple[Cell, ...] = (
+            f"{run.load_factor:.2f}, seed {run.seed}",
+            name,
+            str(live.requests),
+            f"{100 * simulated.attainment:.2f} %",
+            f"{100 * live.attainment:.2f} %",
+            _ms(simulated.p50_ms),
+            _ms(live.percentile_ms(50), dilation),
+            _ms(simulated.p99_ms),
+            _ms(live.percentile_ms(99), dilation),
+        )
+        rows.append(row)
+    return rows
+
+
+def _ms(value: float | None, dilation: float = 1.0) -> str | None:
+    return None if value is None else f"{value / dilation:.1f}"
+
+
+def _panel(runs: Sequence[LiveRun], model: str) -> Lines:
+    def points(live: bool) -> tuple[tuple[float, float], ...]:
+        by_factor: dict[float, list[float]] = {}
+        for run in runs:
+            if model not in run.live.models:
+                continue
+            share = run.live.models[model] if live else run.simulated.model(model)
+            by_factor.setdefault(run.load_factor, []).append(share.attainment)
+        return tuple((factor, mean(by_factor[factor]) or 0.0) for factor in sorted(by_factor))
+
+    series = {"simulated": points(False), "live": points(True)}
+    return Lines(model, "load factor", "SLO attainment", series)
+
+
+def _facts(
+    findings: Sequence[LiveFindings], runs: Sequence[LiveRun], rows: list[tuple[Cell, ...]]
+) -> dict[str, object]:
+    return {
+        "processes": [found.processes for found in findings],
+        "agents": [found.agents for found in findings],
+        "load_factors": [
+            {"model": model, "simulated": simulated, "live": live}
+            for model, simulated, live, _ in rows
+        ],
+        "runs": [
+            {
+                "seed": run.seed,
+                "load_factor": run.load_factor,
+                "cpu_cores": run.cpu_cores,
+                "models": {
+                    name: {
+                        "requests": live.requests,
+                        "late": live.late,
+                        "refused": live.refused,
+                        "attainment": live.attainment,
+                        "simulated_attainment": run.simulated.model(name).attainment,
+                    }
+                    for name, live in run.live.models.items()
+                },
+            }
+            for run in runs
+        ],
+    }

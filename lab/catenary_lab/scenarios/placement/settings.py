@@ -1,0 +1,159 @@
+"""From a scenario's keys to what the simulator takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from catenary_lab.scenarios.data import data_file
+from catenary_lab.scenarios.placement.schema import Simulated
+from catenary_lab.scenarios.placement.schema_parts import (
+    EngineSpec,
+    LengthsSpec,
+    NewsSpec,
+    ObjectivesSpec,
+    PolicyName,
+    WorkerSpec,
+)
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
+from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.errors import InvalidInput
+from catenary_simulator.arrivals import parse_arrivals
+from catenary_simulator.placement.loop import Ways
+from catenary_simulator.placement.serve import WorkerKind
+from catenary_simulator.placement.workload import (
+    Lengths,
+    Workload,
+    drawn_workload,
+    lognormal_lengths,
+    read_lengths,
+    replayed_workload,
+)
+
+_LENGTHS_SEED = 7
+"""Decides the population of lognormal lengths; the requests of a run are drawn from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Everything that decides a run but the number of workers."""
+
+    worker: WorkerSpec
+    engine: EngineSpec
+    objectives: ObjectivesSpec
+    lengths: LengthsSpec
+    data: Path | None
+    """The file that `lengths` names."""
+    arrivals: str
+    rate_per_s: float
+    duration_s: float
+    seed: int
+    policy: PolicyName
+    news: NewsSpec
+
+    @property
+    def kind(self) -> WorkerKind:
+        """What all workers are."""
+        worker, engine = self.worker, self.engine
+        lines = LatencyLines(
+            worker.prefill_token_ms * NANOSECONDS_PER_MILLISECOND,
+            worker.prefill_ms * NANOSECONDS_PER_MILLISECOND,
+            worker.decode_context_token_ms * NANOSECONDS_PER_MILLISECOND,
+            worker.decode_session_ms * NANOSECONDS_PER_MILLISECOND,
+            worker.decode_ms * NANOSECONDS_PER_MILLISECOND,
+            worker.decode_lone_ms * NANOSECONDS_PER_MILLISECOND,
+            prefill_chunk_tokens=engine.chunk_tokens,
+        )
+        if not engine.decode_only:
+            return WorkerKind(lines, worker.cache_tokens)
+        # Prompts hold nobody up here; only who is preempted runs one again.
+        believed = replace(lines, prefill_token_ns=0.0, prefill_ns=0.0)
+        return WorkerKind(lines, worker.cache_tokens, True, believed)
+
+    @property
+    def held_to(self) -> TokenObjectives:
+        """What requests are held to; TTFT is the prompt workers' affair in the split phase."""
+        ttft_ms = 0.0 if self.engine.decode_only else self.objectives.ttft_ms
+        return TokenObjectives(_ns(ttft_ms), _ns(self.objectives.atgt_ms))
+
+    @property
+    def ways(self) -> Ways:
+        """How long news take; policies that look at nothing but sessions need no progress."""
+        news = self.news
+        told = self.policy in ("slo", "least-loaded")
+        return Ways(
+            _ns(news.start_ms),
+            _ns(news.notice_ms),
+            _ns(news.report_every_ms) if told else 0,
+            self.lengths.answer_limit,
+        )
+
+    @property
+    def halves(self) -> tuple[Lengths, Lengths]:
+        """What is learned from, and what is served."""
+        return _halves(self.lengths, self.data)
+
+    def workload(self) -> Workload:
+        """Returns the requests."""
+        served = self.halves[1]
+        if self.arrivals == "trace":
+            return replayed_workload(served, self.rate_per_s, self.duration_s, self.seed)
+        process = parse_arrivals(self.arrivals)
+        return drawn_workload(served, process, self.rate_per_s, self.duration_s, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A case by its names."""
+
+    policy: str
+    """Label."""
+    engine: str
+    rate_per_s: float
+    seed: int
+    case: Case
+
+
+def rows_of(scenario: Simulated) -> list[Row]:
+    """Returns every case of a scenario.
+
+    Raises:
+        InvalidInput: If the file of lengths is not there.
+    """
+    file = scenario.lengths.file
+    data = None if file is None else data_file(file, "lengths.file")
+    return [
+        Row(
+            policy.label, engine.label, rate, seed,
+            Case(
+                scenario.workers[policy.workers], engine, scenario.objectives, scenario.lengths,
+                data, scenario.arrivals, rate, scenario.duration_s, seed, policy.policy,
+                scenario.news,
+            ),
+        )
+        for engine in scenario.engines
+        for rate in scenario.rates_per_s
+        for seed in scenario.seeds
+        for policy in scenario.policies
+    ]  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def _halves(spec: LengthsSpec, data: Path | None) -> tuple[Lengths, Lengths]:
+    if data is not None:
+        lengths = read_lengths(data)
+    else:
+        assert spec.prompt is not None  # the schema sees to it
+        assert spec.answer is not None
+        prompt = (spec.prompt.median, spec.prompt.sigma)
+        answer = (spec.answer.median, spec.answer.sigma)
+        lengths = lognormal_lengths(prompt, answer, spec.count, _LENGTHS_SEED)
+    lengths = lengths.within(spec.context_tokens)
+    if len(lengths.prompts) < 2:
+        raise InvalidInput("lengths.context_tokens", "leaves fewer than two lengths")
+    return lengths.halves()
+
+
+def _ns(milliseconds: float) -> int:
+    return round(milliseconds * NANOSECONDS_PER_MILLISECOND)

@@ -1,0 +1,82 @@
+"""Numbers to lay ours beside: those the paper states, and those measured with its artifact."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from catenary_lab.scenarios.report import mean
+from catenary_lab.scenarios.schema import Policy
+
+CLUSTERS = ("HC1-L", "HC2-L", "HC3-L", "HC4-L")
+
+PAPER_LOAD_FACTORS = {
+    "poisson": {"NP": 0.668, "DART-r": 0.749, "PPipe": 0.965},
+    "bursty": {"NP": 0.611, "DART-r": 0.694, "PPipe": 0.903},
+}
+"""Section 7.2, means over clusters and groups."""
+PAPER_OVER_NP = {
+    "poisson": dict(zip(CLUSTERS, (64.9, 34.8, 46.7, 45.5), strict=True)),
+    "bursty": dict(zip(CLUSTERS, (161.6, 34.1, 50.4, 54.1), strict=True)),
+}
+"""Section 7.2, per cent more load than NP."""
+PAPER_OVER_DART = {
+    "poisson": dict(zip(CLUSTERS, (47.2, 17.3, 34.8, 29.3), strict=True)),
+    "bursty": dict(zip(CLUSTERS, (50.4, 18.1, 40.2, 34.5), strict=True)),
+}
+PAPER_LOW_CLASS_UTILISATION = {"NP": 0.081, "DART-r": 0.295, "PPipe": 0.736}
+"""Figure 8, section 7.2."""
+PAPER_ABLATION = {"reservation": 0.92, "reactive": 0.71}
+"""Section 7.4, HC2-L."""
+PAPER_PLANNER_SECONDS = {2: 3.5, 3: 35.3, 4: 77.0}
+"""Sections 7.2 and 7.6, by number of GPU classes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A load factor of `reference_load_factors.csv`, late finishes counted."""
+
+    set_name: str
+    group: str
+    cluster: str
+    scheduler: str
+    model: str
+    load_factor: float
+
+
+def scheduler_of(policy: Policy) -> str | None:
+    """Returns the artifact's name of what a policy is like; None if it has no such thing."""
+    if policy.dispatch == "reactive":
+        return "reactive" if policy.planner == "reference" else None
+    return {"reference": "v4", "np": "bl", "dart-r": "dart-r"}.get(policy.planner)
+
+
+def read_measured(dataset: Path) -> list[Measured]:
+    """Returns what was measured with the artifact's simulator; empty if the file is missing."""
+    path = dataset / "reference_load_factors.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Measured(
+                row["set"], row["group"], row["cluster"], row["scheduler"], row["dnn"],
+                float(row["lf_mean"]),
+            )
+            for row in csv.DictReader(file)
+            if row["lf_mean"]
+        ]  # fmt: skip
+
+
+def measured_mean(
+    measured: list[Measured], scheduler: str, cluster: str, models: set[tuple[str, str]]
+) -> float | None:
+    """Returns the mean over (set, model) pairs on a cluster; None if one was not measured."""
+    found = {
+        (each.set_name, each.model): each.load_factor
+        for each in measured
+        if each.scheduler == scheduler and each.cluster == cluster
+    }
+    if not models or not models <= found.keys():
+        return None
+    return mean([found[key] for key in sorted(models)])

@@ -1,0 +1,181 @@
+"""Scenario files from end to end, in the simulator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from catenary_lab.scenarios.output import write
+from catenary_lab.scenarios.runs import DOCUMENT, Form, run_scenarios
+from catenary_services.errors import InvalidInput
+from catenaryd.command_line import cli
+
+HERE = Form(workers=1)
+POLICIES = [
+    {"label": "Catenary"},
+    {"label": "NP", "planner": "np"},
+    {"label": "reactive", "dispatch": "reactive", "seeds": [2]},
+]
+SERVED = {
+    "instances": ["set/*"], "policies": POLICIES, "base_rps": "own", "duration_s": 1, "step": 0.25,
+}  # fmt: skip
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "load_factors": {**SERVED, "arrivals": ["poisson", "gamma:4"]},
+    "utilisation": SERVED,
+    "attainment": {
+        "instances": ["set/*"], "policies": POLICIES, "load_factors": [0.2, 12.0], "duration_s": 1,
+    },
+    "sensitivity": {
+        "vary": "gpu_ratio", "values": ["1:2", "2:2"], "cluster": "tiny", "models": ["north"],
+        "duration_s": 1, "step": 0.25,
+    },
+    "planner_scaling": {
+        "instance": "set/even/G/tiny", "gpus": [8, 16], "classes": [["slow"], ["fast", "slow"]],
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CATENARY_DATA", str(tiny.parent))
+
+    def make(kind: str, **more: object) -> Path:
+        document = {"kind": kind, "title": f"About {kind}", "dataset": "tiny", **SCENARIOS[kind]}
+        path = tmp_path / f"{kind.replace('_', '-')}.yaml"
+        path.write_text(yaml.safe_dump({**document, **more}))
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("kind", sorted(SCENARIOS))
+def test_a_scenario_is_run_and_written(kind: str, file, tmp_path: Path) -> None:
+    path = file(kind)
+    (report,) = run_scenarios([path], HERE)
+    out = tmp_path / "out"
+    written = write([report], [{}], out, DOCUMENT)
+    assert {each.name for each in written} == {f"{path.stem}.png", f"{path.stem}.json", DOCUMENT}
+    text = (out / DOCUMENT).read_text()
+    assert f"<!-- begin generated: {path.stem} -->" in text
+    assert f"]({path.stem}.png)" in text
+    assert json.loads((out / f"{path.stem}.json").read_text())
+
+
+def test_load_factors_are_those_of_every_policy_and_seed(file) -> None:
+    (report,) = run_scenarios([file("load_factors")], HERE)
+    found = report.facts["load_factors"]
+    assert {(each["policy"], each["seed"]) for each in found} == {
+        ("Catenary", 1),
+        ("NP", 1),
+        ("reactive", 2),
+    }
+    assert {each["model"] for each in found} == {"north", "south"}
+    ours = {each["model"]: each for each in found if each["policy"] == "Catenary"}
+    assert all(0 < each["load_factor"] <= 1 for each in ours.values())
+    assert all(each["attainment"] >= 0.99 for each in found)
+    assert [table.header for table in report.tables] == [("", "tiny")] * 2
+    assert "Gamma, cv 4" in report.tables[1].caption
+
+
+def test_attainment_falls_with_the_load(file) -> None:
+    (report,) = run_scenarios([file("attainment")], HERE)
+    for curve in report.facts["curves"][0]["attainment"].values():
+        (_, low), (_, high) = curve
+        assert low > 0.99
+        assert high < low
+
+
+def test_more_fast_gpus_serve_more(file) -> None:
+    (report,) = run_scenarios([file("sensitivity")], HERE)
+    few, many = (float(str(row[4]).split()[0]) for row in report.facts["rows"])
+    assert few < many
+
+
+def test_models_without_a_plan_are_left_out(file) -> None:
+    path = file("sensitivity", vary="slo_scale", values=[0.1, 5])
+    (report,) = run_scenarios([path], HERE)
+    none, some = report.facts["rows"]
+    assert none == ("0.1", None, None, None, None, "0")
+    assert some[-1] == "1"
+
+
+def test_larger_clusters_promise_more(file) -> None:
+    (report,) = run_scenarios([file("planner_scaling")], HERE)
+    promised = [plan["objective"] for plan in report.facts["plans"]]
+    assert promised[0] < promised[1]
+    assert promised[2] < promised[3]
+    assert all(plan["gap"] < 0.05 for plan in report.facts["plans"])
+
+
+def test_running_again_leaves_prose_alone(file, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    reports = run_scenarios([file("planner_scaling")], HERE)
+    write(reports, [{}] * len(reports), out, DOCUMENT)
+    document = out / DOCUMENT
+    document.write_text("# Prose\n" + document.read_text() + "\nMore prose.\n")
+    before = document.read_text()
+    write(reports, [{}] * len(reports), out, DOCUMENT)
+    assert document.read_text() == before
+
+
+def test_a_live_scenario_is_run_only_when_asked_for(file, tmp_path: Path) -> None:
+    path = tmp_path / "live.yaml"
+    live = {"kind": "live", "title": "t", "dataset": "tiny", "instance": "set/even/G/tiny",
+            "gpus": {"fast": 1}, "dilation": 2}  # fmt: skip
+    file("attainment")
+    path.write_text(yaml.safe_dump(live))
+    with pytest.raises(InvalidInput, match="--live"):
+        run_scenarios([path], HERE)
+
+
+def test_nothing_is_run_if_one_file_is_wrong(file, tmp_path: Path) -> None:
+    ran: list[str] = []
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("kind: party")
+    with pytest.raises(InvalidInput, match=r"broken\.yaml\.kind"):
+        run_scenarios([file("attainment"), broken], HERE, ran.append)
+    assert ran == []
+
+
+def test_a_missing_data_set_is_named(file) -> None:
+    with pytest.raises(InvalidInput, match="there is no 'elsewhere'"):
+        run_scenarios([file("attainment", dataset="elsewhere")], HERE)
+    with pytest.raises(InvalidInput, match="nothing is called 'G9'"):
+        run_scenarios([file("attainment", instances=["G9"])], HERE)
+
+
+# The command
+
+
+def test_the_command_prints_facts(file) -> None:
+    arguments = ["simulate", "pools", str(file("planner_scaling")), "--workers", "1", "--json"]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["scenario"] == "planner-scaling"
+    assert len(facts["plans"]) == 4
+
+
+def test_the_command_prints_tables(file) -> None:
+    arguments = ["simulate", "pools", str(file("planner_scaling")), "--workers", "1"]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("# About planner_scaling\n")
+    assert "| GPU classes | 8 GPUs | 16 GPUs |" in result.stdout
+
+
+def test_the_command_prints_the_schema() -> None:
+    result = CliRunner().invoke(cli, ["simulate", "pools", "--schema"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["discriminator"]["propertyName"] == "kind"
+
+
+def test_the_command_needs_something_to_simulate() -> None:
+    result = CliRunner().invoke(cli, ["simulate", "pools"])
+    assert result.exit_code == 2
+    assert "scenario files" in result.stderr

@@ -1,0 +1,242 @@
+"""`catenaryd simulate packing`: scenario files in, tables, verdicts, facts and plots out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from catenary_lab.scenarios.document import sections
+from catenary_lab.scenarios.packing.runs import DOCUMENT
+from catenary_lab.scenarios.packing.schema import KINDS, Targets, load_scenario, parse_scenario
+from catenary_lab.scenarios.packing.settings import rows_of
+from catenary_services.errors import InvalidInput
+from catenaryd.command_line import cli
+from cluster_harness import ROOT
+
+SCENARIOS = sorted((ROOT / "scenarios" / "packing").glob("*.yaml"))
+FIGURES = {
+    "gpus_mean", "gpus_peak", "utilisation", "migrations_per_s", "migrated_bytes_per_s",
+    "preemptions_per_s", "lower_bound_gpus",
+}  # fmt: skip
+WORKLOAD = {"label": "few", "rate_per_s": 2, "prompt": {"mean": 80}, "answer": {"mean": 200}}
+BASE: dict[str, Any] = {
+    "title": "small",
+    "gpus": {"one": {"cache_tokens": 1600, "token_bytes": 1000}},
+    "workloads": [WORKLOAD],
+    "policies": [
+        {"label": "ours", "policy": "mell-batched"},
+        {"label": "worst fit", "policy": "worst-fit"},
+        {"label": "load balancing", "policy": "load-balancing"},
+    ],
+    "warm_up_s": 5,
+    "duration_s": 20,
+}
+MACHINE = {"gpus": 2, "bus_gb_per_s": 1e-3, "link_gb_per_s": 1e-4, "prefill_tokens_per_s": 50}
+LIMIT = {"measure": "gpus_mean", "workloads": ["few"], "beside": "worst fit", "at_most": 10}
+OF_KIND: dict[str, dict[str, Any]] = {
+    "fleet": {
+        "gpus": {"one": {**BASE["gpus"]["one"], "machine": MACHINE}},
+        "measures": ["gpus_mean", "transfers", "decisions"],
+        "expected": {"gpus_mean": {"one, few": {"worst fit": "about 5"}}},
+    },
+    "over_time": {"workloads": [{**WORKLOAD, "steps": [{"factor": 2, "seconds": 25}]}]},
+    "serving": {"most_gpus": {"one": 2}, "patience_s": 3},
+    "targets": {
+        "policy": "ours",
+        "limits": [LIMIT, {**LIMIT, "measure": "migrations_per_s", "at_most": 1}],
+    },
+}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["simulate", "packing", *arguments])
+
+
+def file_of(folder: Path, kind: str, **changes: Any) -> Path:
+    path = folder / f"{kind}.yaml"
+    path.write_text(yaml.safe_dump({"kind": kind, **BASE, **OF_KIND[kind], **changes}))
+    return path
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    done = run(str(path), "--workers", "1", "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.output)
+    return found
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_every_kind_prints_tables_and_one_json_object(tmp_path: Path, kind: str) -> None:
+    path = file_of(tmp_path, kind)
+    text = run(str(path), "--workers", "1")
+    assert text.exit_code == 0, text.output
+    assert "# small" in text.output
+    facts = facts_of(path)
+    assert facts["scenario"] == kind
+    assert [each["policy"] for each in facts["policies"]] == [
+        each["label"] for each in BASE["policies"]
+    ]
+    for fact in facts["policies"]:
+        assert fact.keys() >= FIGURES
+        assert fact["violations"] == 0
+
+
+def test_reference_values_stand_below_the_row_they_are_of(tmp_path: Path) -> None:
+    text = run(str(file_of(tmp_path, "fleet")), "--workers", "1").output
+    assert "| - reference | - | about 5 | - | - |" in text
+
+
+def test_shares_of_transfers_are_given_for_who_moves(tmp_path: Path) -> None:
+    facts = facts_of(file_of(tmp_path, "fleet"))
+    moved = next(each for each in facts["policies"] if each["policy"] == "ours")["transfers"]
+    assert moved["kv"] + moved["tokens"] + moved["dropped"] > 0
+
+
+def test_a_verdict_is_given_on_every_target(tmp_path: Path) -> None:
+    facts = facts_of(file_of(tmp_path, "targets"))
+    assert facts["met"] is False
+    kept, missed = facts["targets"]
+    assert (kept["measure"], kept["beside"], kept["met"]) == ("gpus_mean", "worst fit", True)
+    assert kept["ratio"] == pytest.approx(kept["ours"] / kept["theirs"])
+    # Worst fit does not migrate: nobody who does is within any share of that.
+    assert (missed["theirs"], missed["ratio"], missed["met"]) == (0, None, False)
+    text = run(str(file_of(tmp_path, "targets")), "--workers", "1").output
+    assert "1 of 2 targets are met" in text
+    assert "FAIL" in text
+
+
+def test_active_gpus_are_given_epoch_by_epoch(tmp_path: Path) -> None:
+    facts = facts_of(file_of(tmp_path, "over_time"))
+    assert [len(each["gpus"]) for each in facts["over_time"]] == [25, 25, 25]
+    assert max(max(each["gpus"]) for each in facts["over_time"]) > 1
+
+
+def test_a_cluster_of_fixed_size_is_never_exceeded(tmp_path: Path) -> None:
+    for fact in facts_of(file_of(tmp_path, "serving"))["policies"]:
+        assert fact["gpus_peak"] <= 2
+        assert 0 <= fact["undisturbed"] <= 1
+
+
+def test_seeds_decide_and_equal_files_give_equal_facts(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "serving", seeds=[1, 2])
+    facts = facts_of(path)
+    assert facts == facts_of(path)
+    first, second = (
+        {each["policy"]: each["arrived"] for each in facts["policies"] if each["seed"] == seed}
+        for seed in (1, 2)
+    )
+    assert first != second
+
+
+def test_plots_facts_and_sections_are_written(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run(str(file_of(tmp_path, "over_time")), "--out", str(out), "--workers", "1")
+    assert done.exit_code == 0, done.output
+    assert sorted(each.name for each in out.iterdir()) == [
+        DOCUMENT, "over_time.json", "over_time.png",
+    ]  # fmt: skip
+    assert sections((out / DOCUMENT).read_text()) == ["over_time"]
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_every_scenario_of_the_project_is_valid_in_both_forms(path: Path) -> None:
+    assert load_scenario(path).title
+    assert load_scenario(path, quick=True).kind == load_scenario(path).kind
+
+
+def test_the_figures_of_the_paper_are_all_there() -> None:
+    figures = {figure for path in SCENARIOS for figure in load_scenario(path).figure.split(", ")}
+    assert figures >= {"6", "11", "12", "13", "14", "15"}
+
+
+def test_targets_are_those_of_the_project_in_and_out_of_sample() -> None:
+    limits = []
+    for name in ("packing-targets", "packing-out-of-sample"):
+        scenario = load_scenario(ROOT / "scenarios" / "packing" / f"{name}.yaml")
+        assert isinstance(scenario, Targets)
+        limits.append(scenario.limits)
+        assert scenario.policy == "pack"
+    assert limits[0] == limits[1]
+    found = {
+        (each.measure, each.beside): each.at_most for each in limits[0] if len(each.workloads) > 1
+    }
+    assert found == {
+        ("gpus_mean", "worst fit"): 0.91,
+        ("gpus_mean", "load balancing"): 0.94,
+        ("migrations_per_s", "load balancing"): 1.5,
+    }
+
+
+def test_the_schema_is_printed_and_knows_every_kind() -> None:
+    schema = json.loads(run("--schema").output)
+    assert set(schema["discriminator"]["mapping"]) == set(KINDS)
+    for name in schema["discriminator"]["mapping"].values():
+        assert schema["$defs"][name.rpartition("/")[2]]["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "named"),
+    [
+        ("none", {}, "scenario.kind"),
+        ("fleet", {"seeds": []}, "scenario.seeds"),
+        ("fleet", {"unknown": 1}, "scenario.unknown"),
+        ("fleet", {"measures": ["beauty"]}, "scenario.measures.0"),
+        ("fleet", {"gpus": {"one": {"cache_tokens": 3, "token_bytes": 1}}}, "gpus.one.cache_tokens"),
+        ("fleet", {"policies": [BASE["policies"][0]] * 2}, "policies: two have the same label"),
+        ("fleet", {"workloads": [WORKLOAD, WORKLOAD]}, "workloads: two have the same label"),
+        ("fleet", {"workloads": [{"label": "none"}]}, "workloads.0.*either a trace"),
+        (
+            "fleet",
+            {"workloads": [{**WORKLOAD, "trace": {"file": "any"}}]},
+            "workloads.0.*its own lengths",
+        ),
+        (
+            "fleet",
+            {"policies": [{"label": "ours", "policy": "pack", "reserve": True}]},
+            "policies.0.*reserve",
+        ),
+        ("serving", {"most_gpus": {"other": 1}}, "most_gpus"),
+        ("targets", {"policy": "theirs"}, "policies: none is called 'theirs'"),
+        ("targets", {"limits": [{**LIMIT, "beside": "best"}]}, "none is called 'best'"),
+        ("targets", {"limits": [{**LIMIT, "workloads": ["many"]}]}, "none is called 'many'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_key_is_named(kind: str, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        parse_scenario({"kind": kind, **BASE, **OF_KIND.get(kind, {}), **changes})
+
+
+@pytest.mark.parametrize(
+    ("workload", "named"),
+    [
+        ({"label": "few", "trace": {"file": "llm/none.csv"}}, "workloads.0.trace.file"),
+        ({**WORKLOAD, "arrivals": "gamma:x"}, "workloads.0.arrivals"),
+    ],
+)
+def test_what_cannot_be_served_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workload: dict[str, Any], named: str
+) -> None:
+    monkeypatch.setenv("CATENARY_DATA", str(tmp_path))
+    done = run(str(file_of(tmp_path, "serving", workloads=[workload])))
+    assert done.exit_code == 1
+    assert named in str(done.exception)
+
+
+def test_each_seed_of_a_trace_begins_elsewhere() -> None:
+    scenario = load_scenario(ROOT / "scenarios" / "packing" / "packing-targets.yaml")
+    jobs = [row.job for row in rows_of(scenario) if row.workload == "Azure"]
+    assert len(set(jobs)) == len(jobs)
+    firsts = {job.skip: job.sessions() for job in jobs}
+    assert len(firsts) == len(scenario.seeds)
+    for work in firsts.values():
+        seconds = work.arrived_ns[-1] / 1e9
+        assert scenario.warm_up_s + scenario.duration_s - 20 < seconds <= 1000
+
+
+def test_nothing_to_run_is_bad_usage() -> None:
+    assert run().exit_code == 2
