@@ -117,9 +117,12 @@ class PlugInGroup(click.Group):
         return sorted({*super().list_commands(ctx), *names(self._plug_ins)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Returns a command; the group's own come first."""
+        """Returns a command, the group's own first; None if its package is not there."""
         own = super().get_command(ctx, cmd_name)
-        if own is not None or cmd_name not in names(self._plug_ins):
+        if own is not None:
             return own
-        added: click.Command = plug_in(self._plug_ins, cmd_name)
+        try:
+            added: click.Command = plug_in(self._plug_ins, cmd_name)
+        except InvalidInput:
+            return None
         return added
