@@ -271,8 +271,9 @@ def test_a_wheel_holds_every_asset() -> None:
     from hatchling.builders.wheel import WheelBuilder
 
     packed = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
-    folder = ROOT / "gateway" / "catenary_gateway" / "dashboard" / "assets"
-    assets = {str(file.relative_to(ROOT)) for file in folder.iterdir()}
+    root = ROOT / "gateway"
+    folder = root / "catenary_gateway" / "dashboard" / "assets"
+    assets = {str(file.relative_to(root)) for file in folder.iterdir()}
     assert len(assets) > 10
     assert assets <= packed
 
