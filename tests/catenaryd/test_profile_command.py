@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,23 +119,32 @@ def test_people_are_told_what_is_estimated(root: Path, tmp_path: Path, run: Run)
 @pytest.mark.timeout(400)
 def test_a_terminal_shows_progress(root: Path) -> None:
     ours, theirs = pty.openpty()
-    done = subprocess.run(
-        command(root, "--levels", "1", "--batches", "1", "--runs", "2", "--json"),
-        stdout=subprocess.PIPE, stderr=theirs, env=environment(), cwd=ROOT, timeout=300, check=True,
-    )  # fmt: skip
-    os.close(theirs)
+    # A terminal nobody reads is full after ten seconds of a progress bar.
+    with ThreadPoolExecutor(1) as reading:
+        shown = reading.submit(read_to_its_end, ours)
+        try:
+            done = subprocess.run(
+                command(root, "--levels", "1", "--batches", "1", "--runs", "2", "--json"),
+                stdout=subprocess.PIPE, stderr=theirs, env=environment(), cwd=ROOT, timeout=300,
+                check=True,
+            )  # fmt: skip
+        finally:
+            os.close(theirs)
+        assert b"profiling small:1" in shown.result(30)
+    os.close(ours)
+    json.loads(done.stdout)
+
+
+def read_to_its_end(terminal: int) -> bytes:
     shown = b""
     while True:
         try:
-            chunk = os.read(ours, 4096)
+            chunk = os.read(terminal, 4096)
         except OSError:  # the other end is closed: that is how a terminal ends
-            break
+            return shown
         if not chunk:
-            break
+            return shown
         shown += chunk
-    os.close(ours)
-    assert b"profiling small:1" in shown
-    json.loads(done.stdout)
 
 
 @pytest.mark.system

@@ -12,6 +12,7 @@ import gc
 import itertools
 import json
 import os
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -258,7 +259,11 @@ def test_onnx_runtime_allocates_them(
     model = measured(precision)
     sizes = held(model, Form(f"onnx-{precision}"))
     library_bytes(lambda: onnx(model, 0, 4))  # the first one also allocates what stays
-    more = library_bytes(lambda: onnx(model, 0, 3)) - library_bytes(lambda: onnx(model, 0, 1))
+    # Of three, since threads that other tests left behind allocate, too, when they like.
+    more = statistics.median(
+        library_bytes(lambda: onnx(model, 0, 3)) - library_bytes(lambda: onnx(model, 0, 1))
+        for _ in range(3)
+    )
     # Beside the weights each block has nodes of its graph: some 80 KB.
     assert sizes.block_bytes[1] * 2 <= more <= sizes.block_bytes[1] * 2 + 300_000
 
