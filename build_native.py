@@ -164,15 +164,23 @@ def build(root: Path) -> None:
     os.chdir(root)
     try:
         extensions = cythonize(
-            [Extension(Path(installed(name)).with_suffix("").as_posix().replace("/", "."), [name])
-             for name in CYTHON],
-            build_dir=str(scratch), quiet=True,
-        )  # fmt: skip
+            [
+                Extension(
+                    Path(installed(name)).with_suffix("").as_posix().replace("/", "."), [name]
+                )
+                for name in CYTHON
+            ],
+            build_dir=str(scratch),
+            quiet=True,
+        )
         options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
         extensions += mypycify(
             [*options, *MYPYC],
-            opt_level="3", debug_level="0", group_name=GROUP, target_dir=str(scratch / "mypyc"),
-        )  # fmt: skip
+            opt_level="3",
+            debug_level="0",
+            group_name=GROUP,
+            target_dir=str(scratch / "mypyc"),
+        )
         command = build_ext(
             Distribution({"name": GROUP, "ext_modules": extensions, "package_dir": _packages()})
         )

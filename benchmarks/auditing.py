@@ -85,8 +85,11 @@ def facts_of(dispatcher: ChainedDispatcher, agents: frozenset[AgentId]) -> BookF
     requests = frozenset(dispatcher.open_requests())
     return BookFacts(
         sessions={claim.session: claim for claim in dispatcher.claims()},
-        requests=requests, open=requests, agents=agents, gateways=frozenset((GATEWAY,)),
-    )  # fmt: skip
+        requests=requests,
+        open=requests,
+        agents=agents,
+        gateways=frozenset((GATEWAY,)),
+    )
 
 
 def answers(claims: list[SessionClaim]) -> dict[AgentId, scheduler_pb2.Holdings]:
@@ -152,7 +155,9 @@ def figures(quick: bool) -> list[Figure]:
         at_most("audit p50, 1,000 sessions on 100 agents", whole, "ms", LIMIT_AUDIT_MS),
         at_most("the longest part of it, between two events", last, "ms", LIMIT_PART_MS),
         at_most(
-            "note a dispatch or a report for timelines", remember_us(5_000 if quick else 40_000),
-            "us", LIMIT_REMEMBER_US,
+            "note a dispatch or a report for timelines",
+            remember_us(5_000 if quick else 40_000),
+            "us",
+            LIMIT_REMEMBER_US,
         ),
-    ]  # fmt: skip
+    ]

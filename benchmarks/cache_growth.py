@@ -101,7 +101,11 @@ async def serve(full_sessions: int, factor: float, asked: list[Chat], key: Model
     )
     cluster = LocalCluster(
         ClusterOptions(
-            agents=1, models=(FP32,), grpc_port=0, http_port=0, data_dir=data_dir,
+            agents=1,
+            models=(FP32,),
+            grpc_port=0,
+            http_port=0,
+            data_dir=data_dir,
             extra={
                 "agent": {
                     "threads": THREADS,
@@ -110,7 +114,7 @@ async def serve(full_sessions: int, factor: float, asked: list[Chat], key: Model
                 "scheduler": {"cache_oversubscription": factor, "metrics_port": port},
             },
         )
-    )  # fmt: skip
+    )
     facts = await cluster.start()
     try:
         step_bytes = round(full_sessions * factor) * table.blocks * table.slot_bytes(16)
@@ -185,10 +189,12 @@ async def measure(quick: bool) -> list[Figure]:
             at_most(f"{name}: preempted", run.preempted, "sessions"),
             at_most(f"{name}: memory the caches may take", run.budget_bytes / MEBIBYTE, "MiB"),
             at_most(
-                f"{name}: most they took", run.peak_bytes / MEBIBYTE, "MiB",
+                f"{name}: most they took",
+                run.peak_bytes / MEBIBYTE,
+                "MiB",
                 (run.budget_bytes + run.step_bytes) / MEBIBYTE,
             ),
-        ]  # fmt: skip
+        ]
     gain = (most.running_s / most.wall_s) / (one.running_s / one.wall_s)
     found.append(at_least("sessions at a time, factor 4 over factor 1", gain, "x", 2.0))
     return found

@@ -150,11 +150,13 @@ def run(quick: bool) -> list[Figure]:
             at_most(f"decision p99, 1,000 chains, {label}", p99, "us"),
             at_most(
                 f"decision p50, 1,000 / 100 chains, {label}",
-                medians[1] / medians[0], "x", LIMIT_GROWTH,
+                medians[1] / medians[0],
+                "x",
+                LIMIT_GROWTH,
             ),
             at_most(f"handle an arrival p50, {label}", statistics.median(trial.arrival_us), "us"),
             at_most(f"handle an end p50, {label}", statistics.median(trial.end_us), "us"),
-        ]  # fmt: skip
+        ]
     return results
 
 

@@ -137,8 +137,9 @@ def _trace(facts: list[dict[str, Any]]) -> Figure:
         for (case, label), mean in means.items()
         if label == "lower bound"
     )
-    return at_least("Poisson-tuned over trace-tuned c, worst part", worst, "times",
-                    LIMIT_TRACE_GAIN)  # fmt: skip
+    return at_least(
+        "Poisson-tuned over trace-tuned c, worst part", worst, "times", LIMIT_TRACE_GAIN
+    )
 
 
 def main() -> None:

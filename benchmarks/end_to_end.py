@@ -57,19 +57,24 @@ def dense_model(repository: ModelRepository, name: str, hidden: int, layers: int
         nodes.append(helper.make_node("Relu", [f"m{layer}"], [f"r{layer}"]))
         value = f"r{layer}"
     graph = helper.make_graph(
-        nodes, name,
+        nodes,
+        name,
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", FEATURES])],
         [helper.make_tensor_value_info(value, TensorProto.FLOAT, ["batch", FEATURES])],
         weights,
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     key = ModelKey(name, "1")
     repository.write_manifest(
         ModelManifest(
-            key=key, platform="onnxruntime_onnx", file="model.onnx", slo_ns=1_000_000_000,
-            max_batch=8, float16_boundaries=True,
+            key=key,
+            platform="onnxruntime_onnx",
+            file="model.onnx",
+            slo_ns=1_000_000_000,
+            max_batch=8,
+            float16_boundaries=True,
         )
-    )  # fmt: skip
+    )
     onnx.save(model, repository.model_file(key))
     ensure_model(repository.root, name)
     return key
@@ -137,10 +142,16 @@ async def cluster_of(
     plan.write_text(json.dumps({"models": [{"name": model, "pipelines": pipelines}]}))
     cluster = LocalCluster(
         ClusterOptions(
-            agents=len(stages), device=device, models=(model,), plan_file=plan, grpc_port=0,
-            http_port=0, data_dir=folder, extra={"agent": agent},
+            agents=len(stages),
+            device=device,
+            models=(model,),
+            plan_file=plan,
+            grpc_port=0,
+            http_port=0,
+            data_dir=folder,
+            extra={"agent": agent},
         )
-    )  # fmt: skip
+    )
     try:
         await cluster.start()
         yield cluster
@@ -185,7 +196,7 @@ async def cpu_over_onnxruntime(folder: Path, requests: int) -> list[Figure]:
         at_most("  wall time of it at the client, p50", statistics.median(latency) / 1e6, "ms"),
         *(at_most(f"  CPU of it in {name}, p50", share, "ms") for name, share in shares.items()),
         at_most("  beside it: one call to a bare grpc.aio server, CPU, p50", floor, "ms"),
-    ]  # fmt: skip
+    ]
 
 
 async def _load(target: str, seconds: float) -> tuple[int, Counter[str], list[float]]:

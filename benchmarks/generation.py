@@ -66,10 +66,15 @@ class Cluster:
         plan.write_text(json.dumps(ring_placement(key, agents, SESSIONS + 1)))
         self._cluster = LocalCluster(
             ClusterOptions(
-                agents=agents, models=(model,), plan_file=plan, grpc_port=0, http_port=0,
-                data_dir=data_dir, extra={"agent": {"threads": THREADS}},
+                agents=agents,
+                models=(model,),
+                plan_file=plan,
+                grpc_port=0,
+                http_port=0,
+                data_dir=data_dir,
+                extra={"agent": {"threads": THREADS}},
             )
-        )  # fmt: skip
+        )
         self._channel: grpc.aio.Channel | None = None
 
     async def start(self) -> None:

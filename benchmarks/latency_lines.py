@@ -142,9 +142,13 @@ def _prefill(worker: Worker, rounds: int) -> list[Figure]:
     single = [n for n in (*PREFILL[0], *PREFILL[1]) if n <= CHUNK_TOKENS]
     chunk = fit_prefill([PrefillSample(n, times[n, 0]) for n in single])
     cost = GenerationCost(
-        round(chunk.coefficients[1]), round(chunk.coefficients[0]), 0, 0,
-        prefill_floor_ns=round(chunk.floor), prefill_chunk_tokens=CHUNK_TOKENS,
-    )  # fmt: skip
+        round(chunk.coefficients[1]),
+        round(chunk.coefficients[0]),
+        0,
+        0,
+        prefill_floor_ns=round(chunk.floor),
+        prefill_chunk_tokens=CHUNK_TOKENS,
+    )
     lines = chain_lines([HopCost(cost)], hop_ns=0.0)
     chunked = ((times[n, 1], lines.prefill(n)) for n in CHUNKED)
     return figures + _errors("prompts in chunks of 64", chunked, None)
@@ -177,10 +181,11 @@ def _cache(worker: Worker) -> list[Figure]:
     predicted = ((taken[depth], fit.predict((depth, 1))) for depth in CACHE[1])
     per_token = worker.blocks * worker.table.cache_bytes_per_token
     return [
-        at_most("cache, a token (h) / keys and values of a token", fit.coefficients[0] / per_token,
-                "x"),
+        at_most(
+            "cache, a token (h) / keys and values of a token", fit.coefficients[0] / per_token, "x"
+        ),
         *_errors("cache", predicted, 1.0),
-    ]  # fmt: skip
+    ]
 
 
 def _best(jobs: Mapping[tuple[int, int], Callable[[], None]], rounds: int) -> Points:

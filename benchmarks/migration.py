@@ -111,9 +111,12 @@ class Gateway:
 
     def _opening(self, agent: str, prompt: list[int]) -> frame_pb2.SessionOpening:
         hop = common_pb2.Hop(
-            agent_id=agent, model=self._key.name, model_version=self._key.version,
-            first_block=0, last_block=self._blocks,
-        )  # fmt: skip
+            agent_id=agent,
+            model=self._key.name,
+            model_version=self._key.version,
+            first_block=0,
+            last_block=self._blocks,
+        )
         return frame_pb2.SessionOpening(
             gateway_id=GATEWAY,
             request_id=1,

@@ -82,7 +82,7 @@ def _times(name: str, make: Maker, epochs: int) -> list[Figure]:
         at_most(f"{name}: each of an epoch's operations, p50", median(decisions), "us", LIMIT_US),
         at_most(f"{name}: a whole epoch of {SESSIONS} updates and more, p50", median(whole), "us"),
         at_most(f"{name}: the same, the longest", max(whole), "us"),
-    ]  # fmt: skip
+    ]
 
 
 def _single(pool: Pool | LazyPool, item: int, rng: random.Random) -> list[float]:

@@ -88,9 +88,10 @@ class PackedCluster:
         """Integral of the chains that hold sessions."""
         self.availability = Availability(everything_loaded=True)
         self.dispatcher = ChainedDispatcher(
-            ChainedConfig(packing=setup.rules), availability=self.availability,
+            ChainedConfig(packing=setup.rules),
+            availability=self.availability,
             policy=policy_named(setup.policy, lambda n: 0),
-        )  # fmt: skip
+        )
         self.chains = chains_of(setup)
         self.agents = sorted({hop.agent for chain in self.chains for hop in chain.hops})
         self._events: list[tuple[Nanoseconds, int, Event]] = []
@@ -124,9 +125,10 @@ class PackedCluster:
         self.requests.append(served)
         self._running[request] = served
         self.tell(
-            SessionRequested(request, MODEL, prompt, max(answer, 4096 - prompt), FAR,
-                             objectives=objectives)
-        )  # fmt: skip
+            SessionRequested(
+                request, MODEL, prompt, max(answer, 4096 - prompt), FAR, objectives=objectives
+            )
+        )
         return served
 
     def lose(self, agent: AgentId) -> None:

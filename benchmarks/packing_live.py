@@ -76,9 +76,9 @@ class Timed(PackedCluster):
 def trial(goal: PackingGoal, seconds: float) -> Timed:
     """Returns a cluster that was busy for so long, after a while to fill up."""
     draw = random.Random(3)
-    cluster = Timed(Setup(
-        chains=CHAINS, goal=goal, slots=64, cache_tokens=32_000, lines=LINES, move_ns=S // 20
-    ))  # fmt: skip
+    cluster = Timed(
+        Setup(chains=CHAINS, goal=goal, slots=64, cache_tokens=32_000, lines=LINES, move_ns=S // 20)
+    )
     rate = SESSIONS / _MEAN_ANSWER_S
     warm = 1.6 * _MEAN_ANSWER_S
     while cluster.now < (warm + seconds) * S:

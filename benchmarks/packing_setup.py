@@ -58,15 +58,25 @@ def chains_of(setup: Setup) -> list[Chain]:
         agents = setup.shared[number] if setup.shared else (number,)
         size = 12 // len(agents)
         hops = tuple(
-            ChainHop(AgentId(f"a{agent:02}"), PartitionKey(MODEL, at * size, (at + 1) * size),
-                     at * size, (at + 1) * size)
+            ChainHop(
+                AgentId(f"a{agent:02}"),
+                PartitionKey(MODEL, at * size, (at + 1) * size),
+                at * size,
+                (at + 1) * size,
+            )
             for at, agent in enumerate(agents)
-        )  # fmt: skip
+        )
         tokens = setup.capacities[number] if setup.capacities else setup.cache_tokens
         found.append(
-            Chain(f"c{number:02}", hops, setup.slots, 10**9, lines=setup.lines,
-                  cache_tokens=float(tokens))
-        )  # fmt: skip
+            Chain(
+                f"c{number:02}",
+                hops,
+                setup.slots,
+                10**9,
+                lines=setup.lines,
+                cache_tokens=float(tokens),
+            )
+        )
     return found
 
 
@@ -79,7 +89,13 @@ def plan_of(setup: Setup, chains: Sequence[Chain], goal: PackingGoal) -> Plan:
             slots[key] = slots.get(key, 0) + chain.capacity * hop.blocks
     caches = tuple(CacheCapacity(*key, count) for key, count in slots.items())
     model = ModelPlan(
-        MODEL, FAR, (), chains=tuple(chains), caches=caches, session_tokens=4096,
-        objectives=setup.objectives, packing=goal,
-    )  # fmt: skip
+        MODEL,
+        FAR,
+        (),
+        chains=tuple(chains),
+        caches=caches,
+        session_tokens=4096,
+        objectives=setup.objectives,
+        packing=goal,
+    )
     return Plan(PlanId(goal), (model,))

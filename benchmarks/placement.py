@@ -180,16 +180,19 @@ def run(quick: bool) -> list[Figure]:
     sessions = len(cluster.running) / WORKERS
     return [
         at_least("compiled modules in use", float(COMPILED), "", 1),
-        at_most("placement decision p50, 100 workers", statistics.median(times), "us",
-                LIMIT_P50_US),
+        at_most(
+            "placement decision p50, 100 workers", statistics.median(times), "us", LIMIT_P50_US
+        ),
         at_most("placement decision p99", slow, "us"),
         at_most("arrival p50, all of `handle`", statistics.median(cluster.arrival_us), "us"),
         at_most(
             "100 ms of events with reports (paper: 50 ms a heartbeat)",
-            statistics.median(cluster.heartbeat_ms), "ms", LIMIT_HEARTBEAT_MS,
+            statistics.median(cluster.heartbeat_ms),
+            "ms",
+            LIMIT_HEARTBEAT_MS,
         ),
         at_most("sessions a worker", sessions, ""),
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

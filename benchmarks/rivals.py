@@ -35,9 +35,12 @@ class Rival:
         arguments = [engine, str(folder), "--threads", str(threads)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.rivals", *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
             env=environment,
-        )  # fmt: skip
+        )
 
     def generate(self, prompt: list[int], tokens: int) -> list[float]:
         """Returns the moment of every token, in seconds since the request."""
@@ -84,9 +87,14 @@ def transformers(folder: Path, threads: int) -> Generate:
         seen = Moments()
         with torch.inference_mode():
             model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, streamer=seen,
-                max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=0,
-            )  # fmt: skip
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                streamer=seen,
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                pad_token_id=0,
+            )
         return seen.moments[1:]
 
     return generate

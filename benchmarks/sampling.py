@@ -229,13 +229,13 @@ def measure(numbers: Sequence[str], count: int, threads: int) -> list[Figure]:
         figures += [
             at_least(
                 f"{each}: {found.equal} of {found.answers} answers stay equal",
-                100 * found.equal / found.answers, "%", 100 * LIMITS[each],
+                100 * found.equal / found.answers,
+                "%",
+                100 * LIMITS[each],
             ),
             at_most(f"{each}: tokens that flip", 100 * found.flipped, "%"),
-            at_most(
-                f"{each}: difference of logits", found.difference * DRAWS / found.draws, "sd"
-            ),
-        ]  # fmt: skip
+            at_most(f"{each}: difference of logits", found.difference * DRAWS / found.draws, "sd"),
+        ]
     return figures
 
 

@@ -160,9 +160,11 @@ def _serving(main: Runs, bursty: Runs, ablation: Runs) -> list[Figure]:
         at_most("load factor, 10 % margin, reactive", _mean(results, reactive), ""),
         at_least(
             "reservation over reactive, 10 % margin",
-            _mean(results, reserved) / _mean(results, reactive), "times", LIMIT_OVER_REACTIVE,
+            _mean(results, reserved) / _mean(results, reactive),
+            "times",
+            LIMIT_OVER_REACTIVE,
         ),
-    ]  # fmt: skip
+    ]
     for cv in (2, 4):
         means = {planner: _mean(results, bursts[planner, cv]) for planner in compared}
         label = f"bursty (cv {cv})"

@@ -77,11 +77,16 @@ async def measure(quick: bool) -> list[Figure]:
     ports = [free_port(), free_port()]
     cluster = LocalCluster(
         ClusterOptions(
-            agents=2, models=(FP32,), plan_file=plan, grpc_port=0, http_port=0, data_dir=data_dir,
+            agents=2,
+            models=(FP32,),
+            plan_file=plan,
+            grpc_port=0,
+            http_port=0,
+            data_dir=data_dir,
             extra={"agent": {"threads": THREADS}},
             each_agent=tuple({"metrics_port": port} for port in ports),
         )
-    )  # fmt: skip
+    )
     facts = await cluster.start()
     try:
         target = str(facts["grpc"])
@@ -120,13 +125,16 @@ def figures(streams: list[list[float]], counted: tuple[float, float, float]) -> 
     second = statistics.median(each[0] for each in gaps)
     handover_ms = 1e3 * seconds / sessions
     return [
-        at_most("first token, 512 tokens of prompt", 1e3 * statistics.median(
-            each[0] for each in streams), "ms"),
+        at_most(
+            "first token, 512 tokens of prompt",
+            1e3 * statistics.median(each[0] for each in streams),
+            "ms",
+        ),
         at_most("hand-over: first token to all caches there, mean", handover_ms, "ms", 50),
         at_most("second token beyond a usual step", 1e3 * (second - step), "ms"),
         at_most("a usual step", 1e3 * step, "ms"),
         at_most("caches moved per session", nbytes / sessions / MEBIBYTE, "MiB"),
-    ]  # fmt: skip
+    ]
 
 
 def run(quick: bool) -> list[Figure]:

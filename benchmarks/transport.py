@@ -93,8 +93,15 @@ async def _receive(folder: Path) -> None:
 
     for name, hub in hubs.items():
         await hub.start(handler_of(name))  # type: ignore[arg-type]
-    print(json.dumps({n: _peer(f"receiver-{n}", h.addresses).SerializeToString().hex()
-                      for n, h in hubs.items()}), flush=True)  # fmt: skip
+    print(
+        json.dumps(
+            {
+                n: _peer(f"receiver-{n}", h.addresses).SerializeToString().hex()
+                for n, h in hubs.items()
+            }
+        ),
+        flush=True,
+    )
     loop = asyncio.get_running_loop()
     senders = json.loads(await loop.run_in_executor(None, sys.stdin.readline))
     for name, hub in hubs.items():
@@ -140,9 +147,13 @@ async def _measure(folder: Path, rounds: int, small: int) -> tuple[list[float], 
     for sender in senders:
         await sender.hub.start(sender.on_frame)
     child = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--receive", str(folder),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        __file__,
+        "--receive",
+        str(folder),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert child.stdin is not None
     assert child.stdout is not None
     try:
@@ -222,7 +233,7 @@ def run(quick: bool) -> list[Figure]:
             _figure(f"{sender.name} 10 MB time", bulk * 1e3, "ms"),
             _figure(f"{sender.name} small round trip", small * 1e6, "us"),
             _figure(f"{sender.name} small CPU, both sides", sender.small_cpu_s * 1e6, "us"),
-        ]  # fmt: skip
+        ]
     return figures
 
 

@@ -37,31 +37,43 @@ def parse_process(text: str, cluster: str, names: tuple[str, ...] = ()) -> Reque
 
 @click.command()
 @click.option(
-    "--out", "folder", type=click.Path(path_type=Path, file_okay=False), required=True,
+    "--out",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
     help="Folder of the authority and the certificates; made if missing.",
-)  # fmt: skip
+)
 @click.option("--cluster", default="main", show_default=True, help="Cluster they are good for.")
 @click.option(
-    "--process", "processes", multiple=True, metavar="ROLE:NAME[,DNS...]",
+    "--process",
+    "processes",
+    multiple=True,
+    metavar="ROLE:NAME[,DNS...]",
     help="A certificate to make: gateway, scheduler, agent, operator or redis, its name (the id in "
     "its settings), DNS names and IP addresses it is reached by. May be repeated.",
-)  # fmt: skip
+)
 @click.option("--dns", multiple=True, help="DNS name for every --process. May be repeated.")
 @click.option("--ip", multiple=True, help="IP address for every --process. May be repeated.")
 @click.option("--days", default=DAYS, show_default=True, help="How long certificates are good.")
 @click.option(
-    "--authority-days", default=AUTHORITY_DAYS, show_default=True,
+    "--authority-days",
+    default=AUTHORITY_DAYS,
+    show_default=True,
     help="How long a new authority is good.",
-)  # fmt: skip
+)
 @click.option(
-    "--renew", is_flag=True, help="Also make anew what has less than a third of its life left; "
+    "--renew",
+    is_flag=True,
+    help="Also make anew what has less than a third of its life left; "
     "without --process, of everything in the folder.",
-)  # fmt: skip
+)
 @click.option(
-    "--authority", "step", type=click.Choice(_STEPS),
+    "--authority",
+    "step",
+    type=click.Choice(_STEPS),
     help="Change the authority without a gap: add a new one to what is trusted; once every process "
     "has read that, use it to sign everything anew; then drop the old one.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def certs(folder: Path, cluster: str, processes: tuple[str, ...], **options: Any) -> None:
     """Makes an authority (ca.pem, ca-key.pem) and certificates with an identity per role.

@@ -114,30 +114,46 @@ def agent(config: Path | None, /, **flags: Any) -> None:
     "--agents", type=int, help="How many agents to start.  [default: 3, or one per --device]"
 )
 @click.option(
-    "--max-agents", default=0, show_default=True,
+    "--max-agents",
+    default=0,
+    show_default=True,
     help="Start up to so many as load grows, and stop those not needed; 0: always --agents.",
-)  # fmt: skip
+)
 @click.option(
-    "--packing", type=click.Choice(PACKING_GOALS), default=None,
+    "--packing",
+    type=click.Choice(PACKING_GOALS),
+    default=None,
     help="What running sessions of models that do not say are moved for: onto few chains, evenly, "
     "or not at all. Usual: pack with --max-agents, else off.",
-)  # fmt: skip
+)
 @click.option(
-    "--device", "devices", multiple=True, default=("cpu",), show_default=True,
+    "--device",
+    "devices",
+    multiple=True,
+    default=("cpu",),
+    show_default=True,
     help="cpu, cuda or emulated:CLASS; given several times: one agent for each.",
-)  # fmt: skip
+)
 @click.option(
-    "--virtual-gpus", default=1, show_default=True,
+    "--virtual-gpus",
+    default=1,
+    show_default=True,
     help="So many agents share a device: --agents 4 --virtual-gpus 2 is two devices.",
-)  # fmt: skip
+)
 @click.option(
-    "--schedulers", type=click.IntRange(min=1), default=1, show_default=True,
+    "--schedulers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
     help="How many schedulers to start; those that lead no group stand by.",
-)  # fmt: skip
+)
 @click.option(
-    "--groups", type=click.IntRange(1, MOST_GROUPS), default=1, show_default=True,
+    "--groups",
+    type=click.IntRange(1, MOST_GROUPS),
+    default=1,
+    show_default=True,
     help="Scheduler groups the agents are dealt out to, each led by one scheduler.",
-)  # fmt: skip
+)
 @click.option("--model", "models", multiple=True, help="Model to serve; may be repeated.")
 @click.option(
     "--plan", "plan_file", type=click.Path(path_type=Path, exists=True), help="Placement to use."
@@ -145,18 +161,23 @@ def agent(config: Path | None, /, **flags: Any) -> None:
 @click.option("--grpc-port", default=8001, show_default=True, help="0 takes a free one.")
 @click.option("--http-port", default=8000, show_default=True, help="0 takes a free one.")
 @click.option(
-    "--admin-port", type=int,
+    "--admin-port",
+    type=int,
     help="0 takes a free one.  [default: 8003, or a free one if --grpc-port is 0]",
-)  # fmt: skip
+)
 @click.option(
-    "--data-dir", type=click.Path(path_type=Path), default=Path(".catenary"), show_default=True,
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    default=Path(".catenary"),
+    show_default=True,
     help="Models, logs and Redis data.",
-)  # fmt: skip
+)
 @click.option("--redis-url", help="Use this Redis instead of starting one.")
 @click.option(
-    "--tls", is_flag=True,
+    "--tls",
+    is_flag=True,
     help="Mutual TLS between the processes, with certificates made in the data directory.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON line.")
 @click.pass_obj
 def up(config: Path | None, /, as_json: bool, **flags: Any) -> None:
@@ -177,9 +198,12 @@ def up(config: Path | None, /, as_json: bool, **flags: Any) -> None:
 @cli.command()
 @click.argument("model")
 @click.option(
-    "--model-repository", type=click.Path(path_type=Path), default=Path("models"),
-    show_default=True, help="Folder with <model>/<version>/.",
-)  # fmt: skip
+    "--model-repository",
+    type=click.Path(path_type=Path),
+    default=Path("models"),
+    show_default=True,
+    help="Folder with <model>/<version>/.",
+)
 @click.option("--blocks", default=10, show_default=True, help="How many blocks to aim for.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 def prepare(model: str, model_repository: Path, blocks: int, as_json: bool) -> None:
@@ -202,9 +226,12 @@ def prepare(model: str, model_repository: Path, blocks: int, as_json: bool) -> N
 
 @cli.command()
 @click.option(
-    "--data-dir", type=click.Path(path_type=Path), default=Path(".catenary/demo"),
-    show_default=True, help="Models, logs and Redis data.",
-)  # fmt: skip
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    default=Path(".catenary/demo"),
+    show_default=True,
+    help="Models, logs and Redis data.",
+)
 def demo(data_dir: Path) -> None:
     """Serves photographs and a chat over three agents and shows where the time went.
 

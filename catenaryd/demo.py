@@ -31,19 +31,23 @@ def demo_placement(blocks: int) -> dict[str, Any]:
     """Returns three partitions: the middle one pooled by two agents, the ends on the third."""
     first, second = round(blocks * 0.3), round(blocks * 0.75)
     return {
-        "models": [{
-            "name": MODEL,
-            "slo_ms": 1000,
-            "pipelines": [{
-                "batch": 4,
-                "partitions": [
-                    {"blocks": [0, first], "agents": ["agent-0"]},
-                    {"blocks": [first, second], "agents": ["agent-1", "agent-2"]},
-                    {"blocks": [second, blocks], "agents": ["agent-0"]},
+        "models": [
+            {
+                "name": MODEL,
+                "slo_ms": 1000,
+                "pipelines": [
+                    {
+                        "batch": 4,
+                        "partitions": [
+                            {"blocks": [0, first], "agents": ["agent-0"]},
+                            {"blocks": [first, second], "agents": ["agent-1", "agent-2"]},
+                            {"blocks": [second, blocks], "agents": ["agent-0"]},
+                        ],
+                    }
                 ],
-            }],
-        }]
-    }  # fmt: skip
+            }
+        ]
+    }
 
 
 def unsplit_logits(
@@ -82,10 +86,14 @@ async def run_demo(data_dir: Path) -> int:
 
     cluster = LocalCluster(
         ClusterOptions(
-            agents=3, models=(MODEL, demo_chat.CHAT_MODEL), plan_file=plan_file, grpc_port=0,
-            http_port=0, data_dir=data_dir,
+            agents=3,
+            models=(MODEL, demo_chat.CHAT_MODEL),
+            plan_file=plan_file,
+            grpc_port=0,
+            http_port=0,
+            data_dir=data_dir,
         )
-    )  # fmt: skip
+    )
     try:
         click.echo("starting redis, a scheduler, a gateway and three agents")
         facts = await cluster.start(lambda line: click.echo(f"  {line}"))

@@ -40,8 +40,10 @@ def expected_answer(repository: ModelRepository, key: ModelKey) -> list[int]:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     chat: Any = tokenizer.apply_chat_template(
         [{"role": "user", "content": QUESTION}],
-        add_generation_prompt=True, return_dict=True, return_tensors="pt",
-    )  # fmt: skip
+        add_generation_prompt=True,
+        return_dict=True,
+        return_tensors="pt",
+    )
     with torch.inference_mode():
         output = model.generate(**chat, do_sample=False, max_new_tokens=TOKENS)
     answer: list[int] = output[0, chat["input_ids"].shape[1] :].tolist()

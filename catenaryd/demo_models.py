@@ -24,8 +24,12 @@ from catenary_services.model_repository import ModelRepository
 EFFICIENTNET_LITE0 = ModelKey("efficientnet-lite0", "1")
 IMAGE_SIZE = 224
 PHOTOGRAPHS = (
-    "chelsea.png", "coffee.png", "rocket.jpg", "motorcycle_left.png", "astronaut.png",
-)  # fmt: skip
+    "chelsea.png",
+    "coffee.png",
+    "rocket.jpg",
+    "motorcycle_left.png",
+    "astronaut.png",
+)
 
 _SLO_MS = 1000
 _MAX_BATCH = 16

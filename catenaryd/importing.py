@@ -18,26 +18,41 @@ from catenary_services.model_repository import PRECISIONS, TARGETS, ModelReposit
 @click.option("--name", required=True, help="Name it is served under.")
 @click.option("--version", default="1", show_default=True, help="Version of it.")
 @click.option(
-    "--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="fp32",
+    show_default=True,
     help="Of the weights: int8 and int4 are quantised.",
-)  # fmt: skip
+)
 @click.option(
-    "--target", type=click.Choice(TARGETS), default="both", show_default=True,
+    "--target",
+    type=click.Choice(TARGETS),
+    default="both",
+    show_default=True,
     help="Agents that are to run it. gpu: no graph is made, nothing is computed.",
-)  # fmt: skip
+)
 @click.option("--copy", is_flag=True, help="Copy the weights where they could be linked.")
 @click.option(
-    "--session-tokens", type=click.IntRange(2, 1 << 20), default=2048, show_default=True,
+    "--session-tokens",
+    type=click.IntRange(2, 1 << 20),
+    default=2048,
+    show_default=True,
     help="Most tokens of one session, prompt and answer together.",
-)  # fmt: skip
+)
 @click.option(
-    "--slo-ms", type=click.FloatRange(1), default=60_000.0, show_default=True,
+    "--slo-ms",
+    type=click.FloatRange(1),
+    default=60_000.0,
+    show_default=True,
     help="Time for a whole answer if the request names none.",
-)  # fmt: skip
+)
 @click.option(
-    "--model-repository", type=click.Path(path_type=Path), default=Path("models"),
-    show_default=True, help="Folder with <model>/<version>/.",
-)  # fmt: skip
+    "--model-repository",
+    type=click.Path(path_type=Path),
+    default=Path("models"),
+    show_default=True,
+    help="Folder with <model>/<version>/.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the sizes as one JSON object.")
 def import_model(source: Path, model_repository: Path, as_json: bool, **options: Any) -> None:
     """Imports the language model in SOURCE: a GGUF file, or a Hugging Face folder.

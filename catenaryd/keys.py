@@ -18,10 +18,14 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.argument("name")
 @_FILE
 @click.option(
-    "--scope", "scopes", multiple=True, default=("infer",), show_default=True,
+    "--scope",
+    "scopes",
+    multiple=True,
+    default=("infer",),
+    show_default=True,
     help='"infer", "infer:<model>", "view" (status, plan, sessions, traces), "admin" or "*"; may '
     "be repeated.",
-)  # fmt: skip
+)
 @click.option(
     "--max-priority", type=int, help="Most urgent priority it may ask for; higher is more urgent."
 )

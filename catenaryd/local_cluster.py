@@ -163,24 +163,38 @@ class LocalCluster:
             common["scheduler_groups"] = options.groups
         keys = self._operator_keys()
         children: dict[str, tuple[str, dict[str, Any]]] = {
-            "scheduler" if index == 0 else f"scheduler-{index}": ("scheduler", {
-                **common, **self._security("scheduler", f"scheduler-{index}"), **keys,
-                "scheduler_id": f"scheduler-{index}", "port": port,
-                "model_repository": self.model_repository,
-                "models": list(options.models), "plan_file": options.plan_file,
-                "expected_agents": self._expected_agents(), **self._scaling_settings(),
-            })
+            "scheduler" if index == 0 else f"scheduler-{index}": (
+                "scheduler",
+                {
+                    **common,
+                    **self._security("scheduler", f"scheduler-{index}"),
+                    **keys,
+                    "scheduler_id": f"scheduler-{index}",
+                    "port": port,
+                    "model_repository": self.model_repository,
+                    "models": list(options.models),
+                    "plan_file": options.plan_file,
+                    "expected_agents": self._expected_agents(),
+                    **self._scaling_settings(),
+                },
+            )
             for index, port in enumerate(self.scheduler_ports)
-        }  # fmt: skip
+        }
         children |= {
-            "gateway": ("gateway", {
-                **common, **self._security("gateway", "gateway-0"),
-                "gateway_id": "gateway-0", "grpc_port": self.grpc_port,
-                "http_port": self.http_port, "admin_port": self.admin_port,
-                "metrics_port": self.metrics_port,
-                **self._meeting_place(),
-            }),
-        }  # fmt: skip
+            "gateway": (
+                "gateway",
+                {
+                    **common,
+                    **self._security("gateway", "gateway-0"),
+                    "gateway_id": "gateway-0",
+                    "grpc_port": self.grpc_port,
+                    "http_port": self.http_port,
+                    "admin_port": self.admin_port,
+                    "metrics_port": self.metrics_port,
+                    **self._meeting_place(),
+                },
+            ),
+        }
         for kind, settings in children.values():
             settings.update(options.extra.get(kind, {}))
         for index in range(options.agents):
@@ -194,14 +208,15 @@ class LocalCluster:
         most = max(options.agents, options.max_agents)
         own = options.each_agent[index] if index < len(options.each_agent) else {}
         return {
-            **self._security("agent", self._agent_id(index)), "agent_id": self._agent_id(index),
+            **self._security("agent", self._agent_id(index)),
+            "agent_id": self._agent_id(index),
             "device": device_of(options.device, index // options.virtual_gpus),
             **self._meeting_place(),
             **share_settings(index, most, options.virtual_gpus, options.device),
             **self._group_settings(index),
             **options.extra.get("agent", {}),
             **own,
-        }  # fmt: skip
+        }
 
     def _security(self, kind: str, name: str) -> dict[str, Any]:
         """Returns how a process is protected. Without TLS by listening on loopback only."""
@@ -276,9 +291,10 @@ class LocalCluster:
     async def start_agent(self) -> str:
         """Starts one more agent, under the first id that is free, and returns that id."""
         index = next(
-            index for index in itertools.count()
+            index
+            for index in itertools.count()
             if (name := self._agent_id(index)) not in self.children and name not in self._leaving
-        )  # fmt: skip
+        )
         name = self._agent_id(index)
         await self._start_child(name, "agent", self._agent_settings(index))
         return name

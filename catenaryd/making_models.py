@@ -14,13 +14,19 @@ import click
 @click.option("--like", required=True, help="Shape of it: llama-3-8b, qwen3-4b, smollm2-135m, ..")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same makes the same.")
 @click.option(
-    "--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16",
-    show_default=True, help="Of the weights.",
-)  # fmt: skip
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    default="bfloat16",
+    show_default=True,
+    help="Of the weights.",
+)
 @click.option(
-    "--layers", type=click.IntRange(0, 1024), default=0, show_default=True,
+    "--layers",
+    type=click.IntRange(0, 1024),
+    default=0,
+    show_default=True,
     help="So many layers; 0: as many as the model has.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the sizes as one JSON object.")
 def make_model(folder: Path, like: str, seed: int, dtype: str, layers: int, as_json: bool) -> None:
     """Makes a model with random weights in FOLDER, as published models come, for benches.

@@ -46,35 +46,53 @@ plan_group.add_command(groups)
 
 @plan_group.command()
 @click.option(
-    "--dataset", type=click.Path(path_type=Path), required=True,
+    "--dataset",
+    type=click.Path(path_type=Path),
+    required=True,
     help="Folder with models.csv, block_timing.csv, cut_bytes.csv, clusters.json, instances.json.",
-)  # fmt: skip
+)
 @click.option("--instance", "instance_id", required=True, help="Id in instances.json.")
 @click.option(
-    "--solver", type=click.Choice(["auto", "dp", "highs"]), default="auto", show_default=True,
+    "--solver",
+    type=click.Choice(["auto", "dp", "highs"]),
+    default="auto",
+    show_default=True,
     help="dp is exact and quick for some 200 GPUs; highs takes any cluster and reports its gap.",
-)  # fmt: skip
+)
 @click.option(
-    "--max-partitions", type=click.IntRange(min=1),
+    "--max-partitions",
+    type=click.IntRange(min=1),
     help="Longest pipeline; default: 3, with the reference's rules as the instance says.",
-)  # fmt: skip
+)
 @click.option(
-    "--rules", type=PlugInChoice(PLANNING_RULES, "free"), default="free", show_default=True,
+    "--rules",
+    type=PlugInChoice(PLANNING_RULES, "free"),
+    default="free",
+    show_default=True,
     help="Which plans count: our own rules, or those of PPipe's artifact.",
-)  # fmt: skip
+)
 @click.option(
-    "--planner", type=PlugInChoice(PLANNERS, "catenary"), default="catenary",
-    show_default=True, help="Ours, or a baseline; reference: the data set's own plan.",
-)  # fmt: skip
+    "--planner",
+    type=PlugInChoice(PLANNERS, "catenary"),
+    default="catenary",
+    show_default=True,
+    help="Ours, or a baseline; reference: the data set's own plan.",
+)
 @click.option(
-    "--objective", type=click.Choice(["throughput", "cost", "gpus"]), default="throughput",
-    show_default=True, help="Most throughput, or least cost or fewest GPUs for the given --load.",
-)  # fmt: skip
+    "--objective",
+    type=click.Choice(["throughput", "cost", "gpus"]),
+    default="throughput",
+    show_default=True,
+    help="Most throughput, or least cost or fewest GPUs for the given --load.",
+)
 @click.option("--load", "loads", multiple=True, help="MODEL=REQUESTS_PER_SECOND; one per model.")
 @click.option(
-    "--time-limit", type=click.FloatRange(min=0, min_open=True), default=DEFAULT_TIME_LIMIT_S,
-    show_default=True, help="Seconds for HiGHS.",
-)  # fmt: skip
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=DEFAULT_TIME_LIMIT_S,
+    show_default=True,
+    help="Seconds for HiGHS.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON object.")
 def pools(
     dataset: Path, instance_id: str, max_partitions: int | None, as_json: bool, **options: Any
@@ -98,10 +116,11 @@ def pools(
 @plan_group.command()
 @click.argument("file", type=click.Path(allow_dash=True, dir_okay=False, path_type=str))
 @click.option(
-    "--stop", type=click.Choice(["rate", "all"]),
+    "--stop",
+    type=click.Choice(["rate", "all"]),
     help="Until the rate is reached, as in Algorithm 1 (the default), or until all servers are "
-    "used; counts before \"stop\" in the file.",
-)  # fmt: skip
+    'used; counts before "stop" in the file.',
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON object.")
 def chains(file: str, stop: StopRule | None, as_json: bool) -> None:
     """Composes server chains for the servers and the load in FILE (- for standard input).

@@ -44,33 +44,51 @@ class _Served:
 @click.command("dataset")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
-    "--model", "models", multiple=True, required=True,
+    "--model",
+    "models",
+    multiple=True,
+    required=True,
     help="Model to serve, NAME or NAME=SHARE of the requests; may be repeated.",
-)  # fmt: skip
+)
 @click.option(
-    "--gpus", multiple=True, required=True,
+    "--gpus",
+    multiple=True,
+    required=True,
     help="CLASS=COUNT, the fastest class first; may be repeated.",
-)  # fmt: skip
+)
 @click.option(
-    "--model-repository", type=click.Path(path_type=Path), default=Path("models"),
-    show_default=True, help="Folder with <model>/<version>/.",
-)  # fmt: skip
+    "--model-repository",
+    type=click.Path(path_type=Path),
+    default=Path("models"),
+    show_default=True,
+    help="Folder with <model>/<version>/.",
+)
 @click.option(
-    "--slo-ms", type=click.FloatRange(min=0, min_open=True),
+    "--slo-ms",
+    type=click.FloatRange(min=0, min_open=True),
     help="Deadline of requests of every model; default: as its model.yaml says.",
-)  # fmt: skip
+)
 @click.option(
-    "--gigabits", type=click.FloatRange(min=0, min_open=True), default=16.0, show_default=True,
+    "--gigabits",
+    type=click.FloatRange(min=0, min_open=True),
+    default=16.0,
+    show_default=True,
     help="Effective rate of a server's link; every GPU counts as a server.",
-)  # fmt: skip
+)
 @click.option(
-    "--margin", type=click.FloatRange(0, 1, max_open=True), default=0.4, show_default=True,
+    "--margin",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.4,
+    show_default=True,
     help="Share of each SLO the plan keeps free, as the setting plan_margin.",
-)  # fmt: skip
+)
 def dataset(
-    folder: Path, models: tuple[str, ...], gpus: tuple[str, ...], model_repository: Path,
+    folder: Path,
+    models: tuple[str, ...],
+    gpus: tuple[str, ...],
+    model_repository: Path,
     **rules: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Writes a planning task into FOLDER: models with profiles, on GPUs one has or may buy.
 
     The task is called "cluster". Classes a model's profile does not know are refused: measure them,
@@ -86,9 +104,12 @@ def dataset(
     _write_times(folder / "block_timing.csv", served, levels)
     _write_csv(folder / "cut_bytes.csv", "dnn,cut_before_block,bytes_per_request", _cuts(served))
     cluster = {
-        "high": next(iter(counts)), "gpus": counts, "vgpu_levels": levels,
-        "gpus_per_server": dict.fromkeys(counts, 1), "effective_bandwidth_gbps": rules["gigabits"],
-    }  # fmt: skip
+        "high": next(iter(counts)),
+        "gpus": counts,
+        "vgpu_levels": levels,
+        "gpus_per_server": dict.fromkeys(counts, 1),
+        "effective_bandwidth_gbps": rules["gigabits"],
+    }
     task = _instance(served, rules["slo_ms"], rules["margin"])
     (folder / "clusters.json").write_text(json.dumps({INSTANCE: cluster}, indent=1))
     (folder / "instances.json").write_text(json.dumps([task], indent=1))
@@ -177,10 +198,14 @@ def _instance(served: list[_Served], slo_ms: float | None, margin: float) -> dic
     for each in served:
         own_us = each.manifest.slo_ns / _NANOSECONDS_PER_MICROSECOND
         slo_us = own_us if slo_ms is None else slo_ms * _MICROSECONDS_PER_MILLISECOND
-        dnns.append({
-            "dnn": each.name, "weight": each.share / total,
-            "slo_us": slo_us, "margin_us": margin * slo_us,
-        })  # fmt: skip
+        dnns.append(
+            {
+                "dnn": each.name,
+                "weight": each.share / total,
+                "slo_us": slo_us,
+                "margin_us": margin * slo_us,
+            }
+        )
     return {"id": INSTANCE, "cluster": INSTANCE, "dnns": dnns}
 
 

@@ -20,21 +20,31 @@ _MILLISECOND = 1e-3
     "--rate", type=click.FloatRange(min=0), required=True, help="Requests per second in all."
 )
 @click.option(
-    "--waste", type=click.FloatRange(0, 1, min_open=True), default=0.1, show_default=True,
+    "--waste",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.1,
+    show_default=True,
     help="Share of its workers a group may waste.",
-)  # fmt: skip
+)
 @click.option(
-    "--scheduler-rate", type=click.FloatRange(min=0, min_open=True),
+    "--scheduler-rate",
+    type=click.FloatRange(min=0, min_open=True),
     help="Requests per second one scheduler takes; default: from --decision-us and --latency-ms.",
-)  # fmt: skip
+)
 @click.option(
-    "--decision-us", type=click.FloatRange(min=0, min_open=True), default=100.0, show_default=True,
+    "--decision-us",
+    type=click.FloatRange(min=0, min_open=True),
+    default=100.0,
+    show_default=True,
     help="Time of one placement decision, in microseconds.",
-)  # fmt: skip
+)
 @click.option(
-    "--latency-ms", type=click.FloatRange(min=0, min_open=True), default=5.0, show_default=True,
+    "--latency-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    show_default=True,
     help="Longest mean time until a request is placed, in milliseconds.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the division as one JSON object.")
 def groups(workers: int, rate: float, waste: float, *, as_json: bool, **limits: Any) -> None:
     """Divides a cluster into as few scheduler groups as its rate of requests allows.

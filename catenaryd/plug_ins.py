@@ -90,9 +90,7 @@ class PlugInChoice(_Text):
         """Returns what help shows for the value."""
         return f"[{'|'.join(self.choices)}]"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:  # fmt: skip
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Returns the name, if there is such a one."""
         if value not in self._own and value not in self.choices:
             self.fail(f"{value!r} is not one of {', '.join(self.choices)}.", param, ctx)

@@ -32,36 +32,47 @@ def _numbers(_context: click.Context, parameter: click.Parameter, text: str) -> 
 @click.command()
 @click.argument("model")
 @click.option(
-    "--model-repository", type=click.Path(path_type=Path), default=Path("models"),
-    show_default=True, help="Folder with <model>/<version>/.",
-)  # fmt: skip
+    "--model-repository",
+    type=click.Path(path_type=Path),
+    default=Path("models"),
+    show_default=True,
+    help="Folder with <model>/<version>/.",
+)
 @click.option("--device", default="cpu", show_default=True, help="Device to measure: cpu, cuda:0.")
 @click.option("--device-class", default="", help="Its name in the profile; default: its own name.")
 @click.option(
-    "--levels", default="1,2,4", show_default=True, callback=_numbers,
+    "--levels",
+    default="1,2,4",
+    show_default=True,
+    callback=_numbers,
     help="Into how many virtual GPUs the device is divided.",
-)  # fmt: skip
+)
 @click.option(
     "--batches", default="1,2,4,8", show_default=True, callback=_numbers, help="Batch sizes."
 )
 @click.option(
-    "--blocks", default=10, show_default=True,
+    "--blocks",
+    default=10,
+    show_default=True,
     help="How many blocks to aim for if the model has not been cut yet.",
-)  # fmt: skip
+)
 @click.option("--runs", default=20, show_default=True, help="Runs per measurement, at least.")
 @click.option(
-    "--estimate", "estimates", multiple=True,
+    "--estimate",
+    "estimates",
+    multiple=True,
     help="Device class to estimate from its data sheet, e.g. T4; may be repeated.",
-)  # fmt: skip
+)
 @click.option(
     "--precision", default="tf32", show_default=True, help="Of estimates: fp32, tf32, fp16, int8."
 )
 @click.option("--again", is_flag=True, help="Measure anew what the file has already.")
 @click.option("--no-measure", is_flag=True, help="Estimate only.")
 @click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False),
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
     help="File to write; default: profile.json beside the model.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
 def profile(model: str, model_repository: Path, as_json: bool, **options: Any) -> None:
     """Measures every block of MODEL (name or name:version) and writes profile.json beside it.
@@ -131,10 +142,11 @@ def _progress_bar(title: str) -> Iterator[Any]:
         yield Callbacks(
             begin=lambda steps: bar.update(task, total=steps),
             step=lambda step: bar.update(
-                task, advance=1,
+                task,
+                advance=1,
                 description=f"{title}: level {step.level}, block {step.block}, batch {step.rows}",
             ),
-        )  # fmt: skip
+        )
 
 
 def _lines(found: ModelProfile) -> Iterator[str]:

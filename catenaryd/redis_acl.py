@@ -53,9 +53,9 @@ def acl_file(cluster: str, passwords: Mapping[str, str]) -> str:
             raise InvalidInput("password_file", f"no user {user!r}; there are {', '.join(USERS)}")
         if len(password) < _SHORTEST_PASSWORD or not password.isprintable():
             raise InvalidInput(
-                "password_file", f"the password of {user} needs {_SHORTEST_PASSWORD} characters"
-                " in one line",
-            )  # fmt: skip
+                "password_file",
+                f"the password of {user} needs {_SHORTEST_PASSWORD} characters in one line",
+            )
         digest = hashlib.sha256(password.encode()).hexdigest()
         rules = _RULES[user].replace(_KEYS, keys)
         lines.append(f"user {user} on #{digest} resetkeys resetchannels -@all {rules}")
@@ -70,9 +70,13 @@ def _key_patterns(cluster: str) -> str:
 @click.command("redis-acl")
 @click.option("--cluster", default="main", show_default=True, help="Name of the cluster.")
 @click.option(
-    "--password-file", "password_files", multiple=True, required=True, metavar="USER=FILE",
+    "--password-file",
+    "password_files",
+    multiple=True,
+    required=True,
+    metavar="USER=FILE",
     help=f"File with the password of a user; may be repeated. Users: {', '.join(USERS)}.",
-)  # fmt: skip
+)
 def redis_acl(cluster: str, password_files: Sequence[str]) -> None:
     """Prints the ACL file of a Redis server for this cluster, with hashes of the passwords.
 

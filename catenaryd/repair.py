@@ -19,10 +19,18 @@ if TYPE_CHECKING:
     from catenary_scheduler.storage.repair import Examination
 
 _SETTINGS = (
-    "cluster", "scheduler_groups", "redis_url", "redis_password_file", "redis_ca_file",
-    "redis_sentinels", "redis_sentinel_service", "redis_sentinel_password_file",
-    "tls_ca_file", "tls_cert_file", "tls_key_file",
-)  # fmt: skip
+    "cluster",
+    "scheduler_groups",
+    "redis_url",
+    "redis_password_file",
+    "redis_ca_file",
+    "redis_sentinels",
+    "redis_sentinel_service",
+    "redis_sentinel_password_file",
+    "tls_ca_file",
+    "tls_cert_file",
+    "tls_key_file",
+)
 _TIMEOUT_S = 10.0
 _SHOWN = 60
 
@@ -43,9 +51,11 @@ def repair(config: Path | None, /, *, apply: bool, as_json: bool, **flags: Any) 
     """
     # What else a scheduler must be told is not asked here.
     settings = load_settings(
-        SchedulerSettings, file=config, section="scheduler",
+        SchedulerSettings,
+        file=config,
+        section="scheduler",
         flags={"insecure": True, **given(flags)},
-    )  # fmt: skip
+    )
     found = asyncio.run(_run(settings, apply=apply))
     if as_json:
         click.echo(json.dumps({"applied": apply, "groups": [_facts(*each) for each in found]}))

@@ -40,62 +40,96 @@ _OF_FILES = ("scenarios", "schema", "live", "quick", "out", "workers")
 @click.option("--live", is_flag=True, help="Run scenarios that can on real processes as well.")
 @click.option("--quick", is_flag=True, help="The short form of each scenario.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False),
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
     help="Folder for plots, facts and the tables in pooled-pipelines.md.",
-)  # fmt: skip
+)
 @click.option(
-    "--workers", type=click.IntRange(0), default=0, help="Simulations at a time; 0: one per CPU.",
-)  # fmt: skip
+    "--workers",
+    type=click.IntRange(0),
+    default=0,
+    help="Simulations at a time; 0: one per CPU.",
+)
 @click.option(
-    "--dataset", "folder", type=click.Path(path_type=Path),
+    "--dataset",
+    "folder",
+    type=click.Path(path_type=Path),
     help="Folder in the format of tests/data/ppipe.",
-)  # fmt: skip
+)
 @click.option("--instance", help="Planning instance, by its id.")
 @click.option(
-    "--planner", type=PlugInChoice(PLANNERS, "catenary"), default="catenary", show_default=True,
+    "--planner",
+    type=PlugInChoice(PLANNERS, "catenary"),
+    default="catenary",
+    show_default=True,
     help="Whose plan; reference: the data set's own.",
-)  # fmt: skip
+)
 @click.option(
-    "--max-partitions", type=click.IntRange(1, 8), default=3, show_default=True,
+    "--max-partitions",
+    type=click.IntRange(1, 8),
+    default=3,
+    show_default=True,
     help="Longest pipeline of the planner catenary.",
-)  # fmt: skip
+)
 @click.option(
-    "--margin", type=click.FloatRange(0.0, 1.0, max_open=True), default=OWN_MARGIN,
-    show_default=True, help="Share of the SLO the planner catenary keeps free; never more than the "
-    "instance does.",
-)  # fmt: skip
+    "--margin",
+    type=click.FloatRange(0.0, 1.0, max_open=True),
+    default=OWN_MARGIN,
+    show_default=True,
+    help="Share of the SLO the planner catenary keeps free; never more than the instance does.",
+)
 @click.option(
-    "--dispatch", type=PlugInChoice(DISPATCHERS, "reservation"), default="reservation",
-    show_default=True, help="reactive: every pool for itself, without reservations.",
-)  # fmt: skip
+    "--dispatch",
+    type=PlugInChoice(DISPATCHERS, "reservation"),
+    default="reservation",
+    show_default=True,
+    help="reactive: every pool for itself, without reservations.",
+)
 @click.option(
-    "--load", "load_text", default="1.0", show_default=True, metavar="F|max",
+    "--load",
+    "load_text",
+    default="1.0",
+    show_default=True,
+    metavar="F|max",
     help="Load factor; max looks for the largest, from 1 down, that keeps 99 % within the SLO.",
-)  # fmt: skip
+)
 @click.option(
-    "--base-rps", type=click.Choice(("reference", "own")), default="reference", show_default=True,
+    "--base-rps",
+    type=click.Choice(("reference", "own")),
+    default="reference",
+    show_default=True,
     help="Load factor 1: each model's rate in the reference's plan, or weight x own objective.",
-)  # fmt: skip
+)
 @click.option(
-    "--arrivals", default="poisson", show_default=True,
+    "--arrivals",
+    default="poisson",
+    show_default=True,
     metavar="poisson|gamma:CV|onoff:ON_S:OFF_S|FILE",
     help="FILE: CSV with a column seconds or timestamp (arrivals), or seconds and rps (rates).",
-)  # fmt: skip
+)
 @click.option("--duration", default=30.0, show_default=True, help="Seconds of arrivals.")
 @click.option("--seed", default=1, show_default=True, help="Decides arrivals and noise.")
 @click.option("--noise", default=0.0, help="Coefficient of variation of compute and transfers.")
 @click.option(
-    "--stragglers", default="0:3", show_default=True, metavar="PROBABILITY:FACTOR",
+    "--stragglers",
+    default="0:3",
+    show_default=True,
+    metavar="PROBABILITY:FACTOR",
     help="How often a batch takes how many times as long.",
-)  # fmt: skip
+)
 @click.option("--report-delay-ms", default=0.0, help="Until the scheduler hears of what happened.")
 @click.option("--clock-error-ms", default=0.0, help="By how much the servers' clocks are wrong.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def pools(
-    context: click.Context, /, folder: Path | None, instance: str | None, load_text: str,
-    as_json: bool, **flags: Any,
-) -> None:  # fmt: skip
+    context: click.Context,
+    /,
+    folder: Path | None,
+    instance: str | None,
+    load_text: str,
+    as_json: bool,
+    **flags: Any,
+) -> None:
     """Serves one instance of a data set of planning tasks, or runs scenario files.
 
     Example: catenaryd simulate pools --dataset tests/data/ppipe

@@ -54,10 +54,17 @@ class Child:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "catenaryd", "--supervised", *self.arguments,
-                stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True, env={**os.environ, **self.environment},
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "catenaryd",
+                "--supervised",
+                *self.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, **self.environment},
+            )
 
     async def _watch(self) -> None:
         delay_s = FIRST_RESTART_DELAY_S

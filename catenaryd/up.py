@@ -39,9 +39,13 @@ def options_of(config_file: Path | None, **flags: Any) -> ClusterOptions:
         agents = len(devices)
         each = tuple({"device": device_of(device, i)} for i, device in enumerate(devices))
     return ClusterOptions(
-        config_file=config_file, device=devices[0], agents=3 if agents is None else agents,
-        admin_port=admin_port, each_agent=each, **flags,
-    )  # fmt: skip
+        config_file=config_file,
+        device=devices[0],
+        agents=3 if agents is None else agents,
+        admin_port=admin_port,
+        each_agent=each,
+        **flags,
+    )
 
 
 async def run_up(options: ClusterOptions, *, as_json: bool) -> int:

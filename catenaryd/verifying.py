@@ -15,9 +15,12 @@ from catenary_services.model_repository import ModelRepository
 @click.command("verify-model")
 @click.argument("model")
 @click.option(
-    "--model-repository", type=click.Path(path_type=Path), default=Path("models"),
-    show_default=True, help="Folder with <model>/<version>/.",
-)  # fmt: skip
+    "--model-repository",
+    type=click.Path(path_type=Path),
+    default=Path("models"),
+    show_default=True,
+    help="Folder with <model>/<version>/.",
+)
 @click.option("--record", is_flag=True, help="Record the files as they are: they are right.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify_model(model: str, model_repository: Path, record: bool, as_json: bool) -> None:

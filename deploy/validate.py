@@ -38,8 +38,12 @@ _KSERVE = {
     "serving.kserve.io/v1beta1/InferenceService": "v1beta1_inference_service",
 }
 _SCALARS: dict[str, type | tuple[type, ...]] = {
-    "str": str, "int": int, "bool": bool, "float": (int, float), "object": object,
-}  # fmt: skip
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "float": (int, float),
+    "object": object,
+}
 
 Document = dict[str, Any]
 

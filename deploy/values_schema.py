@@ -24,15 +24,51 @@ Schema = dict[str, Any]
 
 # What the chart sets itself, or what differs from pod to pod.
 _OURS = {
-    "cluster", "insecure", "tls_cert_file", "tls_key_file", "tls_ca_file", "health_host",
-    "health_port", "metrics_host", "metrics_port", "model_repository", "scheduler_addresses",
-    "scheduler_groups", "drain_timeout_s", "host", "port", "http_port", "grpc_port", "admin_port",
-    "gateway_id", "scheduler_id", "agent_id", "server_id", "device", "device_class", "device_id",
-    "virtual_level", "transport_host", "models", "expected_agents", "min_agents", "max_agents",
-    "retire_by_ordinal", "redis_url", "redis_password_file", "redis_ca_file", "redis_sentinels",
-    "redis_sentinel_service", "redis_sentinel_password_file", "api_keys_file", "otlp_endpoint",
-    "trace_sample_ratio", "doors_insecure", "door_cert_file", "door_key_file",
-}  # fmt: skip
+    "cluster",
+    "insecure",
+    "tls_cert_file",
+    "tls_key_file",
+    "tls_ca_file",
+    "health_host",
+    "health_port",
+    "metrics_host",
+    "metrics_port",
+    "model_repository",
+    "scheduler_addresses",
+    "scheduler_groups",
+    "drain_timeout_s",
+    "host",
+    "port",
+    "http_port",
+    "grpc_port",
+    "admin_port",
+    "gateway_id",
+    "scheduler_id",
+    "agent_id",
+    "server_id",
+    "device",
+    "device_class",
+    "device_id",
+    "virtual_level",
+    "transport_host",
+    "models",
+    "expected_agents",
+    "min_agents",
+    "max_agents",
+    "retire_by_ordinal",
+    "redis_url",
+    "redis_password_file",
+    "redis_ca_file",
+    "redis_sentinels",
+    "redis_sentinel_service",
+    "redis_sentinel_password_file",
+    "api_keys_file",
+    "otlp_endpoint",
+    "trace_sample_ratio",
+    "doors_insecure",
+    "door_cert_file",
+    "door_key_file",
+}
 
 
 def schema() -> Schema:
@@ -54,112 +90,172 @@ def _values() -> Schema:
         "nameOverride": _text(),
         "fullnameOverride": _text(),
         "cluster": _text(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$"),
-        "image": _object({
-            "registry": _text(), "repository": _name(), "tag": _text(),
-            "digest": _text("^(sha256:[0-9a-f]{64})?$"),
-            "pullPolicy": _one_of("Always", "IfNotPresent", "Never"),
-            "pullSecrets": _list(_object({"name": _name()}, ["name"])),
-        }),
-        "commonLabels": _texts(), "commonAnnotations": _texts(), "extraEnv": _objects(),
-        "serviceAccount": _object(
-            {"create": _flag(), "name": _text(), "annotations": _texts()}
+        "image": _object(
+            {
+                "registry": _text(),
+                "repository": _name(),
+                "tag": _text(),
+                "digest": _text("^(sha256:[0-9a-f]{64})?$"),
+                "pullPolicy": _one_of("Always", "IfNotPresent", "Never"),
+                "pullSecrets": _list(_object({"name": _name()}, ["name"])),
+            }
         ),
+        "commonLabels": _texts(),
+        "commonAnnotations": _texts(),
+        "extraEnv": _objects(),
+        "serviceAccount": _object({"create": _flag(), "name": _text(), "annotations": _texts()}),
         "podSecurityContext": {"type": "object"},
         "containerSecurityContext": {"type": "object"},
         "tls": _tls(),
         "apiKeys": _object({"existingSecret": _text(), "key": _name()}),
         "redis": _redis(),
         "models": _list(_name()),
-        "modelRepository": _object({
-            "existingClaim": _text(), "volume": {"type": "object"}, "subPath": _text(),
-            "mountPath": _text("^/"),
-        }),
-        "telemetry": _object({
-            "otlpEndpoint": _text("^(https?://.+)?$"),
-            "traceSampleRatio": {"type": "number", "minimum": 0, "maximum": 1},
-        }),
+        "modelRepository": _object(
+            {
+                "existingClaim": _text(),
+                "volume": {"type": "object"},
+                "subPath": _text(),
+                "mountPath": _text("^/"),
+            }
+        ),
+        "telemetry": _object(
+            {
+                "otlpEndpoint": _text("^(https?://.+)?$"),
+                "traceSampleRatio": {"type": "number", "minimum": 0, "maximum": 1},
+            }
+        ),
         "gateway": _gateway(),
-        "scheduler": _object({
-            **_pods("schedulerSettings"), "replicas": _whole(1), "groups": _whole(1, 64),
-        }),
+        "scheduler": _object(
+            {
+                **_pods("schedulerSettings"),
+                "replicas": _whole(1),
+                "groups": _whole(1, 64),
+            }
+        ),
         "agentDefaults": _object(_agent_pods()),
         "agents": _list(_agent(), fewest=1),
-        "keda": _object({
-            "apiKey": _object({"existingSecret": _text(), "key": _name()}),
-            "tlsSecret": _text(), "pollingIntervalSeconds": _whole(1),
-            "scaleDownStabilizationSeconds": _whole(0, 3600),
-        }),
-        "networkPolicy": _object({
-            "enabled": _flag(), **dict.fromkeys(
-                ("clients", "operators", "scrapers", "redis", "collector"), _objects()
-            ),
-        }),
+        "keda": _object(
+            {
+                "apiKey": _object({"existingSecret": _text(), "key": _name()}),
+                "tlsSecret": _text(),
+                "pollingIntervalSeconds": _whole(1),
+                "scaleDownStabilizationSeconds": _whole(0, 3600),
+            }
+        ),
+        "networkPolicy": _object(
+            {
+                "enabled": _flag(),
+                **dict.fromkeys(
+                    ("clients", "operators", "scrapers", "redis", "collector"), _objects()
+                ),
+            }
+        ),
         "monitoring": _monitoring(),
-        "inferencePool": _object({
-            "enabled": _flag(),
-            "endpointPicker": _object({"name": _text(), "port": _port()}),
-        }),
+        "inferencePool": _object(
+            {
+                "enabled": _flag(),
+                "endpointPicker": _object({"name": _text(), "port": _port()}),
+            }
+        ),
         # Helm's own: values for all charts of a parent chart.
         "global": {"type": "object"},
-    }  # fmt: skip
+    }
 
 
 def _tls() -> Schema:
-    return _object({
-        "mode": _one_of("csi", "secrets", "none"),
-        "issuer": _object({
-            "name": _text(), "kind": _one_of("Issuer", "ClusterIssuer"), "group": _name(),
-        }),
-        "duration": _duration(), "renewBefore": _duration(),
-        "gatewayDnsNames": _list(_name()),
-        "doorSecret": _text(), "doorsInsecure": _flag(),
-        "secrets": _object({role: _text() for role in ("gateway", "scheduler", "agent")}),
-        "operators": _list(_object({"name": _dns_label()}, ["name"])),
-    })  # fmt: skip
+    return _object(
+        {
+            "mode": _one_of("csi", "secrets", "none"),
+            "issuer": _object(
+                {
+                    "name": _text(),
+                    "kind": _one_of("Issuer", "ClusterIssuer"),
+                    "group": _name(),
+                }
+            ),
+            "duration": _duration(),
+            "renewBefore": _duration(),
+            "gatewayDnsNames": _list(_name()),
+            "doorSecret": _text(),
+            "doorsInsecure": _flag(),
+            "secrets": _object({role: _text() for role in ("gateway", "scheduler", "agent")}),
+            "operators": _list(_object({"name": _dns_label()}, ["name"])),
+        }
+    )
 
 
 def _redis() -> Schema:
-    return _object({
-        "url": _text("^rediss?://"), "existingSecret": _text(), "passwordKey": _name(),
-        "caSecret": _text(), "caKey": _name(), "sentinels": _list(_text("^.+:[0-9]+$")),
-        "sentinelService": _name(), "sentinelPasswordKey": _text(),
-        "bundled": _object({
-            "enabled": _flag(), "image": _name(), "storage": _quantity(),
-            "storageClassName": _text(), "resources": _resources(),
-        }),
-    })  # fmt: skip
+    return _object(
+        {
+            "url": _text("^rediss?://"),
+            "existingSecret": _text(),
+            "passwordKey": _name(),
+            "caSecret": _text(),
+            "caKey": _name(),
+            "sentinels": _list(_text("^.+:[0-9]+$")),
+            "sentinelService": _name(),
+            "sentinelPasswordKey": _text(),
+            "bundled": _object(
+                {
+                    "enabled": _flag(),
+                    "image": _name(),
+                    "storage": _quantity(),
+                    "storageClassName": _text(),
+                    "resources": _resources(),
+                }
+            ),
+        }
+    )
 
 
 def _gateway() -> Schema:
-    return _object({
-        **_pods("gatewaySettings"), "replicas": _whole(1),
-        "service": _object({
-            "type": _one_of("ClusterIP", "NodePort", "LoadBalancer"), "annotations": _texts(),
-            "loadBalancerClass": _text(), "loadBalancerSourceRanges": _list(_name()),
-            "exposeAdmin": _flag(),
-        }),
-        "autoscaling": _object({
-            "enabled": _flag(), "minReplicas": _whole(1), "maxReplicas": _whole(1),
-            "targetCPUUtilizationPercentage": _whole(1, 100),
-        }),
-    })  # fmt: skip
+    return _object(
+        {
+            **_pods("gatewaySettings"),
+            "replicas": _whole(1),
+            "service": _object(
+                {
+                    "type": _one_of("ClusterIP", "NodePort", "LoadBalancer"),
+                    "annotations": _texts(),
+                    "loadBalancerClass": _text(),
+                    "loadBalancerSourceRanges": _list(_name()),
+                    "exposeAdmin": _flag(),
+                }
+            ),
+            "autoscaling": _object(
+                {
+                    "enabled": _flag(),
+                    "minReplicas": _whole(1),
+                    "maxReplicas": _whole(1),
+                    "targetCPUUtilizationPercentage": _whole(1, 100),
+                }
+            ),
+        }
+    )
 
 
 def _agent() -> Schema:
     own = {
-        "name": _dns_label(), "replicas": _whole(0),
+        "name": _dns_label(),
+        "replicas": _whole(0),
         "device": _text(r"^(cpu|cuda:[0-9]+|emulated:.+)$"),
-        "deviceClass": _text(), "virtualGpus": _whole(1, 16), "imageVariant": _dns_label(),
+        "deviceClass": _text(),
+        "virtualGpus": _whole(1, 16),
+        "imageVariant": _dns_label(),
         "gpu": _object({"resource": _text("^.+/.+$"), "count": _whole(1)}, ["resource", "count"]),
         "autoscaling": {
-            **_object({
-                "enabled": _flag(), "minReplicas": _whole(1), "maxReplicas": _whole(1),
-                "growthShare": {"type": "number", "minimum": 0, "maximum": 1},
-            }),
+            **_object(
+                {
+                    "enabled": _flag(),
+                    "minReplicas": _whole(1),
+                    "maxReplicas": _whole(1),
+                    "growthShare": {"type": "number", "minimum": 0, "maximum": 1},
+                }
+            ),
             "if": {"properties": {"enabled": {"const": True}}, "required": ["enabled"]},
             "then": {"required": ["maxReplicas"]},
         },
-    }  # fmt: skip
+    }
     return {
         **_object({**_agent_pods(), **own}, ["name", "device"]),
         "anyOf": [{"required": ["replicas"]}, {"required": ["autoscaling"]}],
@@ -168,36 +264,53 @@ def _agent() -> Schema:
 
 def _agent_pods() -> Schema:
     return {
-        **_pods("agentSettings"), "startupSeconds": _whole(10), "runtimeClassName": _text(),
-    }  # fmt: skip
+        **_pods("agentSettings"),
+        "startupSeconds": _whole(10),
+        "runtimeClassName": _text(),
+    }
 
 
 def _pods(settings: str) -> Schema:
     """What pods of all roles have."""
     return {
         "settings": {"$ref": f"#/definitions/{settings}"},
-        "drainTimeoutSeconds": _whole(0), "preStopSeconds": _whole(0),
+        "drainTimeoutSeconds": _whole(0),
+        "preStopSeconds": _whole(0),
         "resources": _resources(),
-        "pdb": _object({
-            "enabled": _flag(),
-            "maxUnavailable": {"anyOf": [_whole(0), _text("^[0-9]+%$")]},
-        }),
-        "podAnnotations": _texts(), "podLabels": _texts(), "nodeSelector": _texts(),
-        "tolerations": _objects(), "affinity": {"type": "object"},
-        "topologySpreadConstraints": _objects(), "priorityClassName": _text(),
-        "extraEnv": _objects(), "extraVolumes": _objects(), "extraVolumeMounts": _objects(),
-    }  # fmt: skip
+        "pdb": _object(
+            {
+                "enabled": _flag(),
+                "maxUnavailable": {"anyOf": [_whole(0), _text("^[0-9]+%$")]},
+            }
+        ),
+        "podAnnotations": _texts(),
+        "podLabels": _texts(),
+        "nodeSelector": _texts(),
+        "tolerations": _objects(),
+        "affinity": {"type": "object"},
+        "topologySpreadConstraints": _objects(),
+        "priorityClassName": _text(),
+        "extraEnv": _objects(),
+        "extraVolumes": _objects(),
+        "extraVolumeMounts": _objects(),
+    }
 
 
 def _monitoring() -> Schema:
     monitor = _object({"enabled": _flag(), "labels": _texts(), "interval": _duration()})
-    return _object({
-        "podMonitor": monitor, "serviceMonitor": monitor,
-        "prometheusRule": _object({
-            "enabled": _flag(), "labels": _texts(),
-            "attainment": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        }),
-    })  # fmt: skip
+    return _object(
+        {
+            "podMonitor": monitor,
+            "serviceMonitor": monitor,
+            "prometheusRule": _object(
+                {
+                    "enabled": _flag(),
+                    "labels": _texts(),
+                    "attainment": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+                }
+            ),
+        }
+    )
 
 
 def _settings(cls: type[ProcessSettings]) -> Schema:
@@ -221,8 +334,10 @@ def _plain(part: Any) -> Any:
 
 def _object(properties: Schema, required: list[str] | None = None) -> Schema:
     made: Schema = {
-        "type": "object", "properties": properties, "additionalProperties": False,
-    }  # fmt: skip
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
     return {**made, "required": required} if required else made
 
 

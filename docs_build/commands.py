@@ -26,8 +26,16 @@ _CLIENT = """\
 sentence on stderr and exit code 1, bad usage exit code 2. `--json` prints one JSON object."""
 
 _CONNECTION = {
-    "target", "admin", "api_key", "tls", "tls_ca", "tls_cert", "tls_key", "insecure", "as_json",
-}  # fmt: skip
+    "target",
+    "admin",
+    "api_key",
+    "tls",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "insecure",
+    "as_json",
+}
 """Parameters that every command of the client has, see `catenary.command_line.kit.Options`."""
 
 

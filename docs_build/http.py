@@ -52,7 +52,7 @@ DESCRIPTIONS: dict[tuple[str, str], str] = {
     ("GET", "/dashboard/v1/sessions"): "Sessions that generate, and where.",
     ("GET", "/dashboard/v1/trace"): "Where the time of a recent request went; `?request_id=`, "
     "or the last one.",
-}  # fmt: skip
+}
 
 
 def served_routes() -> Iterator[tuple[str, str]]:

@@ -38,10 +38,15 @@ def metrics_page() -> str:
     sections = []
     for section in dict.fromkeys(each.section for each in found):
         rows = [
-            (code(each.name), each.kind, ", ".join(map(code, each.metric.labels)),
-             plain(each.metric.help))
-            for each in found if each.section == section
-        ]  # fmt: skip
+            (
+                code(each.name),
+                each.kind,
+                ", ".join(map(code, each.metric.labels)),
+                plain(each.metric.help),
+            )
+            for each in found
+            if each.section == section
+        ]
         sections.append(f"## {section}\n\n" + table(("metric", "kind", "labels", ""), rows))
     return page("Metrics", _INTRO, *sections)
 

@@ -86,11 +86,12 @@ def _comments_of(file: descriptor_pb2.FileDescriptorProto) -> dict[tuple[int, ..
 
 def _page(file: ProtoFile, pages_of: Mapping[str, str]) -> str:
     head = "".join(
-        location.leading_detached_comments[0] if location.leading_detached_comments
+        location.leading_detached_comments[0]
+        if location.leading_detached_comments
         else location.leading_comments
         for location in file.file.source_code_info.location
         if tuple(location.path) == (12,)  # `syntax`, which the comment of a file stands before
-    )  # fmt: skip
+    )
     sections = [_service(file, number, pages_of) for number in range(len(file.file.service))]
     for number, message in enumerate(file.file.message_type):
         sections += _message(file, message, (_MESSAGES, number), message.name, pages_of)

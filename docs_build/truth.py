@@ -111,11 +111,19 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     )
     environment.filters.update(truth_figures.FILTERS)
     shared = {
-        "section": section, "bench": bench, "figure": figure, "facts": found,
-        "cell": cell, "column": column, "times": times, "saved": saved,
-        "ratios": truth_figures.ratios, "less": truth_figures.less,
-        "differences": truth_figures.differences, "pick": truth_figures.pick,
-    }  # fmt: skip
+        "section": section,
+        "bench": bench,
+        "figure": figure,
+        "facts": found,
+        "cell": cell,
+        "column": column,
+        "times": times,
+        "saved": saved,
+        "ratios": truth_figures.ratios,
+        "less": truth_figures.less,
+        "differences": truth_figures.differences,
+        "pick": truth_figures.pick,
+    }
     made = {}
     for template in sorted(TEMPLATES.glob("*.md")):
         place = Path("docs") / ("" if template.stem == "benchmarks" else "results") / template.name
@@ -153,16 +161,14 @@ def _of_pages(made: Mapping[Path, str], root: Path) -> Iterator[str]:
 
 def _without(
     wanted: AbstractSet[str], there: AbstractSet[str], excepted: Mapping[str, str], table: str
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     for name in sorted(wanted - there - excepted.keys()):
         yield f"{name} has no record"
     for name in sorted(excepted.keys() & there):
         yield f"{table} names {name}, which has a record"
 
 
-def _of_record(
-    name: str, record: Record, files: Mapping[str, Path], root: Path
-) -> Iterator[str]:  # fmt: skip
+def _of_record(name: str, record: Record, files: Mapping[str, Path], root: Path) -> Iterator[str]:
     if name not in files:
         yield f"the record of {name} has no scenario"
         return

@@ -18,7 +18,7 @@ def cell(table: Mapping[str, Any], row: str, column: str) -> float:
 
 def column(
     table: Mapping[str, Any], column: str, rows: str, *, reference: bool = False
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Returns the numbers of a column.
 
     Args:

@@ -71,8 +71,12 @@ def attention_error(
     counts, cached = step
     device = here.torch_device
     dtype = torch.float16 if here.is_cuda else torch.float32
-    pool = SlotPool(len(counts) + 1, 1100 if here.is_cuda else 64, 1,
-                    CacheShape(heads.keys, heads.size, dtype, device))  # fmt: skip
+    pool = SlotPool(
+        len(counts) + 1,
+        1100 if here.is_cuda else 64,
+        1,
+        CacheShape(heads.keys, heads.size, dtype, device),
+    )
     random = torch.Generator(device).manual_seed(1)
     pool.keys.normal_(generator=random)
     pool.values.normal_(generator=random)
@@ -155,9 +159,10 @@ def _replayed(here: Context, executor: Any, sessions: int) -> tuple[int, float]:
 
     items = decode_items(executor, sessions)
     plan = StepPlan(
-        [executor._caches[item.session] for item in items], [1] * sessions,
+        [executor._caches[item.session] for item in items],
+        [1] * sessions,
         [item.position for item in items],
-    )  # fmt: skip
+    )
     with executor._on_stream(), torch.inference_mode():
         joining = executor._joining(items)
         if here.is_cuda:
@@ -191,5 +196,4 @@ def vision(here: Context) -> None:
         distance = np.linalg.norm(made - wanted) / np.linalg.norm(wanted)
         here.row(f"vision part, {rows} images: distance", float(distance), at_most=1e-2)
         again = there.run([images])[0]
-        here.row(f"vision part, {rows} images: a second run differs in",
-                 int((made != again).sum()))  # fmt: skip
+        here.row(f"vision part, {rows} images: a second run differs in", int((made != again).sum()))

@@ -45,8 +45,12 @@ def versions(here: Context) -> None:
         here.row("card", card.name, note=f"{capability}, {card.total_bytes / GIGA:.1f} GB")
     wheels = installed_wheels()
     missing = what_is_missing(here.device, driver, wheels, driver.cards[0].total_bytes * 9 // 10)
-    here.row("start-up check finds missing", 0 if missing is None else 1, at_most=0,
-             note=missing or " ".join(wheels.torch_architectures))  # fmt: skip
+    here.row(
+        "start-up check finds missing",
+        0 if missing is None else 1,
+        at_most=0,
+        note=missing or " ".join(wheels.torch_architectures),
+    )
     _compare_with_torch(here)
 
 
@@ -60,12 +64,18 @@ def _compare_with_torch(here: Context) -> None:
     here.row("CUDA of PyTorch", str(torch.version.cuda))
     here.row("multiprocessors", facts.multi_processor_count)
     same = (facts.name, (facts.major, facts.minor), facts.total_memory) == (
-        card.name, card.capability, card.total_bytes,
-    )  # fmt: skip
+        card.name,
+        card.capability,
+        card.total_bytes,
+    )
     here.row("driver and PyTorch disagree", 0 if same else 1, at_most=0)
     free = torch.cuda.mem_get_info(0)[0]
-    here.row("free, by the driver and by PyTorch", (card.free_bytes or 0) / GIGA, "GB",
-             note=f"PyTorch {free / GIGA:.1f} GB, with its context")  # fmt: skip
+    here.row(
+        "free, by the driver and by PyTorch",
+        (card.free_bytes or 0) / GIGA,
+        "GB",
+        note=f"PyTorch {free / GIGA:.1f} GB, with its context",
+    )
 
 
 def _version(name: str) -> str:
@@ -140,5 +150,9 @@ def sanitizer(here: Context) -> None:
     if "Device not supported" in done.stdout + done.stderr:
         raise Skipped("compute-sanitizer does not reach the device here")
     lines = (done.stdout or done.stderr).splitlines()
-    here.row("a mixed step under the sanitizer, exit code", done.returncode, at_most=0,
-             note=lines[-1][:120] if lines else "")  # fmt: skip
+    here.row(
+        "a mixed step under the sanitizer, exit code",
+        done.returncode,
+        at_most=0,
+        note=lines[-1][:120] if lines else "",
+    )

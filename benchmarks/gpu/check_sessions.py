@@ -36,11 +36,17 @@ def caches(here: Context) -> None:
         there.open_session(session, 0)
         there.import_cache(session, span, rows)
         again = there.export_cache(session, span)
-        here.row(f"session {session}: values of the cache that changed",
-                 int((rows != again).sum()), at_most=0)  # fmt: skip
+        here.row(
+            f"session {session}: values of the cache that changed",
+            int((rows != again).sum()),
+            at_most=0,
+        )
         stayed, moved = (_greedy(each, session, first, 16) for each in (here_, there))
-        here.row(f"session {session}: tokens that differ after it",
-                 sum(a != b for a, b in zip(stayed, moved, strict=True)), at_most=0)  # fmt: skip
+        here.row(
+            f"session {session}: tokens that differ after it",
+            sum(a != b for a, b in zip(stayed, moved, strict=True)),
+            at_most=0,
+        )
 
 
 def _greedy(executor: Any, session: int, token: int, count: int) -> list[int]:
@@ -60,13 +66,19 @@ def recovery(here: Context) -> None:
         undisturbed = _answers(here, made, sessions, tokens, temperature, broken_at=0)
         broken = _answers(here, made, sessions, tokens, temperature, broken_at=tokens // 2)
         equal = sum(a == b for a, b in zip(undisturbed, broken, strict=True))
-        same = np.mean([
-            np.argmin([*(x == y for x, y in zip(a, b, strict=True)), False])
-            for a, b in zip(undisturbed, broken, strict=True)
-        ])  # fmt: skip
-        here.row(f"{name}: answers equal after a restart", equal / sessions, "",
-                 at_least=None if here.is_cuda else 1.0,
-                 note=f"of {sessions}; equal up to token {same:.1f} of {tokens}")  # fmt: skip
+        same = np.mean(
+            [
+                np.argmin([*(x == y for x, y in zip(a, b, strict=True)), False])
+                for a, b in zip(undisturbed, broken, strict=True)
+            ]
+        )
+        here.row(
+            f"{name}: answers equal after a restart",
+            equal / sessions,
+            "",
+            at_least=None if here.is_cuda else 1.0,
+            note=f"of {sessions}; equal up to token {same:.1f} of {tokens}",
+        )
 
 
 def _answers(

@@ -65,13 +65,18 @@ class World:
     def compare(self, what: str, answers: list[Answer], expected: list[Answer]) -> None:
         """Notes how many answers broke off, and how many are what they were."""
         problems = [each.problem for each in answers if each.problem]
-        self.here.row(f"{what}: answers lost", len(problems), at_most=0,
-                      note="; ".join(problems)[:200])  # fmt: skip
+        self.here.row(
+            f"{what}: answers lost", len(problems), at_most=0, note="; ".join(problems)[:200]
+        )
         # Other clusters are asked for fewer tokens than the first one was.
         pairs = zip(answers, expected, strict=True)
         equal = sum(bool(a.tokens) and a.tokens == b.tokens[: len(a.tokens)] for a, b in pairs)
-        self.here.row(f"{what}: answers equal", equal / len(expected), "",
-                      at_least=None if self.here.is_cuda else 1.0)  # fmt: skip
+        self.here.row(
+            f"{what}: answers equal",
+            equal / len(expected),
+            "",
+            at_least=None if self.here.is_cuda else 1.0,
+        )
 
 
 @asynccontextmanager
@@ -102,12 +107,19 @@ async def world(
     plan.write_text(json.dumps({"models": [{"name": key.name, "chains": chains(blocks)}]}))
     cluster = LocalCluster(
         ClusterOptions(
-            agents=_AGENTS, models=(key.name,), plan_file=plan, grpc_port=0, http_port=0,
-            device=str(here.device), virtual_gpus=1 if devices else _AGENTS,
-            each_agent=tuple(_own_settings(here, each) for each in devices), data_dir=folder,
-            ready_timeout_s=_START_S * patience, extra=_CONFIG,
+            agents=_AGENTS,
+            models=(key.name,),
+            plan_file=plan,
+            grpc_port=0,
+            http_port=0,
+            device=str(here.device),
+            virtual_gpus=1 if devices else _AGENTS,
+            each_agent=tuple(_own_settings(here, each) for each in devices),
+            data_dir=folder,
+            ready_timeout_s=_START_S * patience,
+            extra=_CONFIG,
         )
-    )  # fmt: skip
+    )
     began = time.perf_counter()
     try:
         facts = await cluster.start()
@@ -155,15 +167,19 @@ async def _whole(here: Context) -> None:
         (here.folder / "expected.json").write_text(json.dumps([each.tokens for each in expected]))
         # One that fails is not to cost the others.
         for name, part in (
-            ("again", _again), ("OpenAI", _openai), ("moves", _moves), ("kill -9", _kill),
+            ("again", _again),
+            ("OpenAI", _openai),
+            ("moves", _moves),
+            ("kill -9", _kill),
             ("drain", _drain),
-        ):  # fmt: skip
+        ):
             try:
                 async with asyncio.timeout(_PART_S * (_PATIENCE if here.tiny else 1)):
                     await part(there, expected)
             except Exception as error:
-                here.row(f"{name}: failed", 1, at_most=0,
-                         note=f"{type(error).__name__}: {error}"[:160])  # fmt: skip
+                here.row(
+                    f"{name}: failed", 1, at_most=0, note=f"{type(error).__name__}: {error}"[:160]
+                )
 
 
 async def _again(there: World, expected: list[Answer]) -> None:
@@ -191,9 +207,13 @@ async def _stream(
 ) -> list[float]:
     """Returns the moments at which events of one stream came."""
     body = {
-        "model": there.model, "stream": True, "max_tokens": there.tokens, "temperature": 0.7,
-        "seed": number, "messages": [{"role": "user", "content": f"Say {number}."}],
-    }  # fmt: skip
+        "model": there.model,
+        "stream": True,
+        "max_tokens": there.tokens,
+        "temperature": 0.7,
+        "seed": number,
+        "messages": [{"role": "user", "content": f"Say {number}."}],
+    }
     moments = []
     async with session.post(url, json=body) as response:
         response.raise_for_status()
@@ -219,8 +239,12 @@ async def _moves(there: World, expected: list[Answer]) -> None:
         done = [each for each in mover.moved if each.outcome == "moved" and each.mode == mode]
         times = [each.duration_ms for each in done]
         # Tiny answers may be over before a move is.
-        there.here.row(f"moves by {mode}", len(done), at_least=1 if there.here.is_cuda else None,
-                       note=f"{statistics.median(times):.1f} ms" if times else "")  # fmt: skip
+        there.here.row(
+            f"moves by {mode}",
+            len(done),
+            at_least=1 if there.here.is_cuda else None,
+            note=f"{statistics.median(times):.1f} ms" if times else "",
+        )
 
 
 async def _kill(there: World, expected: list[Answer]) -> None:

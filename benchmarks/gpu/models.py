@@ -97,10 +97,16 @@ def _enter(repository: ModelRepository, key: ModelKey, session_tokens: int) -> N
     config = json.loads((folder / "config.json").read_text())
     repository.write_manifest(
         ModelManifest(
-            key, "decoder", file, 600 * NANOSECONDS_PER_SECOND, 256, False, "fp32",
+            key,
+            "decoder",
+            file,
+            600 * NANOSECONDS_PER_SECOND,
+            256,
+            False,
+            "fp32",
             min(session_tokens, config["max_position_embeddings"]),
         )
-    )  # fmt: skip
+    )
     table = table_from(config, all_tensors(folder), model_hash=repository.model_hash(key))
     repository.write_decoder_table(key, table)
     repository.write_block_table(key, block_table(table, (_GUESSED_BLOCK_NS,) * table.blocks))

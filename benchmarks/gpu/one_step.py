@@ -24,9 +24,10 @@ def main() -> None:
     executor.open_session(2, 0)
     token = np.array([5], np.int64)
     mixed = [
-        StepItem(0, 9, token, "logits"), StepItem(1, 10, token, "logits"),
+        StepItem(0, 9, token, "logits"),
+        StepItem(1, 10, token, "logits"),
         StepItem(2, 0, random_tokens(executor, 17, 2), "nothing"),
-    ]  # fmt: skip
+    ]
     executor.step(mixed)
     results = executor.step(
         [StepItem(s, at, token, "logits") for s, at in ((0, 10), (1, 11), (2, 17))]

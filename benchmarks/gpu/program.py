@@ -25,8 +25,13 @@ from typing import Any
 from benchmarks.gpu.stage import Context, Row, Skipped
 
 OK, MISSED, FAILED, LATE, SKIPPED, NOT_RUN = (
-    "ok", "missed", "failed", "out of time", "skipped", "not run",
-)  # fmt: skip
+    "ok",
+    "missed",
+    "failed",
+    "out of time",
+    "skipped",
+    "not run",
+)
 BAD = (MISSED, FAILED, LATE)
 _LEAST_S = 5.0
 """With less time than this left a stage is not begun."""
@@ -135,15 +140,28 @@ class Runner:
         rows_file = self._folder / f"{stage.name}.rows"
         own_log = self._folder / f"{stage.name}.log"
         command = [
-            sys.executable, "-m", self._module, "--stage", stage.name, "--rows", str(rows_file),
-            "--folder", str(self._folder), "--limit", str(limit_s), *(["--tiny"] * self._tiny),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            self._module,
+            "--stage",
+            stage.name,
+            "--rows",
+            str(rows_file),
+            "--folder",
+            str(self._folder),
+            "--limit",
+            str(limit_s),
+            *(["--tiny"] * self._tiny),
+        ]
         began = time.monotonic()
         with own_log.open("w") as output:
             child = subprocess.Popen(
-                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                command,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
                 start_new_session=True,
-            )  # fmt: skip
+            )
             late = False
             try:
                 code = child.wait(limit_s)
@@ -167,13 +185,16 @@ class Runner:
             "tiny": self._tiny,
             "stages": [
                 {
-                    "name": each.stage.name, "about": each.stage.about, "verdict": each.verdict,
-                    "seconds": round(each.seconds, 2), "why": each.why,
+                    "name": each.stage.name,
+                    "about": each.stage.about,
+                    "verdict": each.verdict,
+                    "seconds": round(each.seconds, 2),
+                    "why": each.why,
                     "rows": [row.plain() for row in each.rows],
                 }
                 for each in outcomes
             ],
-        }  # fmt: skip
+        }
         scratch = self._out / f".{self._program}.json"
         scratch.write_text(json.dumps(document, indent=1) + "\n")
         scratch.replace(self._out / f"{self._program}.json")

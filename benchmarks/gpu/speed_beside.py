@@ -37,8 +37,12 @@ def sampling(here: Context) -> None:
                 work = partial(next_tokens, rows_of[:rows], ways, chooser)
                 taken = here.time(work, runs)
                 used = (time.process_time() - cpu) / rows / (runs + (2 if here.is_cuda else 1))
-                here.row(f"choosing for {rows} x {words}, {name}, {where}", taken.wall_s * 1e3,
-                         "ms", note=f"{used * 1e3:.2f} CPU-ms a session")  # fmt: skip
+                here.row(
+                    f"choosing for {rows} x {words}, {name}, {where}",
+                    taken.wall_s * 1e3,
+                    "ms",
+                    note=f"{used * 1e3:.2f} CPU-ms a session",
+                )
 
 
 def transformers(here: Context) -> None:
@@ -89,8 +93,12 @@ def _generate(here: Context, whole: Any, sessions: int, context: int, tokens: in
             token = made.logits[:, -1:].argmax(-1)
         here.sync()
     seconds = time.perf_counter() - began
-    here.row(f"transformers: decode {sessions} x {context}", sessions * tokens / seconds, "tok/s",
-             note=f"{seconds / tokens * 1e3:.2f} ms a step")  # fmt: skip
+    here.row(
+        f"transformers: decode {sessions} x {context}",
+        sessions * tokens / seconds,
+        "tok/s",
+        note=f"{seconds / tokens * 1e3:.2f} ms a step",
+    )
 
 
 def vision(here: Context) -> None:

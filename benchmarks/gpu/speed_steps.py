@@ -91,10 +91,12 @@ def _time_step(
     )
     kept = "logits to the host" if want == "logits" else "no logits"
     here.row(
-        f"decode {size} x {context}, {mode}, {kept}", size / taken.wall_s, "tok/s",
+        f"decode {size} x {context}, {mode}, {kept}",
+        size / taken.wall_s,
+        "tok/s",
         note=f"{taken.wall_s * 1e3:.2f} ms, on the device {taken.span_s * 1e3:.2f}, "
         f"floor {floor * 1e3:.2f}",
-    )  # fmt: skip
+    )
 
 
 def _bandwidth(here: Context) -> float:
@@ -133,8 +135,12 @@ def prefill(here: Context) -> None:
 
         taken = here.time(run, 5, 2, executor._stream)
         rate = operations * length / taken.span_s / 1e12
-        here.row(f"prompt of {length}", length / taken.wall_s, "tok/s",
-                 note=f"{taken.wall_s * 1e3:.1f} ms, {rate:.1f} TFLOP/s of products")  # fmt: skip
+        here.row(
+            f"prompt of {length}",
+            length / taken.wall_s,
+            "tok/s",
+            note=f"{taken.wall_s * 1e3:.1f} ms, {rate:.1f} TFLOP/s of products",
+        )
     behind = max(lengths) // 2
     chunk = random_tokens(executor, min(512, behind), 1)
     pretend_context(executor, 1, behind)
@@ -144,8 +150,12 @@ def prefill(here: Context) -> None:
         executor.step([StepItem(0, behind, chunk, "logits")])
 
     taken = here.time(more, 5, 2, executor._stream)
-    here.row(f"chunk of {len(chunk)} behind {behind}", len(chunk) / taken.wall_s, "tok/s",
-             note=f"{taken.wall_s * 1e3:.1f} ms")  # fmt: skip
+    here.row(
+        f"chunk of {len(chunk)} behind {behind}",
+        len(chunk) / taken.wall_s,
+        "tok/s",
+        note=f"{taken.wall_s * 1e3:.1f} ms",
+    )
 
 
 def kernels(here: Context) -> None:
@@ -177,8 +187,12 @@ def _name_kernels(here: Context, found: Any, mode: str) -> None:
     best = sorted(events, key=lambda each: -getattr(each, by_device))
     for place, each in enumerate(best[:8]):
         share = 100 * getattr(each, by_device) / total
-        here.row(f"{mode}: kernel {place + 1}", share, "%",
-                 note=f"{each.count / 5:.0f} calls, {each.key[:70]}")  # fmt: skip
+        here.row(
+            f"{mode}: kernel {place + 1}",
+            share,
+            "%",
+            note=f"{each.count / 5:.0f} calls, {each.key[:70]}",
+        )
 
 
 def caches(here: Context) -> None:
@@ -191,6 +205,10 @@ def caches(here: Context) -> None:
         rows = executor.export_cache(0, span)
         out = here.time(lambda span=span: executor.export_cache(0, span), 4)
         back = here.time(lambda span=span, rows=rows: executor.import_cache(0, span, rows), 4)
-        here.row(f"cache of {length} tokens out", rows.nbytes / out.wall_s / GIGA, "GB/s",
-                 note=f"{rows.nbytes / 1e6:.1f} MB")  # fmt: skip
+        here.row(
+            f"cache of {length} tokens out",
+            rows.nbytes / out.wall_s / GIGA,
+            "GB/s",
+            note=f"{rows.nbytes / 1e6:.1f} MB",
+        )
         here.row(f"cache of {length} tokens in", rows.nbytes / back.wall_s / GIGA, "GB/s")

@@ -27,11 +27,13 @@ def image_part(here: Context, device: Device) -> Any:
         _export(_network(here), side, file)
     image, scores = (3, side, side), (classes,)
     ends = Ends(
-        PartitionKey(_KEY, 0, 1), True,
+        PartitionKey(_KEY, 0, 1),
+        True,
         (TensorSpec("images", "FP32", (ANY, *image)),),
         (TensorSpec("scores", "FP32", (ANY, *scores)),),
-        ((1, *image),), ((1, *scores),),
-    )  # fmt: skip
+        ((1, *image),),
+        ((1, *scores),),
+    )
     return TorchPart(ends, file, device)
 
 
@@ -41,9 +43,12 @@ def _network(here: Context) -> Any:
     torch.manual_seed(5)
     if here.tiny:
         return torch.nn.Sequential(
-            torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
-            torch.nn.Flatten(), torch.nn.Linear(8, 10),
-        ).eval()  # fmt: skip
+            torch.nn.Conv2d(3, 8, 3),
+            torch.nn.ReLU(),
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+            torch.nn.Linear(8, 10),
+        ).eval()
     try:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError:
@@ -68,7 +73,9 @@ def _export(network: Any, side: int, file: Path) -> None:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program = torch.export.export(
-            Part().eval(), (torch.zeros(2, 3, side, side),),
-            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=False,
-        )  # fmt: skip
+            Part().eval(),
+            (torch.zeros(2, 3, side, side),),
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+            strict=False,
+        )
         torch.export.save(program, file)

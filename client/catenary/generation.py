@@ -66,9 +66,18 @@ class GenerationOptions(TypedDict, total=False):
 
 
 _SAMPLING = (
-    "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "min_p", "seed", "ignore_eos",
-)  # fmt: skip
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_p",
+    "seed",
+    "ignore_eos",
+)
 _KNOWN = frozenset(GenerationOptions.__annotations__)
 
 
@@ -343,9 +352,13 @@ def piece_of(message: generation_pb2.GenerateResponse) -> GeneratedText:
 
 def _chain_change(message: generation_pb2.ChainChange) -> ChainChange:
     return ChainChange(
-        message.how, message.generated_tokens, message.after_ns, message.stall_ns,
-        tuple(message.from_agents), tuple(message.to_agents),
-    )  # fmt: skip
+        message.how,
+        message.generated_tokens,
+        message.after_ns,
+        message.stall_ns,
+        tuple(message.from_agents),
+        tuple(message.to_agents),
+    )
 
 
 def _report(message: generation_pb2.ObjectivesReport) -> ObjectivesReport:

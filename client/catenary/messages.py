@@ -218,10 +218,16 @@ def _deployment(message: admin_pb2.ModelStatus) -> types.DeploymentInfo:
 def _chain(message: admin_pb2.ChainStatus) -> types.ChainInfo:
     hops = tuple((hop.agent_id, hop.first_block, hop.last_block) for hop in message.hops)
     return types.ChainInfo(
-        message.chain_id, hops, message.capacity, message.sessions, message.service_ns,
-        message.role or "mixed", _lines(message.lines) if message.HasField("lines") else None,
-        message.cache_tokens, message.cached_tokens,
-    )  # fmt: skip
+        message.chain_id,
+        hops,
+        message.capacity,
+        message.sessions,
+        message.service_ns,
+        message.role or "mixed",
+        _lines(message.lines) if message.HasField("lines") else None,
+        message.cache_tokens,
+        message.cached_tokens,
+    )
 
 
 def _lines(message: admin_pb2.LatencyLines) -> types.LatencyInfo:

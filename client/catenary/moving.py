@@ -127,6 +127,13 @@ def session_list(message: admin_pb2.ListSessionsResponse) -> list[SessionInfo]:
 def move_result(message: admin_pb2.MoveSessionResponse) -> SessionMove:
     """Returns what came of a move."""
     return SessionMove(
-        message.outcome, message.session_id, message.chain_id, message.mode, message.tokens,
-        message.rounds, message.duration_ns, message.held_ns, message.problem,
-    )  # fmt: skip
+        message.outcome,
+        message.session_id,
+        message.chain_id,
+        message.mode,
+        message.tokens,
+        message.rounds,
+        message.duration_ns,
+        message.held_ns,
+        message.problem,
+    )

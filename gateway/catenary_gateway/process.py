@@ -79,13 +79,17 @@ class GatewayProcess:
         self._certificate = OwnCertificate(settings, Role.GATEWAY, settings.gateway_id)
         self._metrics = Metrics()
         self._tracer = Tracer(
-            "catenary-gateway", self.name, otlp_endpoint=settings.otlp_endpoint,
-            sample_ratio=settings.trace_sample_ratio, exporter=exporter,
-        )  # fmt: skip
+            "catenary-gateway",
+            self.name,
+            otlp_endpoint=settings.otlp_endpoint,
+            sample_ratio=settings.trace_sample_ratio,
+            exporter=exporter,
+        )
         self._hub = TransportHub(
-            self.name, _transport_settings(settings),
+            self.name,
+            _transport_settings(settings),
             lambda why: self._metrics.frames_refused.labels(why).inc(),
-        )  # fmt: skip
+        )
         self._keys = ApiKeys.load(settings.api_keys_file)
         self._catalog = Catalog()
         self._readiness = Readiness(self._catalog, settings.unavailable_grace_s)
@@ -94,11 +98,13 @@ class GatewayProcess:
         books = Bookkeeping(self.name, self._metrics, self._tracer)
         self._plane = DataPlane(self._catalog, outbox, self._hub, books)
         self._sessions = SessionPlane(
-            self.name, outbox, self._hub, books, self._plane.numbers,
-            Pace(
-                int(settings.progress_interval_s * 1e9), int(settings.generation_silence_s * 1e9)
-            ),
-        )  # fmt: skip
+            self.name,
+            outbox,
+            self._hub,
+            books,
+            self._plane.numbers,
+            Pace(int(settings.progress_interval_s * 1e9), int(settings.generation_silence_s * 1e9)),
+        )
         self._plane.results.others[frame_pb2.FRAME_KIND_SESSION_TOKENS] = self._sessions.tokens
         self._admission = Admission(
             settings.max_in_flight_bytes,
@@ -108,14 +114,23 @@ class GatewayProcess:
         self._codecs = TextCodecs(settings.model_repository)
         self._guard = Guard(
             Quotas(faults_per_s=settings.bad_requests_per_s),
-            FairDoor(enabled=settings.fair_share), self._metrics,
+            FairDoor(enabled=settings.fair_share),
+            self._metrics,
             int(settings.first_token_patience_s * 1e9),
-        )  # fmt: skip
+        )
         self._desk = FrontDesk(
-            self.name, self._catalog, self._plane, self._admission, self._keys, self._readiness,
-            self._tracer, self._sessions, self._codecs, self._guard,
+            self.name,
+            self._catalog,
+            self._plane,
+            self._admission,
+            self._keys,
+            self._readiness,
+            self._tracer,
+            self._sessions,
+            self._codecs,
+            self._guard,
             min(settings.max_prompt_bytes, settings.max_request_bytes),
-        )  # fmt: skip
+        )
         self._repository = Repository(self._catalog, scheduler_admin)
         known = LocalStatus(self.name, self._catalog)
         self._admin_service = AdminService(

@@ -37,9 +37,12 @@ class GatewaySettings(ProcessSettings):
         description="host:port of every scheduler; the leader among them is found by asking.",
     )
     scheduler_groups: int = Field(
-        default=1, ge=1, le=MOST_GROUPS, description="Scheduler groups of the cluster; requests go "
+        default=1,
+        ge=1,
+        le=MOST_GROUPS,
+        description="Scheduler groups of the cluster; requests go "
         "round robin to those that serve their model.",
-    )  # fmt: skip
+    )
     model_repository: Path = Field(
         default=Path("models"),
         description="Folder that holds models/<name>/<version>/: tokenizers and chat templates.",

@@ -72,10 +72,16 @@ def check_device(device: Device, memory_bytes: int) -> None:
         raise InvalidInput("device", f"{device}: {missing}")
     card = driver.cards[device.index]
     _log.info(
-        "device_checked", device=str(device), card=card.name, capability=_dotted(card.capability),
-        driver_cuda=_dotted(driver.cuda), free_bytes=card.free_bytes, torch=wheels.torch,
-        onnxruntime=wheels.onnx, onnx_on_gpu=_onnx_fault(wheels, driver) is None,
-    )  # fmt: skip
+        "device_checked",
+        device=str(device),
+        card=card.name,
+        capability=_dotted(card.capability),
+        driver_cuda=_dotted(driver.cuda),
+        free_bytes=card.free_bytes,
+        torch=wheels.torch,
+        onnxruntime=wheels.onnx,
+        onnx_on_gpu=_onnx_fault(wheels, driver) is None,
+    )
 
 
 def what_is_missing(

@@ -37,24 +37,48 @@ class Trouble(enum.Enum):
 
 
 _MEMORY = (
-    "out of memory", "failed to allocate memory", "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed", "bad_alloc", "bfcarena", "can't allocate memory",
-    "cannot allocate memory", "not enough memory",
-)  # fmt: skip
+    "out of memory",
+    "failed to allocate memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "bad_alloc",
+    "bfcarena",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+)
 _CUDA = ("cuda error", "cuda failure", "cudaerror", "cuda driver error", "cuda_error_")
 """Text of an error of the driver or the runtime."""
 _HARMLESS = (
-    "invalid argument", "invalid configuration", "invalid value", "invalid device function",
-    "no kernel image", "too many resources", "not supported", "invalid resource handle",
-)  # fmt: skip
+    "invalid argument",
+    "invalid configuration",
+    "invalid value",
+    "invalid device function",
+    "no kernel image",
+    "too many resources",
+    "not supported",
+    "invalid resource handle",
+)
 """Errors of one call: the context goes on."""
 _STICKY = (
-    "illegal memory access", "illegal address", "illegal instruction", "misaligned address",
-    "device-side assert", "unspecified launch failure", "uncorrectable ecc", "ecc error",
-    "hardware stack error", "launch timed out", "context is destroyed", "device lost",
-    "cublas_status_execution_failed", "cublas_status_internal_error",
-    "cudnn_status_execution_failed", "nvlink error", "has fallen off the bus",
-)  # fmt: skip
+    "illegal memory access",
+    "illegal address",
+    "illegal instruction",
+    "misaligned address",
+    "device-side assert",
+    "unspecified launch failure",
+    "uncorrectable ecc",
+    "ecc error",
+    "hardware stack error",
+    "launch timed out",
+    "context is destroyed",
+    "device lost",
+    "cublas_status_execution_failed",
+    "cublas_status_internal_error",
+    "cudnn_status_execution_failed",
+    "nvlink error",
+    "has fallen off the bus",
+)
 
 
 def trouble_of(error: BaseException) -> Trouble:

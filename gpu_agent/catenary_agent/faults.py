@@ -120,8 +120,10 @@ def _read(file: Path) -> _Fault | None:
         document = json.loads(file.read_bytes()[:_MOST_BYTES])
         fault = _Fault(**document)
         fault.slow, fault.count, fault.after = (
-            float(fault.slow), float(fault.count), int(fault.after)
-        )  # fmt: skip
+            float(fault.slow),
+            float(fault.count),
+            int(fault.after),
+        )
     except (OSError, ValueError, TypeError) as error:
         _log.warning("faults_unreadable", error=str(error))
         return None

@@ -211,9 +211,11 @@ class Loader:
         if name == "TorchDecoder" and device.kind == "cuda":
             precision = "cuda" if precision == "fp32" else f"cuda-{precision}"
         await Canary(self._host.repository.folder(model)).check(
-            executor.key, Kind(name, device_class, precision, content),
-            lambda: decoder_answer(executor), self._generation.on_thread,
-        )  # fmt: skip
+            executor.key,
+            Kind(name, device_class, precision, content),
+            lambda: decoder_answer(executor),
+            self._generation.on_thread,
+        )
 
     async def _enlarge(self, present: LoadedPartition, max_batch: int) -> LoadedPartition:
         """Measures a partition that is here for larger batches."""

@@ -21,9 +21,11 @@ class AgentSettings(ProcessSettings):
         "", description="Name the planner knows the device by; empty: derived from the device."
     )
     virtual_level: int = Field(
-        1, ge=1, le=MOST_VIRTUAL_GPUS,
+        1,
+        ge=1,
+        le=MOST_VIRTUAL_GPUS,
         description="This agent is one of so many virtual GPUs of its device.",
-    )  # fmt: skip
+    )
     device_id: str = Field(
         "",
         description="Virtual GPUs of one device name the same; empty: the server and the device.",
@@ -42,9 +44,10 @@ class AgentSettings(ProcessSettings):
         description="Scheduler groups the cluster's agents are divided into.",
     )
     scheduler_group: str = Field(
-        AUTO, description='Group this agent belongs to; "auto": by the number at the end of '
+        AUTO,
+        description='Group this agent belongs to; "auto": by the number at the end of '
         "agent_id, else by a checksum of it.",
-    )  # fmt: skip
+    )
     model_repository: Path = Field(
         Path("models"), description="Folder that holds models/<name>/<version>/."
     )
@@ -110,10 +113,11 @@ class AgentSettings(ProcessSettings):
         "agent of its kind did.",
     )
     prefill_chunk_tokens: int = Field(
-        0, ge=0,
+        0,
+        ge=0,
         description="Most prompt tokens computed beside one step of running sessions; "
         "0: 64 on a CPU, 512 on a GPU.",
-    )  # fmt: skip
+    )
     push_timeout_s: float = Field(
         2.0, gt=0, description="A peer that takes no byte of a frame for this long counts as lost."
     )
@@ -123,9 +127,11 @@ class AgentSettings(ProcessSettings):
     )
 
     stuck_s: float = Field(
-        30.0, gt=0, description="A batch or a step of generation that takes longer than this, and "
+        30.0,
+        gt=0,
+        description="A batch or a step of generation that takes longer than this, and "
         "than `stuck_factor` times what is booked for it, is taken to hang: the process ends.",
-    )  # fmt: skip
+    )
     stuck_factor: float = Field(
         60.0, ge=1, description="See `stuck_s`; the scheduler has limits of its own, and is first."
     )
@@ -133,9 +139,10 @@ class AgentSettings(ProcessSettings):
         3600.0, gt=0, description="The same for loading a partition, and for measuring one."
     )
     faults_file: Path | None = Field(
-        None, description="For tests only: what is computed hangs, fails or is slow as this file "
+        None,
+        description="For tests only: what is computed hangs, fails or is slow as this file "
         "says (see `catenary_agent.faults`); refused without `allow_faults`.",
-    )  # fmt: skip
+    )
     allow_faults: bool = Field(
         False, description="For tests only: `faults_file` may be given; never true in service."
     )

@@ -85,8 +85,14 @@ def take_share(claim: Claim) -> DeviceShare:
         threads,
         isolation,
     )
-    _log.info("device_share", device=str(device), level=device.virtual_level, threads=threads,
-              memory_bytes=share.memory_bytes, isolation=isolation)  # fmt: skip
+    _log.info(
+        "device_share",
+        device=str(device),
+        level=device.virtual_level,
+        threads=threads,
+        memory_bytes=share.memory_bytes,
+        isolation=isolation,
+    )
     return share
 
 
@@ -129,9 +135,13 @@ def mps_answers() -> bool:
         return False
     try:
         done = subprocess.run(
-            [program], input="get_server_list\n", capture_output=True, text=True,
-            timeout=_MPS_ANSWER_S, check=False,
-        )  # fmt: skip
+            [program],
+            input="get_server_list\n",
+            capture_output=True,
+            text=True,
+            timeout=_MPS_ANSWER_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0 and "cannot find" not in (done.stdout + done.stderr).lower()

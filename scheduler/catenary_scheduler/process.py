@@ -61,9 +61,12 @@ class SchedulerProcess:
     """
 
     def __init__(
-        self, settings: SchedulerSettings, *, metrics: Metrics | None = None,
+        self,
+        settings: SchedulerSettings,
+        *,
+        metrics: Metrics | None = None,
         tracer: Tracer | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._settings = settings
         self._metrics = metrics or Metrics()
         self._tracer = tracer or Tracer(
@@ -223,10 +226,12 @@ class SchedulerProcess:
         return tuple(
             Shard(
                 Surroundings(own, metrics, self._tracer, group),
-                self._redis, campaign, self._switch_health,
+                self._redis,
+                campaign,
+                self._switch_health,
             )
             for group, metrics in enumerate(self._group_metrics)
-        )  # fmt: skip
+        )
 
     @property
     def _registry(self) -> CollectorRegistry:

@@ -31,40 +31,50 @@ class SchedulerSettings(ProcessSettings):
         default="main", description="Cluster this scheduler may lead; part of its keys in Redis."
     )
     scheduler_groups: int = Field(
-        default=1, ge=1, le=MOST_GROUPS, description="Groups the cluster's agents are divided "
+        default=1,
+        ge=1,
+        le=MOST_GROUPS,
+        description="Groups the cluster's agents are divided "
         "into, each led by one scheduler at a time; the same at gateways and agents.",
-    )  # fmt: skip
+    )
     scheduler_group: str = Field(
-        default=AUTO, description='Group this scheduler prefers to lead; "auto": by the number at '
+        default=AUTO,
+        description='Group this scheduler prefers to lead; "auto": by the number at '
         "the end of scheduler_id. It leads others too while nobody else does.",
-    )  # fmt: skip
+    )
     takeover_grace_s: float = Field(
-        default=0.5, ge=0.0, description="A group this scheduler does not prefer, and that nobody "
+        default=0.5,
+        ge=0.0,
+        description="A group this scheduler does not prefer, and that nobody "
         "has led yet, is taken when it was free for this long; for each group more that it leads, "
         "this much longer.",
-    )  # fmt: skip
+    )
     host: str = Field(default="127.0.0.1", description="Address gateways and agents connect to.")
     port: int = Field(default=8004, ge=0, le=65535, description="Port of it; 0: any free one.")
     api_keys_file: Path | None = Field(
-        default=None, description="File of hashed API keys, the same as at gateways; to change the "
+        default=None,
+        description="File of hashed API keys, the same as at gateways; to change the "
         "cluster through a gateway takes an operator's key (scope admin) in it.",
-    )  # fmt: skip
+    )
     redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0", description="Redis that holds lease, plan and book; "
-        "rediss:// with TLS.",
-    )  # fmt: skip
+        default="redis://127.0.0.1:6379/0",
+        description="Redis that holds lease, plan and book; rediss:// with TLS.",
+    )
     redis_password_file: Path | None = Field(
-        default=None, description="File with the password of the user in redis_url; it is read for "
+        default=None,
+        description="File with the password of the user in redis_url; it is read for "
         "every new connection.",
-    )  # fmt: skip
+    )
     redis_ca_file: Path | None = Field(
-        default=None, description="PEM certificates of the authority that signed the Redis server; "
+        default=None,
+        description="PEM certificates of the authority that signed the Redis server; "
         "unset: tls_ca_file.",
-    )  # fmt: skip
+    )
     redis_sentinels: list[str] = Field(
-        default_factory=list, description="host:port of every Redis Sentinel; they say which "
+        default_factory=list,
+        description="host:port of every Redis Sentinel; they say which "
         "server is the master, whatever host redis_url names.",
-    )  # fmt: skip
+    )
     redis_sentinel_service: str = Field(
         default="catenary", description="Name the Sentinels know the master by."
     )
@@ -81,55 +91,77 @@ class SchedulerSettings(ProcessSettings):
         default=None, description="JSON placement to serve by; without one the planner decides."
     )
     planner: Literal["auto", "pooled", "even"] = Field(
-        default="auto", description="auto: pooled pipelines if every model has a profile of every "
+        default="auto",
+        description="auto: pooled pipelines if every model has a profile of every "
         "device class present, else an even split; pooled: with the classes that have profiles; "
         "even: an even split.",
-    )  # fmt: skip
+    )
     plan_margin: float = Field(
-        default=0.4, ge=0.0, lt=1.0, description="Share of an SLO the pooled planner keeps free "
+        default=0.4,
+        ge=0.0,
+        lt=1.0,
+        description="Share of an SLO the pooled planner keeps free "
         "for queueing, noise and contention.",
-    )  # fmt: skip
+    )
     plan_max_partitions: int = Field(
         default=3, ge=1, le=8, description="Most partitions of a pooled pipeline."
     )
     chain_agents: int = Field(
-        default=0, ge=0, description="Agents per chain of models that generate text, unless one is "
+        default=0,
+        ge=0,
+        description="Agents per chain of models that generate text, unless one is "
         "deployed with another wish; 0: as many as is best.",
-    )  # fmt: skip
+    )
     split_prefill_agents: int = Field(
-        default=0, ge=0, description="Agents of a model that generates text which only run prompts "
+        default=0,
+        ge=0,
+        description="Agents of a model that generates text which only run prompts "
         "and hand the caches to the others (split phase); 0: all do both.",
-    )  # fmt: skip
+    )
     cache_oversubscription: float = Field(
-        default=1.0, ge=1.0, le=64.0, description="Sessions at a time per session of full length "
+        default=1.0,
+        ge=1.0,
+        le=64.0,
+        description="Sessions at a time per session of full length "
         "that fits into memory, where agents take memory as caches grow; 1: every session may grow "
         "to its limit. With more, a session may have to wait while others are long.",
-    )  # fmt: skip
+    )
     chain_policy: Literal["jffc", "slo"] = Field(
-        default="slo", description="Who gets a session: the fastest free chain with one central "
+        default="slo",
+        description="Who gets a session: the fastest free chain with one central "
         "queue (jffc), or the one that meets the objectives (slo).",
-    )  # fmt: skip
+    )
     rebalance: bool = Field(
-        default=False, description="Under slo, requests that are placed together change workers "
+        default=False,
+        description="Under slo, requests that are placed together change workers "
         "where answers turned out longer or shorter than predicted.",
-    )  # fmt: skip
+    )
     packing: Literal["auto", "pack", "balance", "off"] = Field(
-        default="auto", description="What running sessions are moved between chains for, of models "
+        default="auto",
+        description="What running sessions are moved between chains for, of models "
         'that do not say: onto few chains ("pack"), evenly ("balance") or not at all ("off"); '
         "auto: pack if max_agents is set, so that agents can go, else off.",
-    )  # fmt: skip
+    )
     move_link_share: float = Field(
-        default=0.5, gt=0.0, le=1.0, description="Share of a link's speed that sessions which move "
+        default=0.5,
+        gt=0.0,
+        le=1.0,
+        description="Share of a link's speed that sessions which move "
         "to other chains may take, as caches; the rest is for the tokens that go around.",
-    )  # fmt: skip
+    )
     move_slowdown: float = Field(
-        default=0.1, ge=0.0, le=10.0, description="Sessions may get their tokens so much more "
+        default=0.1,
+        ge=0.0,
+        le=10.0,
+        description="Sessions may get their tokens so much more "
         "slowly (0.1: a tenth) while tokens of sessions that move to their chain are read again.",
-    )  # fmt: skip
+    )
     max_moves: int = Field(
-        default=32, ge=0, description="Running sessions that may be on their way to another chain "
+        default=32,
+        ge=0,
+        description="Running sessions that may be on their way to another chain "
         "at a time; 0: none is moved, and whoever drains an agent waits for its sessions to end.",
-    )  # fmt: skip
+    )
     max_moves_per_agent: int = Field(
         default=8, ge=1, description="How many of them may leave or come to one agent."
     )
@@ -143,55 +175,72 @@ class SchedulerSettings(ProcessSettings):
         default=128.0, ge=1.0, description="Mean length of answers, until enough were seen."
     )
     expected_sessions_per_s: float = Field(
-        default=0.1, gt=0.0, description="Sessions per second until enough were seen; chains are "
-        "composed for no less.",
-    )  # fmt: skip
+        default=0.1,
+        gt=0.0,
+        description="Sessions per second until enough were seen; chains are composed for no less.",
+    )
     recompose_factor: float = Field(
-        default=2.0, gt=1.0, description="Chains are composed anew when the rate of sessions or "
+        default=2.0,
+        gt=1.0,
+        description="Chains are composed anew when the rate of sessions or "
         "their mean lengths are by this factor other than composed for.",
-    )  # fmt: skip
+    )
     plan_time_limit_s: float = Field(
         default=10.0, gt=0.0, description="The solver, a process of its own, is ended after this."
     )
     expected_agents: int = Field(
-        default=1, ge=1, description="The first plan waits for this many agents; with several "
+        default=1,
+        ge=1,
+        description="The first plan waits for this many agents; with several "
         "groups, each for its share.",
-    )  # fmt: skip
+    )
     min_agents: int = Field(
         default=1, ge=1, description="No agent is drained for want of load below so many."
     )
     max_agents: int = Field(
-        default=0, ge=0, description="Most agents to ask for as load grows; agents that are not "
+        default=0,
+        ge=0,
+        description="Most agents to ask for as load grows; agents that are not "
         "needed are drained. 0: agents are asked for without a limit and none is drained.",
-    )  # fmt: skip
+    )
     retire_by_ordinal: bool = Field(
-        default=False, description="Of agents named NAME-0, NAME-1, .. the one of the highest "
+        default=False,
+        description="Of agents named NAME-0, NAME-1, .. the one of the highest "
         "number goes first, as Kubernetes takes pods of a StatefulSet away; else whoever has least "
         "to move.",
-    )  # fmt: skip
+    )
     scale_attainment: float = Field(
-        default=0.95, gt=0.0, le=1.0, description="Share of the sessions that should meet their "
+        default=0.95,
+        gt=0.0,
+        le=1.0,
+        description="Share of the sessions that should meet their "
         "objectives; below it one more worker is asked for.",
-    )  # fmt: skip
+    )
     scale_patience_s: float = Field(
-        default=30.0, gt=0.0, description="A worker must have been one too many for so long before "
-        "it goes.",
-    )  # fmt: skip
+        default=30.0,
+        gt=0.0,
+        description="A worker must have been one too many for so long before it goes.",
+    )
     scale_cold_start_s: float = Field(
-        default=20.0, gt=0.0, description="From the wish for a worker until it serves, before any "
-        "was measured.",
-    )  # fmt: skip
+        default=20.0,
+        gt=0.0,
+        description="From the wish for a worker until it serves, before any was measured.",
+    )
     settle_s: float = Field(
         default=1.0, ge=0.0, description="Quiet time after an agent came before planning anew."
     )
     replan_after_s: float = Field(
-        default=5.0, ge=0.0, description="A plan is made anew without an agent that stayed away "
-        "this long.",
-    )  # fmt: skip
+        default=5.0,
+        ge=0.0,
+        description="A plan is made anew without an agent that stayed away this long.",
+    )
     replan_moved_share: float = Field(
-        default=0.15, gt=0.0, le=1.0, description="A pooled plan is made anew when this share of "
+        default=0.15,
+        gt=0.0,
+        le=1.0,
+        description="A pooled plan is made anew when this share of "
         "the load moved from some models to others.",
-    )  # fmt: skip
+    )
     replan_lasting_s: float = Field(
         default=10.0, ge=0.0, description="It must have moved for this long."
     )
@@ -208,21 +257,29 @@ class SchedulerSettings(ProcessSettings):
         default=120.0, gt=0.0, description="A change of plan not done by then is rolled back."
     )
     load_attempts: int = Field(
-        default=1, ge=1, description="An agent that failed this often to load a partition is not "
+        default=1,
+        ge=1,
+        description="An agent that failed this often to load a partition is not "
         "waited for and planned around, while others can serve the model; it is asked again.",
-    )  # fmt: skip
+    )
     recovery_s: float = Field(
-        default=2.0, ge=0.0, description="After a change of leader, longest wait for the plan's "
+        default=2.0,
+        ge=0.0,
+        description="After a change of leader, longest wait for the plan's "
         "agents to report before dispatching without them.",
-    )  # fmt: skip
+    )
     claim_grace_s: float = Field(
-        default=5.0, gt=0.0, description="After a change of leader, a session that agents hold and "
+        default=5.0,
+        gt=0.0,
+        description="After a change of leader, a session that agents hold and "
         "no gateway asks for is closed after this.",
-    )  # fmt: skip
+    )
     load_timeout_s: float = Field(
-        default=120.0, gt=0.0, description="An order to load that is not answered by then has "
+        default=120.0,
+        gt=0.0,
+        description="An order to load that is not answered by then has "
         "failed; others serve the model if they can, and the agent is asked again.",
-    )  # fmt: skip
+    )
     lease_s: float = Field(
         default=2.0, gt=0.0, description="The leader lease ends this long after its last renewal."
     )
@@ -233,13 +290,17 @@ class SchedulerSettings(ProcessSettings):
         default=3.0, gt=0.0, description="A gateway or agent silent for this long is lost."
     )
     audit_interval_s: float = Field(
-        default=5.0, ge=0.0, description="Interval at which the book is compared with what agents "
+        default=5.0,
+        ge=0.0,
+        description="Interval at which the book is compared with what agents "
         "hold and gateways wait for; 0: never.",
-    )  # fmt: skip
+    )
     audit_grace_s: float = Field(
-        default=3.0, gt=0.0, description="A frame is under way for less than this: what is "
+        default=3.0,
+        gt=0.0,
+        description="A frame is under way for less than this: what is "
         "reserved and nobody holds for longer is given back.",
-    )  # fmt: skip
+    )
     max_waiting_requests: int = Field(
         default=10_000, ge=1, description="Requests that may wait for their model to be ready."
     )
@@ -247,44 +308,58 @@ class SchedulerSettings(ProcessSettings):
         default=10.0, ge=0.0, description="Longest such wait, if the deadline allows it."
     )
     max_linger_ms: float = Field(
-        default=2.0, ge=0.0, description="Longest wait for a full batch while a device is free; "
+        default=2.0,
+        ge=0.0,
+        description="Longest wait for a full batch while a device is free; "
         '"inf" waits until the last moment that still meets the deadline, as in the paper.',
-    )  # fmt: skip
+    )
     safety_margin_ms: float = Field(
         default=1.0, ge=0.0, description="That last moment is this much earlier."
     )
     straggler_factor: float = Field(
-        default=2.5, ge=0.0, description="An agent that takes so many times what others take of "
+        default=2.5,
+        ge=0.0,
+        description="An agent that takes so many times what others take of "
         "what is booked gets no new batches for a while, if others of its pools can; 0: never.",
-    )  # fmt: skip
+    )
     stuck_s: float = Field(
-        default=6.0, gt=0.0, description="An agent that computes a batch, or a step of generation, "
+        default=6.0,
+        gt=0.0,
+        description="An agent that computes a batch, or a step of generation, "
         "for longer than this and than `stuck_factor` times what is booked for it, is told to end; "
         "its work goes elsewhere at once.",
-    )  # fmt: skip
+    )
     stuck_factor: float = Field(default=20.0, ge=1.0, description="See `stuck_s`.")
     stuck_load_s: float = Field(
         default=1800.0, gt=0.0, description="The same for loading or measuring a partition."
     )
     token_stall_s: float = Field(
-        default=60.0, gt=0.0, description="A session that got no token for this long, though its "
+        default=60.0,
+        gt=0.0,
+        description="A session that got no token for this long, though its "
         "agents seem well, is started again elsewhere; before its first one, for four times this.",
-    )  # fmt: skip
+    )
     breaker_failures: int = Field(
-        default=3, ge=1, description="An agent whose device fails so often in a row, or half of "
+        default=3,
+        ge=1,
+        description="An agent whose device fails so often in a row, or half of "
         "the time, gets no more than a try now and then, if there are others.",
-    )  # fmt: skip
+    )
     breaker_pause_s: float = Field(
-        default=0.5, gt=0.0, description="First pause before such a try; doubled with each that "
+        default=0.5,
+        gt=0.0,
+        description="First pause before such a try; doubled with each that "
         "fails, up to `breaker_longest_pause_s`.",
-    )  # fmt: skip
+    )
     breaker_longest_pause_s: float = Field(
         default=30.0, gt=0.0, description="See `breaker_pause_s`."
     )
     overdue_grace_ms: float = Field(
-        default=100.0, ge=0.0, description="A batch later than this, and later than twice its "
+        default=100.0,
+        ge=0.0,
+        description="A batch later than this, and later than twice its "
         "planned time, is given up and dispatched again.",
-    )  # fmt: skip
+    )
 
     @field_validator("packing", mode="before")
     @classmethod

@@ -236,9 +236,12 @@ _CLASS_OF_REASON = {cls.reason: cls for cls in _leaves(CatenaryError)}
 
 
 def error_of_reason(
-    reason: str, message: str, *, retry_after_ns: int | None = None,
+    reason: str,
+    message: str,
+    *,
+    retry_after_ns: int | None = None,
     details: Mapping[str, str] | None = None,
-) -> CatenaryError:  # fmt: skip
+) -> CatenaryError:
     """Returns the error another process described; an unknown reason becomes `InternalError`."""
     cls = _CLASS_OF_REASON.get(reason, InternalError)
     facts = dict(details or {})

@@ -59,9 +59,18 @@ ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MANIFEST_KEYS = {
-    "platform", "file", "slo_ms", "max_batch", "float16_boundaries", "precision", "session_tokens",
-    "target", "cache_oversubscription", "packing", *OBJECTIVE_KEYS,
-}  # fmt: skip
+    "platform",
+    "file",
+    "slo_ms",
+    "max_batch",
+    "float16_boundaries",
+    "precision",
+    "session_tokens",
+    "target",
+    "cache_oversubscription",
+    "packing",
+    *OBJECTIVE_KEYS,
+}
 
 
 class ModelRepository:

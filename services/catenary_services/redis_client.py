@@ -180,10 +180,13 @@ def _behind_sentinels(where: RedisAddress, options: dict[str, Any]) -> Redis:
     secured: dict[str, Any] = {"ssl": True, **tls} if parts.scheme == _TLS_SCHEME else {}
     # One Sentinel that hangs must not hold up the next: there are others.
     asking: dict[str, Any] = {
-        **options, **secured, "protocol": 2, "retry": Retry(_no_pause(), 0),
+        **options,
+        **secured,
+        "protocol": 2,
+        "retry": Retry(_no_pause(), 0),
         "socket_timeout": options["socket_timeout"] / 2,
         "socket_connect_timeout": options["socket_connect_timeout"] / 2,
-    }  # fmt: skip
+    }
     if where.sentinel_password_file is not None:
         asking["password"] = _password_in(where.sentinel_password_file)
     sentinels = Sentinel(  # type: ignore[no-untyped-call]
@@ -193,8 +196,10 @@ def _behind_sentinels(where: RedisAddress, options: dict[str, Any]) -> Redis:
         where.sentinel_service,
         redis_class=_OfSentinels,
         connection_pool_class=SentinelConnectionPool,
-        **options, **own, **secured,
-    )  # fmt: skip
+        **options,
+        **own,
+        **secured,
+    )
     return client
 
 

@@ -38,9 +38,10 @@ def error_of_rpc(exc: grpc.aio.AioRpcError) -> CatenaryError:
     wait_ns: int | None = None
     for packed in status.details if status else ():
         info, retry, bad = (
-            error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(),
+            error_details_pb2.ErrorInfo(),
+            error_details_pb2.RetryInfo(),
             error_details_pb2.BadRequest(),
-        )  # fmt: skip
+        )
         if packed.Unpack(info) and info.domain == DOMAIN:
             reason = info.reason
             facts.update(info.metadata)

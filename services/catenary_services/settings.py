@@ -54,9 +54,10 @@ class ProcessSettings(BaseSettings):
         default=False, description="Run without TLS; refused unless this says so explicitly."
     )
     cluster: str = Field(
-        default=DEFAULT_CLUSTER, description="Cluster this process belongs to; with TLS, peers "
+        default=DEFAULT_CLUSTER,
+        description="Cluster this process belongs to; with TLS, peers "
         "whose certificates name another one are refused.",
-    )  # fmt: skip
+    )
     tls_cert_file: Path | None = Field(
         default=None, description="PEM certificate chain this process shows to others."
     )
@@ -79,9 +80,12 @@ class ProcessSettings(BaseSettings):
         default="127.0.0.1", description="Address the port for probes listens on."
     )
     health_port: int | None = Field(
-        default=None, ge=0, le=65535, description="Port of a plain gRPC health service for probes, "
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of a plain gRPC health service for probes, "
         'which speak no TLS: it answers for "live" and "ready"; unset: none, 0: any free port.',
-    )  # fmt: skip
+    )
     otlp_endpoint: str | None = Field(
         default=None, description="OTLP/gRPC collector for traces, e.g. http://localhost:4317."
     )

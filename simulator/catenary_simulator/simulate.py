@@ -69,13 +69,16 @@ def run(
         _devices(setting, options),
         requests,
         Factors(
-            disturbance.compute_cv, disturbance.straggler_probability,
-            disturbance.straggler_factor, options.seed, _COMPUTE,
+            disturbance.compute_cv,
+            disturbance.straggler_probability,
+            disturbance.straggler_factor,
+            options.seed,
+            _COMPUTE,
         ),
         Factors(disturbance.transfer_cv, 0.0, 1.0, options.seed, _TRANSFER),
         disturbance.report_delay_ns,
         duration_ns,
-    )  # fmt: skip
+    )
     dispatcher = _dispatcher(setting, options)
     loop = Loop(wrap(dispatcher) if wrap else dispatcher, world, requests)
     begin = time.thread_time()

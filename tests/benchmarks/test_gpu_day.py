@@ -42,8 +42,13 @@ def test_a_stage_runs_on_a_cpu_and_keeps_its_promises(stage: Stage, folder: Path
 def test_a_whole_cluster_streams_moves_and_survives(folder: Path) -> None:
     rows = {row.name: row for row in rows_of(platform.STAGES[0], folder)}
     assert [row.text() for row in rows.values() if row.ok is False] == []
-    assert {"first: answers lost", "OpenAI: first token, median", "moves: answers equal",
-            "kill -9: the agent is back after", "drain: answers equal"} <= set(rows)  # fmt: skip
+    assert {
+        "first: answers lost",
+        "OpenAI: first token, median",
+        "moves: answers equal",
+        "kill -9: the agent is back after",
+        "drain: answers equal",
+    } <= set(rows)
 
 
 @pytest.mark.timeout(1500)

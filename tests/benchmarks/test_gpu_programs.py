@@ -33,9 +33,13 @@ from benchmarks.gpu.stage import Context, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = {
-    "python_version": "3.12", "python_full_version": "3.12.3", "sys_platform": "linux",
-    "platform_system": "Linux", "platform_machine": "x86_64", "extra": "",
-}  # fmt: skip
+    "python_version": "3.12",
+    "python_full_version": "3.12.3",
+    "sys_platform": "linux",
+    "platform_system": "Linux",
+    "platform_machine": "x86_64",
+    "extra": "",
+}
 
 STAGES = """
 import subprocess, sys, time
@@ -100,13 +104,18 @@ def test_each_stage_ends_in_its_own_way_and_the_next_one_runs(program: Path) -> 
     assert skipped.why == "skipped: nothing to run it with"
     assert bad.why == "distance"
     assert [(row.name, row.value, row.ok) for row in good.rows] == [
-        ("speed", 5.0, True), ("name", "card", None),
-    ]  # fmt: skip
+        ("speed", 5.0, True),
+        ("name", "card", None),
+    ]
     document = json.loads((program / "out/probe.json").read_text())
     assert [each["verdict"] for each in document["stages"]] == verdicts
     assert document["stages"][4]["rows"][0] == {
-        "name": "speed", "value": 5.0, "unit": "1/s", "bound": ">= 1", "ok": True,
-    }  # fmt: skip
+        "name": "speed",
+        "value": 5.0,
+        "unit": "1/s",
+        "bound": ">= 1",
+        "ok": True,
+    }
     log = (program / "out/probe.log").read_text()
     assert "==== broken" in log
     assert "Segmentation fault" in log
@@ -145,8 +154,11 @@ def test_with_no_time_left_stages_are_named_as_not_run(program: Path) -> None:
 def test_a_program_exits_with_1_if_anything_went_wrong(program: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "probe", "--tiny", "--only", "nothing"],
-        cwd=program, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=program,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "unknown: nothing" in done.stderr
 
@@ -170,9 +182,21 @@ def test_a_number_that_is_none_is_never_kept(tmp_path: Path) -> None:
 
 # What the machine has: PyTorch, transformers and what these bring, and a few more.
 THERE = {
-    "aiohttp", "click", "filelock", "jinja2", "numpy", "pygments", "pytest", "pyyaml", "rich",
-    "shellingham", "tokenizers", "torch", "typer", "typing-extensions",
-}  # fmt: skip
+    "aiohttp",
+    "click",
+    "filelock",
+    "jinja2",
+    "numpy",
+    "pygments",
+    "pytest",
+    "pyyaml",
+    "rich",
+    "shellingham",
+    "tokenizers",
+    "torch",
+    "typer",
+    "typing-extensions",
+}
 
 
 def test_whatever_the_platform_needs_travels_or_is_there() -> None:

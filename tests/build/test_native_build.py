@@ -34,12 +34,17 @@ def test_with_a_compiler_the_hot_path_is_compiled() -> None:
 
 def test_the_brain_works_uncompiled(tmp_path: Path) -> None:
     brain = "scheduler/catenary_scheduler"
-    for package in (f"{brain}/book", f"{brain}/dispatch", f"{brain}/packing",
-                    "services/catenary_services"):  # fmt: skip
+    for package in (
+        f"{brain}/book",
+        f"{brain}/dispatch",
+        f"{brain}/packing",
+        "services/catenary_services",
+    ):
         shutil.copytree(
-            ROOT / package, tmp_path / build_native.installed(package),
+            ROOT / package,
+            tmp_path / build_native.installed(package),
             ignore=shutil.ignore_patterns("*.so", "*.pyc"),
-        )  # fmt: skip
+        )
     package = tmp_path / "catenary_scheduler"
     (package / "__init__.py").touch()
     code = (
@@ -49,6 +54,10 @@ def test_the_brain_works_uncompiled(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.split() == ["False", str(package / "book/__init__.py")]

@@ -16,11 +16,20 @@ ROOT = Path(__file__).parents[2]
 RECORD = ROOT / build_native.RECORD
 # Seconds on a quiet machine; a busy one gives a build and pip far less.
 pytestmark = pytest.mark.timeout(600)
-FOLDERS = [ROOT / folder for folder in (
-    "catenaryd", "client/catenary", "gateway/catenary_gateway", "gpu_agent/catenary_agent",
-    "lab/catenary_lab", "protos/catenary_protos", "scheduler/catenary_scheduler", "services/catenary_services",
-    "simulator/catenary_simulator",
-)]  # fmt: skip
+FOLDERS = [
+    ROOT / folder
+    for folder in (
+        "catenaryd",
+        "client/catenary",
+        "gateway/catenary_gateway",
+        "gpu_agent/catenary_agent",
+        "lab/catenary_lab",
+        "protos/catenary_protos",
+        "scheduler/catenary_scheduler",
+        "services/catenary_services",
+        "simulator/catenary_simulator",
+    )
+]
 PACKAGES = {folder.name for folder in FOLDERS}
 
 
@@ -33,16 +42,34 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {**os.environ, "HATCH_BUILD_NO_HOOKS": hooks}
     _run(["-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels)], environment)
     [wheel] = wheels.glob("*.whl")
-    _run(["-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-index", "--no-deps",
-          "--no-compile", "--target", str(site), str(wheel)], environment)  # fmt: skip
+    _run(
+        [
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "-q",
+            "--no-index",
+            "--no-deps",
+            "--no-compile",
+            "--target",
+            str(site),
+            str(wheel),
+        ],
+        environment,
+    )
     return site
 
 
 def _run(arguments: Iterable[str], environment: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -81,7 +108,10 @@ def test_packages_are_imported_from_where_they_were_installed(installed: Path) -
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, str(installed), *sorted(PACKAGES)],
-        cwd=installed, capture_output=True, text=True, check=False,
+        cwd=installed,
+        capture_output=True,
+        text=True,
+        check=False,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-    )  # fmt: skip
+    )
     assert (done.stdout, done.returncode) == ("imported\n", 0), done.stderr

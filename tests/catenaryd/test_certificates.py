@@ -21,9 +21,18 @@ def certs(*arguments: str | Path) -> Result:
 
 def test_certificates_are_made_once_and_described(tmp_path: Path) -> None:
     wanted = (
-        "--out", tmp_path, "--process", "gateway:g,gate.example.org,10.0.0.1", "--process",
-        "redis:redis", "--dns", "localhost", "--ip", "127.0.0.1", "--json",
-    )  # fmt: skip
+        "--out",
+        tmp_path,
+        "--process",
+        "gateway:g,gate.example.org,10.0.0.1",
+        "--process",
+        "redis:redis",
+        "--dns",
+        "localhost",
+        "--ip",
+        "127.0.0.1",
+        "--json",
+    )
     first, second = (json.loads(certs(*wanted).output) for _ in range(2))
     assert first["authority"]["made"]
     assert not second["authority"]["made"]

@@ -28,8 +28,13 @@ COMMANDS = (
 def catenaryd(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "catenaryd", *arguments],
-        capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=timeout, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=ROOT,
+        timeout=timeout,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -77,9 +82,18 @@ def test_up_with_a_hopeless_setting_fails_soon_and_says_why(tmp_path: Path) -> N
     file = tmp_path / "catenary.yaml"
     file.write_text("gateway:\n  max_stream_requests: 0\n")
     done = catenaryd(
-        "--config", str(file), "up", "--agents", "1", "--grpc-port", "0", "--http-port", "0",
-        "--data-dir", str(tmp_path / "data"),
-    )  # fmt: skip
+        "--config",
+        str(file),
+        "up",
+        "--agents",
+        "1",
+        "--grpc-port",
+        "0",
+        "--http-port",
+        "0",
+        "--data-dir",
+        str(tmp_path / "data"),
+    )
     assert done.returncode == 1
     assert "gateway.max_stream_requests" in done.stderr
 

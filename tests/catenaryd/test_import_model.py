@@ -36,10 +36,21 @@ def test_a_folder_is_imported_and_described(
     capfd.readouterr()
     with worker_in_this_process():
         code = run(
-            monkeypatch, "import-model", tmp_path / "source", "--name", "tiny", "--precision",
-            "int8", "--session-tokens", 100, "--slo-ms", 1500, "--model-repository",
-            tmp_path / "models", "--json",
-        )  # fmt: skip
+            monkeypatch,
+            "import-model",
+            tmp_path / "source",
+            "--name",
+            "tiny",
+            "--precision",
+            "int8",
+            "--session-tokens",
+            100,
+            "--slo-ms",
+            1500,
+            "--model-repository",
+            tmp_path / "models",
+            "--json",
+        )
     assert code == 0
     facts = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert (facts["model"], facts["blocks"], facts["precision"]) == ("tiny:1", LAYERS, "int8")
@@ -86,9 +97,19 @@ def test_a_random_model_is_made_and_imported_for_gpus(
     assert facts["weight_bytes"] == 2 * 213_568
     with worker_in_this_process():
         code = run(
-            monkeypatch, "import-model", tmp_path / "made", "--name", "tiny", "--target", "gpu",
-            "--copy", "--precision", "int8", "--model-repository", tmp_path / "models",
-        )  # fmt: skip
+            monkeypatch,
+            "import-model",
+            tmp_path / "made",
+            "--name",
+            "tiny",
+            "--target",
+            "gpu",
+            "--copy",
+            "--precision",
+            "int8",
+            "--model-repository",
+            tmp_path / "models",
+        )
     assert code == 0
     assert "tiny:1: 4 blocks" in capfd.readouterr().out
     repository, key = ModelRepository(tmp_path / "models"), ModelKey("tiny", "1")

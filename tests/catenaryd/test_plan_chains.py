@@ -21,9 +21,17 @@ ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"max_blocks", "gbpcr", "cache_slots", "gca", "bounds", "tuning"}
 THROUGH_THE_COMMAND = ("fig2", "infeasible-memory", "bloom-ripe-J20-eta0.2-c7-lam0.2")
 SMALL: dict[str, Any] = {
-    "servers": [{"memory": 6, "tau_c": 0.1, "tau_p": 0.1}, {"memory": 6, "tau_c": 0.2, "tau_p": 0.1}],
-    "L": 6, "s_m": 1, "s_c": 0.15, "lambda": 0.5, "rho_bar": 0.7, "c": 2,
-}  # fmt: skip
+    "servers": [
+        {"memory": 6, "tau_c": 0.1, "tau_p": 0.1},
+        {"memory": 6, "tau_c": 0.2, "tau_p": 0.1},
+    ],
+    "L": 6,
+    "s_m": 1,
+    "s_c": 0.15,
+    "lambda": 0.5,
+    "rho_bar": 0.7,
+    "c": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +113,12 @@ def test_the_real_command_reads_a_file(
     file.write_text(json.dumps(instances[name]["input"]))
     done = subprocess.run(
         [sys.executable, "-m", "catenaryd", "plan", "chains", str(file), "--json"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     _same(json.loads(done.stdout), {k: instances[name]["expected"][k] for k in KEYS}, name)
 
 
@@ -133,7 +145,7 @@ def test_links_replace_communication_times() -> None:
             {"from": 1, "to": 0, "seconds": 0.05},
             {"from": 0, "to": None, "seconds": 0.2},
         ]
-    }  # fmt: skip
+    }
     gca = _json(asked | {"servers": SMALL["servers"][::-1]})["gca"]
     assert [chain["servers"] for chain in gca["chains"]] == [[1, 0]]
     assert gca["chains"][0]["service_time"] == pytest.approx(0.3 + 0.05 + 0.2 + 0.6)
@@ -190,8 +202,12 @@ def test_what_is_wrong_is_named(field: str, asked: dict[str, Any] | str) -> None
 def test_a_missing_file_is_one_sentence_on_stderr_and_exit_1(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "catenaryd", "plan", "chains", str(tmp_path / "none.json")],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
     assert "none.json" in done.stderr

@@ -42,9 +42,10 @@ def models(tmp_path: Path) -> Path:
         repository.write_manifest(manifest)
         repository.write_block_table(key, table)
         devices = (
-            _device("new", 1, NEW_US, estimated=False), _device("new", 2, NEW_US, estimated=False),
+            _device("new", 1, NEW_US, estimated=False),
+            _device("new", 2, NEW_US, estimated=False),
             _device("old", 1, OLD_US, estimated=True),
-        )  # fmt: skip
+        )
         repository.write_profile(
             key,
             ModelProfile(
@@ -67,8 +68,9 @@ def test_the_planner_reads_what_was_written(models: Path) -> None:
     assert result.exit_code == 0, result.exception
     problem = load_dataset(models.parent / "task").problem("cluster")
     assert [(c.name, c.count, c.levels) for c in problem.classes] == [
-        ("new", 2, (1, 2)), ("old", 3, (1,)),
-    ]  # fmt: skip
+        ("new", 2, (1, 2)),
+        ("old", 3, (1,)),
+    ]
     assert {c.server_bits_per_second for c in problem.classes} == {8e9}
     big, small = problem.models
     assert (big.weight, small.weight) == (0.75, 0.25)

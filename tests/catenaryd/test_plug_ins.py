@@ -57,8 +57,16 @@ def test_a_package_adds_a_command_and_a_planner() -> None:
     assert "told" in listed
     assert "pools" in listed
     assert "other" in invoke("plan", "pools", "--help").stdout
-    planned = invoke("plan", "pools", "--dataset", str(reference("ppipe")), "--planner", "other",
-                     "--instance", "maf19/0.3-0.33-0.37/G1/HC1-L")  # fmt: skip
+    planned = invoke(
+        "plan",
+        "pools",
+        "--dataset",
+        str(reference("ppipe")),
+        "--planner",
+        "other",
+        "--instance",
+        "maf19/0.3-0.33-0.37/G1/HC1-L",
+    )
     assert str(planned.exception) == "asked for maf19/0.3-0.33-0.37/G1/HC1-L"
 
 

@@ -42,9 +42,14 @@ def test_every_setting_is_an_option_with_a_description(cls: type[ProcessSettings
 
 def test_flags_survive_the_way_through_a_command_line() -> None:
     flags: dict[str, object] = {
-        "insecure": True, "log_json": False, "port": 8123, "models": ["a", "b:2"],
-        "model_repository": Path("models"), "lease_s": 1.5, "scheduler_id": "s",
-    }  # fmt: skip
+        "insecure": True,
+        "log_json": False,
+        "port": 8123,
+        "models": ["a", "b:2"],
+        "model_repository": Path("models"),
+        "lease_s": 1.5,
+        "scheduler_id": "s",
+    }
     assert parsed(SchedulerSettings, command_line_of(flags)) == flags
 
 

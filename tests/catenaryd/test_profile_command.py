@@ -40,14 +40,18 @@ def root(tmp_path: Path) -> Path:
         array = generator.standard_normal((512, 512)).astype(np.float32) / 23
         weights.append(numpy_helper.from_array(array, f"w{i}"))
         out = "y" if i == 7 else f"h{i}"
-        nodes += [helper.make_node("MatMul", [last, f"w{i}"], [f"m{i}"]),
-                  helper.make_node("Relu", [f"m{i}"], [out])]  # fmt: skip
+        nodes += [
+            helper.make_node("MatMul", [last, f"w{i}"], [f"m{i}"]),
+            helper.make_node("Relu", [f"m{i}"], [out]),
+        ]
         last = out
     graph = helper.make_graph(
-        nodes, "small",
+        nodes,
+        "small",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2, 512])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2, 512])], weights,
-    )  # fmt: skip
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2, 512])],
+        weights,
+    )
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
     onnx.save(model, repository.model_file(KEY))
     return repository.root
@@ -55,9 +59,17 @@ def root(tmp_path: Path) -> Path:
 
 def command(root: Path, *arguments: str) -> list[str]:
     return [
-        sys.executable, "-m", "catenaryd", "profile", "small", "--model-repository", str(root),
-        "--blocks", "3", *arguments,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "catenaryd",
+        "profile",
+        "small",
+        "--model-repository",
+        str(root),
+        "--blocks",
+        "3",
+        *arguments,
+    ]
 
 
 @dataclass(frozen=True)
@@ -99,8 +111,11 @@ def test_json_on_stdout_is_the_profile_and_nothing_else(root: Path, run: Run) ->
     assert done.returncode == 0, done.stderr
     profile = parse_profile(json.loads(done.stdout))
     assert [(d.identity, d.estimated) for d in profile.devices] == [
-        (("T4", 1), True), (("T4", 2), True), (("desk", 1), False), (("desk", 2), False),
-    ]  # fmt: skip
+        (("T4", 1), True),
+        (("T4", 2), True),
+        (("desk", 1), False),
+        (("desk", 2), False),
+    ]
     assert profile == ModelRepository(root).profile(KEY)
     assert done.stderr == ""
 
@@ -125,9 +140,13 @@ def test_a_terminal_shows_progress(root: Path) -> None:
         try:
             done = subprocess.run(
                 command(root, "--levels", "1", "--batches", "1", "--runs", "2", "--json"),
-                stdout=subprocess.PIPE, stderr=theirs, env=environment(), cwd=ROOT, timeout=300,
+                stdout=subprocess.PIPE,
+                stderr=theirs,
+                env=environment(),
+                cwd=ROOT,
+                timeout=300,
                 check=True,
-            )  # fmt: skip
+            )
         finally:
             os.close(theirs)
         assert b"profiling small:1" in shown.result(30)
@@ -152,9 +171,13 @@ def test_ctrl_c_keeps_what_was_measured_and_the_next_run_goes_on(root: Path, run
     partial = ModelRepository(root).folder(KEY) / "profile.json.partial"
     slow = ("--levels", "1,2", "--batches", "1,2,4", "--runs", "20", "--json")
     process = subprocess.Popen(
-        command(root, *slow), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
-        cwd=ROOT, start_new_session=True,
-    )  # fmt: skip
+        command(root, *slow),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        cwd=ROOT,
+        start_new_session=True,
+    )
     deadline = time.monotonic() + 60
     while not partial.exists():
         assert process.poll() is None, process.communicate()

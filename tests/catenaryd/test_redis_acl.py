@@ -23,20 +23,44 @@ from redis_servers import RedisServer
 KEYS = Keys("main")
 LEASE, PLAN = KEYS.lease, KEYS.table(Table.PLAN)
 DENIED = (
-    ("KEYS", "*"), ("SCAN", "0"), ("FLUSHALL",), ("FLUSHDB",), ("CONFIG", "GET", "*"),
-    ("CONFIG", "SET", "dir", "/"), ("ACL", "LIST"), ("ACL", "WHOAMI"), ("INFO",),
-    ("SHUTDOWN",), ("SAVE",), ("REPLICAOF", "NO", "ONE"), ("MODULE", "LIST"), ("CLIENT", "LIST"),
-    ("CLIENT", "KILL", "TYPE", "normal"), ("MONITOR",), ("PUBLISH", "c", "x"), ("FUNCTION", "LIST"),
-    ("SCRIPT", "FLUSH"), ("MIGRATE", "h", "1", "k", "0", "1"), ("RANDOMKEY",), ("DBSIZE",),
-)  # fmt: skip
+    ("KEYS", "*"),
+    ("SCAN", "0"),
+    ("FLUSHALL",),
+    ("FLUSHDB",),
+    ("CONFIG", "GET", "*"),
+    ("CONFIG", "SET", "dir", "/"),
+    ("ACL", "LIST"),
+    ("ACL", "WHOAMI"),
+    ("INFO",),
+    ("SHUTDOWN",),
+    ("SAVE",),
+    ("REPLICAOF", "NO", "ONE"),
+    ("MODULE", "LIST"),
+    ("CLIENT", "LIST"),
+    ("CLIENT", "KILL", "TYPE", "normal"),
+    ("MONITOR",),
+    ("PUBLISH", "c", "x"),
+    ("FUNCTION", "LIST"),
+    ("SCRIPT", "FLUSH"),
+    ("MIGRATE", "h", "1", "k", "0", "1"),
+    ("RANDOMKEY",),
+    ("DBSIZE",),
+)
 WRITES = (
-    ("SET", LEASE, "x"), ("DEL", PLAN), ("HSET", PLAN, "a", "b"), ("HDEL", PLAN, "a"),
-    ("PEXPIRE", PLAN, "9"), ("EVAL", "return 1", "0"), ("XADD", KEYS.events, "*", "a", "b"),
-)  # fmt: skip
+    ("SET", LEASE, "x"),
+    ("DEL", PLAN),
+    ("HSET", PLAN, "a", "b"),
+    ("HDEL", PLAN, "a"),
+    ("PEXPIRE", PLAN, "9"),
+    ("EVAL", "return 1", "0"),
+    ("XADD", KEYS.events, "*", "a", "b"),
+)
 ELSEWHERE = (
-    ("GET", "other"), ("GET", "catenary:{other}:lease"), ("GET", "catenary:{main"),
+    ("GET", "other"),
+    ("GET", "catenary:{other}:lease"),
+    ("GET", "catenary:{main"),
     ("HGETALL", "catenary:{mainly}:plan"),
-)  # fmt: skip
+)
 
 
 @pytest.fixture

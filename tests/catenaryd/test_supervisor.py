@@ -14,9 +14,22 @@ from catenaryd.supervisor import Child
 
 @pytest.fixture
 def child(tmp_path: Path) -> Child:
-    arguments = ["gateway", "--insecure", "--gateway-id", "g", "--grpc-port", "0",
-                 "--http-port", "0", "--admin-port", "0", "--runtime-dir", str(tmp_path / "run"),
-                 "--scheduler-addresses", "127.0.0.1:9"]  # fmt: skip
+    arguments = [
+        "gateway",
+        "--insecure",
+        "--gateway-id",
+        "g",
+        "--grpc-port",
+        "0",
+        "--http-port",
+        "0",
+        "--admin-port",
+        "0",
+        "--runtime-dir",
+        str(tmp_path / "run"),
+        "--scheduler-addresses",
+        "127.0.0.1:9",
+    ]
     return Child("g", arguments, tmp_path / "g.log")
 
 

@@ -50,21 +50,28 @@ STATUS = admin_pb2.GetStatusResponse(
     models=[
         admin_pb2.ModelStatus(name="net", version="1", ready=True, pipelines=1),
         admin_pb2.ModelStatus(
-            name="llm", version="1", ready=True, sessions=3,
+            name="llm",
+            version="1",
+            ready=True,
+            sessions=3,
             chains=[
                 admin_pb2.ChainStatus(
-                    chain_id="llm:1/0", capacity=4, sessions=3, service_ns=2_500_000_000,
+                    chain_id="llm:1/0",
+                    capacity=4,
+                    sessions=3,
+                    service_ns=2_500_000_000,
                     hops=[
                         admin_pb2.ChainHopStatus(agent_id="agent-0", last_block=4),
                         admin_pb2.ChainHopStatus(agent_id="agent-1", first_block=4, last_block=9),
                     ],
-                    role="decode", lines=admin_pb2.LatencyLines(decode_ns=7.5e6),
+                    role="decode",
+                    lines=admin_pb2.LatencyLines(decode_ns=7.5e6),
                 )
             ],
         ),
     ],
     sessions_in_flight=3,
-)  # fmt: skip
+)
 
 TRACE = admin_pb2.GetTraceResponse(
     model="net:1",
@@ -217,9 +224,10 @@ class Admin(admin_pb2_grpc.AdminServicer):
 
     def GetPlan(self, request, context):
         return admin_pb2.GetPlanResponse(
-            plan_json=json.dumps({"models": [{"name": "net"}]}), explanation="net on agent-0",
+            plan_json=json.dumps({"models": [{"name": "net"}]}),
+            explanation="net on agent-0",
             last_switch=self.server.last_switch,
-        )  # fmt: skip
+        )
 
     def ApplyPlan(self, request, context):
         self.server.saw(context)
@@ -245,10 +253,17 @@ class Admin(admin_pb2_grpc.AdminServicer):
         self.server.saw(context)
         answer = admin_pb2.ListSessionsResponse()
         session = answer.sessions.add(
-            session_id=1 << 40 | 7, gateway_id="gateway-0", request_id="mine", model="chatty",
-            version="1", chain_id="chatty/0", tokens=90, moving_to="chatty/1", moving_by="kv",
+            session_id=1 << 40 | 7,
+            gateway_id="gateway-0",
+            request_id="mine",
+            model="chatty",
+            version="1",
+            chain_id="chatty/0",
+            tokens=90,
+            moving_to="chatty/1",
+            moving_by="kv",
             generates=True,
-        )  # fmt: skip
+        )
         session.hops.add(agent_id="agent-0", last_block=30)
         if request.model == "net":
             del answer.sessions[:]
@@ -260,10 +275,15 @@ class Admin(admin_pb2_grpc.AdminServicer):
         if request.chain_id == "full":
             return admin_pb2.MoveSessionResponse(outcome="failed", problem="it took too long")
         return admin_pb2.MoveSessionResponse(
-            outcome="moved" if request.wait_ns else "begun", session_id=1 << 40 | 8, tokens=88,
-            chain_id=request.chain_id or "chatty/1", mode=request.mode or "kv", rounds=2,
-            duration_ns=30_000_000, held_ns=1_500_000,
-        )  # fmt: skip
+            outcome="moved" if request.wait_ns else "begun",
+            session_id=1 << 40 | 8,
+            tokens=88,
+            chain_id=request.chain_id or "chatty/1",
+            mode=request.mode or "kv",
+            rounds=2,
+            duration_ns=30_000_000,
+            held_ns=1_500_000,
+        )
 
     def GetTrace(self, request, context):
         self.server.saw(context)
@@ -277,12 +297,15 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return admin_pb2.ListRequestsResponse(
             requests=[
                 admin_pb2.RecentRequest(
-                    request_id=f"r{at}", model="net:1", outcome="OVERLOADED" if at else "OK",
-                    total_ns=20_000_000, ended_ago_ns=at * 1_500_000_000,
+                    request_id=f"r{at}",
+                    model="net:1",
+                    outcome="OVERLOADED" if at else "OK",
+                    total_ns=20_000_000,
+                    ended_ago_ns=at * 1_500_000_000,
                 )
                 for at in range(min(request.limit, 3))
             ]
-        )  # fmt: skip
+        )
 
 
 class Generation(generation_pb2_grpc.GenerationServicer):
@@ -308,9 +331,11 @@ class Generation(generation_pb2_grpc.GenerationServicer):
                 status = error_tables.rpc_status(PartitionLost("agent-1 is gone"))
                 context.abort_with_status(rpc_status.to_status(status))
             reply = generation_pb2.GenerateResponse(
-                id=request.id, text=word.upper() + " ", token_ids=[index],
+                id=request.id,
+                text=word.upper() + " ",
+                token_ids=[index],
                 generated_before=index if self.server.goes_on else 0,
-            )  # fmt: skip
+            )
             if request.timings:
                 reply.timings.append(timing_of(index))
             yield reply
@@ -331,21 +356,27 @@ def objectives_of(request: generation_pb2.GenerateRequest) -> generation_pb2.Obj
     """What came of a request: a first token after 90 ms, 95 predicted, and then 20 per token."""
     return generation_pb2.ObjectivesReport(
         time_to_first_token_slo_ns=request.time_to_first_token_slo_ns,
-        time_to_first_token_ns=90_000_000, time_per_output_token_ns=20_000_000,
+        time_to_first_token_ns=90_000_000,
+        time_per_output_token_ns=20_000_000,
         predicted_time_to_first_token_ns=95_000_000,
         met=request.time_to_first_token_slo_ns >= 90_000_000,
-    )  # fmt: skip
+    )
 
 
 def timing_of(index: int) -> generation_pb2.TokenTiming:
     """A token on its way through two agents."""
     hops = [
         common_pb2.HopTiming(
-            agent_id=f"agent-{hop}", first_block=4 * hop, last_block=4 * hop + 4,
-            transfer_ns=100_000, wait_ns=200_000, compute_ns=5_000_000 + hop, send_ns=50_000,
+            agent_id=f"agent-{hop}",
+            first_block=4 * hop,
+            last_block=4 * hop + 4,
+            transfer_ns=100_000,
+            wait_ns=200_000,
+            compute_ns=5_000_000 + hop,
+            send_ns=50_000,
         )
         for hop in range(2)
-    ]  # fmt: skip
+    ]
     return generation_pb2.TokenTiming(token_id=index, since_previous_ns=12_500_000, hops=hops)
 
 

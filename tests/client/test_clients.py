@@ -155,8 +155,10 @@ async def test_recent_requests_are_listed_newest_first(server, connect):
         ("r1", "OVERLOADED"),
     ]
     assert (found[1].model, found[1].total_ns, found[1].ended_ago_ns) == (
-        "net:1", 20_000_000, 1_500_000_000,
-    )  # fmt: skip
+        "net:1",
+        20_000_000,
+        1_500_000_000,
+    )
     with pytest.raises(catenary.InvalidInputError, match="limit"):
         await connect.to(server).requests(limit=501)
 

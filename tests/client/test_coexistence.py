@@ -9,10 +9,21 @@ import sys
 from source_roots import IMPORT_PATH
 
 FORBIDDEN = {
-    "aiohttp", "catenary_agent", "catenary_gateway", "catenary_scheduler", "catenary_services",
-    "catenary_simulator", "catenaryd", "onnxruntime", "opentelemetry", "pydantic", "redis", "torch",
-    "uvloop", "yaml",
-}  # fmt: skip
+    "aiohttp",
+    "catenary_agent",
+    "catenary_gateway",
+    "catenary_scheduler",
+    "catenary_services",
+    "catenary_simulator",
+    "catenaryd",
+    "onnxruntime",
+    "opentelemetry",
+    "pydantic",
+    "redis",
+    "torch",
+    "uvloop",
+    "yaml",
+}
 
 
 def run(script: str, *arguments: str) -> str:

@@ -16,10 +16,23 @@ from catenary.command_line import app
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
-    ["status"], ["models"], ["infer"], ["chat"], ["deploy"], ["plan", "show"], ["plan", "explain"],
-    ["plan", "apply"], ["plan", "replan"], ["drain"], ["sessions"], ["move"],
-    ["top"], ["requests"], ["trace"], ["bench"],
-]  # fmt: skip
+    ["status"],
+    ["models"],
+    ["infer"],
+    ["chat"],
+    ["deploy"],
+    ["plan", "show"],
+    ["plan", "explain"],
+    ["plan", "apply"],
+    ["plan", "replan"],
+    ["drain"],
+    ["sessions"],
+    ["move"],
+    ["top"],
+    ["requests"],
+    ["trace"],
+    ["bench"],
+]
 
 
 @pytest.fixture
@@ -128,9 +141,17 @@ def test_trace_prints_a_plain_waterfall(catenary):
 
 def test_infer_with_tensors(catenary, server, tensor_file, tmp_path):
     found = catenary(
-        "infer", "net", "--input", f"x={tensor_file}", "--slo-ms", "90", "--request-id", "mine",
-        "--output-dir", str(tmp_path / "out"),
-    )  # fmt: skip
+        "infer",
+        "net",
+        "--input",
+        f"x={tensor_file}",
+        "--slo-ms",
+        "90",
+        "--request-id",
+        "mine",
+        "--output-dir",
+        str(tmp_path / "out"),
+    )
     assert found.exit_code == 0, found.output
     assert "FP32" in found.stdout
     assert "request mine" in found.stdout
@@ -218,8 +239,10 @@ def test_planning_anew_says_what_it_cost_and_show_remembers_it(catenary):
         "plan-6 stays in force: nothing better was found\n"
     )
     assert json.loads(catenary("plan", "replan", "--json").stdout) == {
-        "plan_id": "plan-6", "changed": False, "switch": None,
-    }  # fmt: skip
+        "plan_id": "plan-6",
+        "changed": False,
+        "switch": None,
+    }
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
@@ -263,9 +286,18 @@ def test_sessions_are_listed_and_moved(catenary, server):
 
 def test_bench_prints_rate_percentiles_and_attainment(catenary, server):
     found = catenary(
-        "bench", "numbers", "--concurrency", "2", "--seconds", "0.3", "--slo-ms", "5000",
-        "--rows", "3", "--json",
-    )  # fmt: skip
+        "bench",
+        "numbers",
+        "--concurrency",
+        "2",
+        "--seconds",
+        "0.3",
+        "--slo-ms",
+        "5000",
+        "--rows",
+        "3",
+        "--json",
+    )
     facts = json.loads(found.stdout)
     assert facts["requests"] == facts["answered"] == len(server.requests) > 2
     assert facts["rate_rps"] > 0
@@ -302,14 +334,22 @@ def test_bench_says_which_input_it_cannot_draw(catenary):
 def test_the_command_runs_as_a_process(server):
     paths = os.pathsep.join(str(ROOT / part) for part in ("client", "protos"))
     done = subprocess.run(
-        [sys.executable, "-m", "catenary", "status", "--target", server.target,
-         "--admin", server.target],
+        [
+            sys.executable,
+            "-m",
+            "catenary",
+            "status",
+            "--target",
+            server.target,
+            "--admin",
+            server.target,
+        ],
         env={**os.environ, "PYTHONPATH": paths, "LC_ALL": "C"},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "agent-0" in done.stdout
     assert done.stderr == ""

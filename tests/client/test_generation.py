@@ -50,12 +50,26 @@ async def test_a_stream_can_be_drained_into_its_result(generating_server, connec
 async def test_every_option_travels(generating_server, connect):
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     await connect.to(generating_server).chat(
-        "lm", messages, max_tokens=5, min_tokens=1, temperature=0.5, top_p=0.75, top_k=40,
-        repetition_penalty=1.5, presence_penalty=-1, frequency_penalty=0.25, stop="END", seed=0,
-        min_p=0.125, logit_bias={7: -100, 9: 0.5},
-        ignore_eos=True, timings=True, time_to_first_token_slo_ms=100,
-        time_per_output_token_slo_ms=0.5, timeout_s=30,
-    )  # fmt: skip
+        "lm",
+        messages,
+        max_tokens=5,
+        min_tokens=1,
+        temperature=0.5,
+        top_p=0.75,
+        top_k=40,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=0.25,
+        stop="END",
+        seed=0,
+        min_p=0.125,
+        logit_bias={7: -100, 9: 0.5},
+        ignore_eos=True,
+        timings=True,
+        time_to_first_token_slo_ms=100,
+        time_per_output_token_slo_ms=0.5,
+        timeout_s=30,
+    )
     request = generating_server.orders[0]
     sampling = request.sampling
     assert (sampling.max_tokens, sampling.min_tokens, sampling.top_k) == (5, 1, 40)

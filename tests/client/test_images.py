@@ -52,9 +52,14 @@ def test_free_dimensions_take_the_usual_size(picture):
 
 @pytest.mark.parametrize(
     "metadata",
-    [model((1, 1, 8, 8)), model(datatype="UINT8"), model((1, 3, 8)), model((4, 3, 8, 8)),
-     model(inputs=2)],
-)  # fmt: skip
+    [
+        model((1, 1, 8, 8)),
+        model(datatype="UINT8"),
+        model((1, 3, 8)),
+        model((4, 3, 8, 8)),
+        model(inputs=2),
+    ],
+)
 def test_models_that_take_no_image_are_named(picture, metadata):
     with pytest.raises(InvalidInputError, match="--input"):
         image_input(picture, metadata, Normalisation())
@@ -89,8 +94,18 @@ def test_infer_classifies_an_image(server, picture, tmp_path):
 
     server.reply = classify
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
-    arguments = ["infer", "net", "--image", str(picture), "--target", server.target,
-                 "--top", "2", "--labels", str(tmp_path / "labels.txt")]  # fmt: skip
+    arguments = [
+        "infer",
+        "net",
+        "--image",
+        str(picture),
+        "--target",
+        server.target,
+        "--top",
+        "2",
+        "--labels",
+        str(tmp_path / "labels.txt"),
+    ]
     page = CliRunner().invoke(app, arguments)
     assert page.exit_code == 0, page.output
     assert page.stdout.index("dog") < page.stdout.index("request")

@@ -52,8 +52,9 @@ class Cluster:
     def refused(self) -> float:
         """Returns how many frames were not taken because of who sent them."""
         registries = [
-            self.gateway._metrics.registry, *(agent.metrics.registry for agent in self.agents)
-        ]  # fmt: skip
+            self.gateway._metrics.registry,
+            *(agent.metrics.registry for agent in self.agents),
+        ]
         return sum(
             sample.value
             for registry in registries
@@ -78,9 +79,10 @@ async def running(tmp_path: Path, transport: str) -> AsyncIterator[Cluster]:
         stack.push_async_callback(scheduler.stop)
         await scheduler.start()
         meeting: dict[str, Any] = {
-            "scheduler_addresses": [f"127.0.0.1:{scheduler.port}"], "transports": [transport],
+            "scheduler_addresses": [f"127.0.0.1:{scheduler.port}"],
+            "transports": [transport],
             "model_repository": tmp_path / "models",
-        }  # fmt: skip
+        }
         agents = []
         for name in AGENTS:
             fields = certificates.settings("agent", name) | meeting | {"agent_id": name}

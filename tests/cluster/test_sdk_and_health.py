@@ -21,10 +21,22 @@ from cluster_harness import MODEL, RunningCluster, environment
 
 def command(cluster: RunningCluster, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "catenary", *arguments,
-         "--target", cluster.grpc, "--admin", cluster.admin],
-        capture_output=True, text=True, env=environment(), timeout=60, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "catenary",
+            *arguments,
+            "--target",
+            cluster.grpc,
+            "--admin",
+            cluster.admin,
+        ],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

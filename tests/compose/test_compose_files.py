@@ -52,8 +52,10 @@ def exported() -> set[str]:
     names = set()
     for family in Metrics().registry.collect():
         suffixes = {
-            "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",),
-        }[family.type]  # fmt: skip
+            "counter": ("_total",),
+            "histogram": ("_bucket", "_sum", "_count"),
+            "gauge": ("",),
+        }[family.type]
         names |= {family.name + suffix for suffix in suffixes}
     return names
 
@@ -111,10 +113,13 @@ def test_processes_have_time_to_drain_and_stop(services: dict[str, dict[str, Any
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("gateway", GatewaySettings), ("scheduler-0", SchedulerSettings),
-        ("scheduler-1", SchedulerSettings), ("agent", AgentSettings), ("agent-gpu", AgentSettings),
+        ("gateway", GatewaySettings),
+        ("scheduler-0", SchedulerSettings),
+        ("scheduler-1", SchedulerSettings),
+        ("agent", AgentSettings),
+        ("agent-gpu", AgentSettings),
     ],
-)  # fmt: skip
+)
 def test_every_variable_is_a_setting_of_its_process(
     services: dict[str, dict[str, Any]], name: str, settings: type[ProcessSettings]
 ) -> None:
@@ -309,9 +314,12 @@ def test_a_clear_message_where_no_engine_answers(tmp_path: Path) -> None:
         )
         (tools / name).chmod(0o755)
     done = subprocess.run(
-        ["sh", str(copy), "up"], capture_output=True, text=True, check=False,
+        ["sh", str(copy), "up"],
+        capture_output=True,
+        text=True,
+        check=False,
         env={"PATH": f"{tools}:/usr/bin:/bin", "DOCKER_HOST": "unix:///nowhere.sock"},
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert "no Docker engine answers at unix:///nowhere.sock" in done.stderr
 
@@ -319,8 +327,11 @@ def test_a_clear_message_where_no_engine_answers(tmp_path: Path) -> None:
 def test_dependencies_are_listed_without_the_project(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(FOLDER / "image" / "requirements_of.py"), "platform"],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
     names = {re.split(r"[\[<>=]", line)[0] for line in done.stdout.split()}
     assert {"grpcio", "redis", "numpy", "highspy"} <= names
     assert not {"torch", "onnxruntime"} & names

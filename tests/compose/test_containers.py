@@ -131,10 +131,12 @@ def test_containers_are_well_and_confined(cluster: ComposeCluster, client: caten
         assert host["CapDrop"] == ["ALL"], each["Name"]
         assert host["Memory"] > 0, each["Name"]
     wait_until(
-        lambda: all(_health(each) == "healthy" for each in cluster.containers()
-                    if each["State"]["Running"]),
-        90, "every container is healthy",
-    )  # fmt: skip
+        lambda: all(
+            _health(each) == "healthy" for each in cluster.containers() if each["State"]["Running"]
+        ),
+        90,
+        "every container is healthy",
+    )
     assert ready_agents(client) == {"agent-1", "agent-2", "agent-3"}
 
 
@@ -210,9 +212,10 @@ def test_one_trace_spans_the_containers(
             places.setdefault(span["trace"], set()).add(f"{span['service']} {span['instance']}")
         kinds = {"catenary-gateway", "catenary-scheduler", "catenary-agent"}
         return {
-            trace: found for trace, found in places.items()
+            trace: found
+            for trace, found in places.items()
             if {each.partition(" ")[0] for each in found} >= kinds
-        }  # fmt: skip
+        }
 
     wait_until(spanning, 30, "a trace with spans of gateway, scheduler and agents")
     most = max(spanning().values(), key=len)
@@ -264,9 +267,10 @@ def test_a_standby_leads_when_the_leader_is_killed(
     assert leads_s <= TAKEOVER_LIMIT_S
     cluster.docker("start", victim)
     wait_until(
-        lambda: _health(json.loads(cluster.docker("inspect", victim))[0]) == "healthy", 60,
+        lambda: _health(json.loads(cluster.docker("inspect", victim))[0]) == "healthy",
+        60,
         "the killed scheduler stands by",
-    )  # fmt: skip
+    )
 
 
 def test_agents_are_scaled_up_and_serve(
@@ -276,8 +280,9 @@ def test_agents_are_scaled_up_and_serve(
     cluster.cluster("scale", "agent=5")
     five = {f"agent-{number}" for number in range(1, 6)}
     wait_until(lambda: serving_agents(client) >= five, 90, "five agents hold partitions")
-    figures.report("compose scaled", "3 to 5 agents, until all hold partitions",
-                   time.monotonic() - began, "s")  # fmt: skip
+    figures.report(
+        "compose scaled", "3 to 5 agents, until all hold partitions", time.monotonic() - began, "s"
+    )
     name = client.model_metadata(VISION).inputs[0].name
 
     def worked() -> set[str]:

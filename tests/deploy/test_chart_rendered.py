@@ -43,8 +43,12 @@ def validate(text: str) -> subprocess.CompletedProcess[str]:
         pytest.skip("needs the schemas; `make deploy-check` brings them")
     return subprocess.run(
         [str(python), str(ROOT / "deploy" / "validate.py"), "-"],
-        input=text, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def roles(documents: list[Document]) -> dict[str, tuple[str, Document]]:
@@ -122,7 +126,7 @@ def test_helm_has_nothing_to_say_about_it() -> None:
         (["--set", "monitoring.podMonitor.enabled=yes please"], "enabled"),
         (["--kube-version", "1.29.0"], "kubeVersion"),
     ],
-)  # fmt: skip
+)
 def test_wrong_values_are_refused_and_named(arguments: list[str], said: str) -> None:
     done = run_helm("template", "cat", str(CHART), *arguments)
     assert done.returncode != 0

@@ -112,7 +112,10 @@ def test_every_decision_is_in_the_index() -> None:
 def test_nothing_names_this_machine() -> None:
     done = subprocess.run(
         ["git", "grep", "-nE", r"/(work|farm)/|pypi\.or[g]|registry\.npmj[s]|/home/[a-z]"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     lines = [line for line in done.stdout.splitlines() if not line.startswith("tests/docs/")]
     assert not lines, lines

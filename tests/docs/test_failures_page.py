@@ -25,9 +25,11 @@ def test_a_row_promises_what_the_code_promises(name: str) -> None:
 
 def test_figures_of_faults_that_came_alone_are_put_into_the_page() -> None:
     spells = [
-        {"faults": ["cut"], "recovered_s": 1.0}, {"faults": ["cut"], "recovered_s": 3.0},
-        {"faults": ["cut", "loss"], "recovered_s": 9.0}, {"faults": ["loss"], "recovered_s": None},
-    ]  # fmt: skip
+        {"faults": ["cut"], "recovered_s": 1.0},
+        {"faults": ["cut"], "recovered_s": 3.0},
+        {"faults": ["cut", "loss"], "recovered_s": 9.0},
+        {"faults": ["loss"], "recovered_s": None},
+    ]
     figures = measured([{"spells": spells}])
     assert figures == {"cut": "2.0 s, 3.0 s (2)"}
     page = with_figures(PAGE.read_text(), figures)

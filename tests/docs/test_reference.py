@@ -31,8 +31,14 @@ from docs_build.pages import turned
 from docs_build.settings import PROCESSES
 
 PROTOCOLS = (
-    admin_pb2, agent_pb2, common_pb2, frame_pb2, generation_pb2, scheduler_pb2, grpc_predict_v2_pb2,
-)  # fmt: skip
+    admin_pb2,
+    agent_pb2,
+    common_pb2,
+    frame_pb2,
+    generation_pb2,
+    scheduler_pb2,
+    grpc_predict_v2_pb2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +151,10 @@ def test_every_route_is_there_and_no_other(pages) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "root"), [("catenaryd.md", cli), ("catenary.md", client_command())],
+    ("page", "root"),
+    [("catenaryd.md", cli), ("catenary.md", client_command())],
     ids=["catenaryd", "catenary"],
-)  # fmt: skip
+)
 def test_every_command_is_there_with_its_options(page, root, pages) -> None:
     program = page.removesuffix(".md")
     commands = list(leaves(root, program))

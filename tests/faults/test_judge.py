@@ -46,16 +46,25 @@ def both(*moments: float) -> list[Outcome]:
         ({"reason": "UNAVAILABLE"}, Verdict.NOT_RETRYABLE),
         ({"reason": "DEADLINE_EXCEEDED"}, Verdict.REFUSED),
         ({"reason": "INTERNAL", "message": "internal error, id 5"}, Verdict.UNTYPED),
-        ({"reason": "UNAVAILABLE", "retryable": True, "message": "Stream removed"}, Verdict.UNTYPED),
+        (
+            {"reason": "UNAVAILABLE", "retryable": True, "message": "Stream removed"},
+            Verdict.UNTYPED,
+        ),
         # A gateway that was killed says nothing; the code says that repeating helps.
-        ({"reason": "UNAVAILABLE", "retryable": True,
-          "message": "Stream removed (recvmsg:Connection reset by peer (104))"}, Verdict.REFUSED),
+        (
+            {
+                "reason": "UNAVAILABLE",
+                "retryable": True,
+                "message": "Stream removed (recvmsg:Connection reset by peer (104))",
+            },
+            Verdict.REFUSED,
+        ),
         ({"reason": "INVALID_INPUT"}, Verdict.UNTYPED),
         ({"reason": "KeyError", "foreign": True}, Verdict.UNTYPED),
         # What came of a stream before its error was wrong already.
         ({"reason": "UNAVAILABLE", "retryable": True, "right": False}, Verdict.WRONG),
     ],
-)  # fmt: skip
+)
 def test_a_request_is_judged_by_its_end(facts: dict[str, object], verdict: Verdict) -> None:
     assert outcome(**facts).verdict is verdict
 

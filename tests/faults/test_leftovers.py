@@ -35,5 +35,6 @@ def test_growth_is_judged_by_the_kind_of_process() -> None:
     before = {"agent-0": Usage(1, 40, 20), "agent-1": Usage(1, 50, 24), "redis": Usage(1, 10, 4)}
     after = {"agent-0": Usage(9, 61, 24), "agent-1": Usage(9, 63, 31), "redis": Usage(9, 12, 4)}
     assert what_grew(before, after) == [
-        "agent-1 has 63 descriptors open, 50 before", "agent-1 has 31 threads, 24 before",
-    ]  # fmt: skip
+        "agent-1 has 63 descriptors open, 50 before",
+        "agent-1 has 31 threads, 24 before",
+    ]

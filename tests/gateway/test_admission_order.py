@@ -135,8 +135,10 @@ def test_a_body_has_a_thousand_inputs_and_some_thousand_lists_at_most() -> None:
 def test_one_source_holds_a_share_of_what_arrives_or_one_body_of_any_size() -> None:
     admission = Admission(256 << 20, 100, 64 << 20)
     with (
-        admission.admit(0) as first, admission.admit(0) as second, admission.admit(0) as third,
-    ):  # fmt: skip
+        admission.admit(0) as first,
+        admission.admit(0) as second,
+        admission.admit(0) as third,
+    ):
         with first.arriving("a"), second.arriving("a"), third.arriving("b"):
             first.hold(64 << 20)
             third.hold(30 << 20)

@@ -142,9 +142,16 @@ def test_parameters(given_parameters: dict[str, object], slo_ns: int | None, pri
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"slo_ms": 0}, {"slo_ms": True}, {"slo_ms": float("nan")}, {"priority": 1.0},
-     {"priority": 2**40}, {"deadline_unix_ms": -1}, {"deadline_unix_ms": "now"}],
-)  # fmt: skip
+    [
+        {"slo_ms": 0},
+        {"slo_ms": True},
+        {"slo_ms": float("nan")},
+        {"priority": 1.0},
+        {"priority": 2**40},
+        {"deadline_unix_ms": -1},
+        {"deadline_unix_ms": "now"},
+    ],
+)
 def test_wrong_parameters_are_named(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidInput) as raised:
         oip_proto.request_of(parameters(**wrong), model_of("UINT8", 1), INTAKE)

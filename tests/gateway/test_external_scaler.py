@@ -170,9 +170,10 @@ async def test_with_keys_the_trigger_brings_one(
     reference = about(**({name: key} if name else {}))
     async with scaler(Scheduler(Advice(agents_wanted=2)), ApiKeys.load(file)) as stub:
         calls = (
-            stub.GetMetrics(metrics(reference)), stub.IsActive(reference),
+            stub.GetMetrics(metrics(reference)),
+            stub.IsActive(reference),
             stub.GetMetricSpec(reference),
-        )  # fmt: skip
+        )
         for call in calls:
             assert await call.code() is code
 
@@ -184,9 +185,13 @@ L4 = Share("cat-agent-l4-", 1.0)
 
 
 def replicas(
-    wanted: int, now: int, names: list[str], share: Share = L4, drains: bool = True,
+    wanted: int,
+    now: int,
+    names: list[str],
+    share: Share = L4,
+    drains: bool = True,
     **retiring: bool,
-) -> int:  # fmt: skip
+) -> int:
     advice = Advice(agents_wanted=wanted, agents_now=now, drains_agents=drains)
     for number, drained in retiring.items():
         advice.retiring.add(agent_id=f"cat-agent-l4-{number[1:]}", drained=drained)

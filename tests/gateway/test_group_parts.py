@@ -45,11 +45,15 @@ def table(**ready: int) -> scheduler_pb2.ModelTable:
     """Models and their workers; 0: not ready."""
     models = [
         scheduler_pb2.ServedModel(
-            name=name, version="1", generates=True, ready=workers > 0, workers=workers,
+            name=name,
+            version="1",
+            generates=True,
+            ready=workers > 0,
+            workers=workers,
             not_ready_reason="" if workers else "partitions are loading",
         )
         for name, workers in ready.items()
-    ]  # fmt: skip
+    ]
     return scheduler_pb2.ModelTable(models=models)
 
 
@@ -59,8 +63,10 @@ def test_a_model_is_ready_if_any_group_has_it_ready() -> None:
     tables.update(1, table(a=3, b=1, c=0))
     models = {model.name: model for model in tables.merged().models}
     assert {name: (m.ready, m.workers) for name, m in models.items()} == {
-        "a": (True, 3), "b": (True, 3), "c": (False, 0),
-    }  # fmt: skip
+        "a": (True, 3),
+        "b": (True, 3),
+        "c": (False, 0),
+    }
     assert models["c"].not_ready_reason
     assert tables.weights("a", "1", [0, 1]) == {1: 3}
     assert tables.weights("b", "1", [0, 1]) == {0: 2, 1: 1}
@@ -267,14 +273,24 @@ def test_a_model_that_no_group_has_ready_waits_where_it_is_known() -> None:
 def status(scheduler: str, **agents: str) -> admin_pb2.GetStatusResponse:
     chain = admin_pb2.ChainStatus(chain_id="chain-0", capacity=2)
     model = admin_pb2.ModelStatus(
-        name="m", version="1", ready=scheduler == "s1", reason="" if scheduler == "s1" else "why",
-        queued_requests=2, chains=[chain], sessions=1,
-    )  # fmt: skip
+        name="m",
+        version="1",
+        ready=scheduler == "s1",
+        reason="" if scheduler == "s1" else "why",
+        queued_requests=2,
+        chains=[chain],
+        sessions=1,
+    )
     return admin_pb2.GetStatusResponse(
-        scheduler_id=scheduler, epoch=5, plan_id=f"plan-{scheduler}", models=[model],
+        scheduler_id=scheduler,
+        epoch=5,
+        plan_id=f"plan-{scheduler}",
+        models=[model],
         agents=[admin_pb2.AgentStatus(agent_id=a, state=s) for a, s in agents.items()],
-        gateways=["g"], queued_requests=3, redis_connected=True,
-    )  # fmt: skip
+        gateways=["g"],
+        queued_requests=3,
+        redis_connected=True,
+    )
 
 
 def test_a_status_of_all_groups_adds_up() -> None:
@@ -288,16 +304,23 @@ def test_a_status_of_all_groups_adds_up() -> None:
     assert model.reason == "group 0: why"
     assert [chain.chain_id for chain in model.chains] == ["0/chain-0", "1/chain-0"]
     assert [(g.group, g.scheduler_id, g.agents) for g in joint.groups] == [
-        (0, "s0", 1), (1, "s1", 1), (2, "", 0),
-    ]  # fmt: skip
+        (0, "s0", 1),
+        (1, "s1", 1),
+        (2, "", 0),
+    ]
 
 
 def test_advice_and_plans_of_all_groups_add_up() -> None:
     def advice(wanted: int, rate: float, met: float) -> admin_pb2.ScalingAdvice:
         model = admin_pb2.ModelScaling(
-            model="m", version="1", workers_wanted=wanted, workers_now=1, arrivals_per_s=rate,
-            attainment_ratio=met, reason="more",
-        )  # fmt: skip
+            model="m",
+            version="1",
+            workers_wanted=wanted,
+            workers_now=1,
+            arrivals_per_s=rate,
+            attainment_ratio=met,
+            reason="more",
+        )
         return admin_pb2.ScalingAdvice(agents_wanted=wanted, agents_now=2, models=[model])
 
     joint = sums.joint_advice([advice(3, 3.0, 1.0), advice(1, 1.0, 0.6)])
@@ -316,8 +339,9 @@ def test_advice_and_plans_of_all_groups_add_up() -> None:
     assert plan.plan_id == "p0, p1"
     parts = sums.plans_by_group(plan.plan_json, groups=2)
     assert {group: json.loads(part) for group, part in parts.items()} == {
-        0: {"models": [0]}, 1: {"models": [1]},
-    }  # fmt: skip
+        0: {"models": [0]},
+        1: {"models": [1]},
+    }
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"models": []}', '{"groups": {"2": {}}}'])
@@ -376,8 +400,9 @@ async def test_sessions_of_all_groups_are_listed_and_each_is_moved_by_its_own() 
     both._each = [first, second]  # type: ignore[list-item]
     listed = await both.call("ListSessions", admin_pb2.ListSessionsRequest(), 1.0)
     assert [(s.session_id, s.group, s.chain_id, s.moving_to) for s in listed.sessions] == [
-        (5, 0, "0/m/0", "0/m/1"), (6, 1, "1/m/0", "1/m/1"),
-    ]  # fmt: skip
+        (5, 0, "0/m/0", "0/m/1"),
+        (6, 1, "1/m/0", "1/m/1"),
+    ]
     wish = admin_pb2.MoveSessionRequest(session_id=6, chain_id="1/m/1")
     assert (await both.call("MoveSession", wish, 1.0)).outcome == "moved"
     assert not first.wishes
@@ -395,8 +420,9 @@ def test_timelines_of_all_groups_stand_side_by_side() -> None:
     joint = sums.joint_timelines(answers)
     assert joint.truncated
     assert [(each.owner, each.group, each.bookings[0].batch_id) for each in joint.resources] == [
-        ("agent-0", 0, 1), ("agent-1", 1, 2),
-    ]  # fmt: skip
+        ("agent-0", 0, 1),
+        ("agent-1", 1, 2),
+    ]
 
 
 def test_a_model_of_several_groups_has_the_attainment_of_the_worst() -> None:

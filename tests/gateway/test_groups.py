@@ -89,11 +89,17 @@ async def groups(tmp_path: Path, workers: tuple[int, int] = (1, 1)) -> AsyncIter
     schedulers = [await led_by(0, workers[0], [agent.peer]), await led_by(1, workers[1], [])]
     gateway = GatewayProcess(
         GatewaySettings(
-            gateway_id=GATEWAY, grpc_port=0, http_port=0, admin_port=0, insecure=True,
+            gateway_id=GATEWAY,
+            grpc_port=0,
+            http_port=0,
+            admin_port=0,
+            insecure=True,
             scheduler_addresses=[f"127.0.0.1:{each.port}" for each in schedulers],
-            scheduler_groups=GROUPS, runtime_dir=tmp_path / "run", unavailable_grace_s=0.3,
+            scheduler_groups=GROUPS,
+            runtime_dir=tmp_path / "run",
+            unavailable_grace_s=0.3,
         )
-    )  # fmt: skip
+    )
     try:
         await gateway.start()
         hub.update_directory([(await schedulers[0].hear("hello")).peer])

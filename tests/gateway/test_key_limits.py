@@ -139,8 +139,16 @@ async def test_the_command_says_in_one_sentence_that_the_quota_is_used_up(
     async with limited(tmp_path, requests_per_s=0.5, burst=1) as (running, key):
         async with catenary.AsyncClient(running.grpc, api_key=key) as client:
             await client.infer("toy", ONE)
-        arguments = ["infer", "toy", "--input", f"in_0={tmp_path / 'one.npy'}",
-                     "--target", running.grpc, "--api-key", key]  # fmt: skip
+        arguments = [
+            "infer",
+            "toy",
+            "--input",
+            f"in_0={tmp_path / 'one.npy'}",
+            "--target",
+            running.grpc,
+            "--api-key",
+            key,
+        ]
         monkeypatch.setattr("sys.argv", ["catenary", *arguments])
         with pytest.raises(SystemExit) as ended:
             await asyncio.to_thread(catenary_main)
@@ -306,18 +314,44 @@ def test_the_files_entry_of_a_key_is_what_the_command_was_told(
 ) -> None:
     file = str(tmp_path / "keys.json")
     create_key.main(
-        ["ci", "--keys-file", file, "--scope", "view", "--max-priority", "4",
-         "--requests-per-s", "2.5", "--burst", "5", "--tokens-per-s", "100", "--token-burst", "400",
-         "--share", "3", "--expires", "2100-01-01T00:00:00Z", "--json"],
+        [
+            "ci",
+            "--keys-file",
+            file,
+            "--scope",
+            "view",
+            "--max-priority",
+            "4",
+            "--requests-per-s",
+            "2.5",
+            "--burst",
+            "5",
+            "--tokens-per-s",
+            "100",
+            "--token-burst",
+            "400",
+            "--share",
+            "3",
+            "--expires",
+            "2100-01-01T00:00:00Z",
+            "--json",
+        ],
         standalone_mode=False,
-    )  # fmt: skip
+    )
     assert json.loads(capsys.readouterr().out)["key"].startswith("ctn_")
     (entry,) = json.loads(Path(file).read_text())["keys"]
     del entry["sha256"]
     assert entry == {
-        "name": "ci", "scopes": ["view"], "max_priority": 4, "requests_per_s": 2.5, "burst": 5,
-        "tokens_per_s": 100.0, "token_burst": 400, "share": 3.0, "expires": "2100-01-01T00:00:00Z",
-    }  # fmt: skip
+        "name": "ci",
+        "scopes": ["view"],
+        "max_priority": 4,
+        "requests_per_s": 2.5,
+        "burst": 5,
+        "tokens_per_s": 100.0,
+        "token_burst": 400,
+        "share": 3.0,
+        "expires": "2100-01-01T00:00:00Z",
+    }
     list_keys.main(["--keys-file", file], standalone_mode=False)
     assert "share=3.0" in capsys.readouterr().out
     revoke_key.main(["ci", "--keys-file", file], standalone_mode=False)

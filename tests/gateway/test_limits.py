@@ -50,9 +50,11 @@ async def test_metadata_beyond_its_limit_ends_the_call(running: Stage) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await live(oip.ServerLiveRequest(), metadata=(("x-padding", "x" * 40_000),), timeout=5)
         assert caught.value.code() in {
-            grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE,
-            grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED,
-        }  # fmt: skip
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.INTERNAL,
+            grpc.StatusCode.CANCELLED,
+        }
         assert (await live(oip.ServerLiveRequest(), timeout=5)).live
 
 

@@ -87,10 +87,13 @@ GRPC_TABLE: list[tuple[str, Edit, grpc.StatusCode, str]] = [
     ("surplus raw", lambda r: r.raw_input_contents.append(b"a"), BAD, "raw_input_contents"),
     ("mixed", lambda r: r.inputs[0].contents.fp32_contents.append(1), BAD, "inputs[0].contents"),
     ("no data", lambda r: r.ClearField("raw_input_contents"), BAD, "inputs[0].contents"),
-    ("wrong list", typed("toy", "FP32", [1, 4], fp64_contents=[1] * 4), BAD,
-     "inputs[0].contents"),
-    ("two lists", typed("toy", "FP32", [1, 4], fp32_contents=[1] * 4, int_contents=[1]), BAD,
-     "inputs[0].contents"),
+    ("wrong list", typed("toy", "FP32", [1, 4], fp64_contents=[1] * 4), BAD, "inputs[0].contents"),
+    (
+        "two lists",
+        typed("toy", "FP32", [1, 4], fp32_contents=[1] * 4, int_contents=[1]),
+        BAD,
+        "inputs[0].contents",
+    ),
     ("few typed", typed("toy", "FP32", [1, 4], fp32_contents=[1] * 3), BAD, "inputs[0].contents"),
     ("many typed", typed("toy", "FP32", [1, 4], fp32_contents=[1] * 5), BAD, "inputs[0].contents"),
     ("typed half", typed("half", "FP16", [1, 2], fp32_contents=[1, 2]), BAD, "inputs[0].contents"),
@@ -103,9 +106,13 @@ GRPC_TABLE: list[tuple[str, Edit, grpc.StatusCode, str]] = [
     ("slo inf", parameter("slo_ms", "double_param", float("inf")), BAD, 'parameters["slo_ms"]'),
     ("priority", parameter("priority", "string_param", "a"), BAD, 'parameters["priority"]'),
     ("deadline", parameter("deadline_unix_ms", "int64_param", 1), CODE.DEADLINE_EXCEEDED, ""),
-    ("too large", lambda r: r.parameters["pad"].__setattr__("string_param", "x" * 70_000),
-     CODE.RESOURCE_EXHAUSTED, ""),
-]  # fmt: skip
+    (
+        "too large",
+        lambda r: r.parameters["pad"].__setattr__("string_param", "x" * 70_000),
+        CODE.RESOURCE_EXHAUSTED,
+        "",
+    ),
+]
 
 
 @pytest.fixture
@@ -182,33 +189,82 @@ HTTP_TABLE: list[tuple[str, str, object, int, str]] = [
     ("ragged", "toy", inputs(tensor(data=[[1], [2, 3, 4]])), 400, "inputs[0].data"),
     ("few", "toy", inputs(tensor(data=[1, 2, 3])), 400, "inputs[0].data"),
     ("shaped otherwise", "toy", inputs(tensor(data=[[1], [2], [3], [4]])), 400, "inputs[0].data"),
-    ("binary lies", "toy", inputs({**NO_DATA, "parameters": {"binary_data_size": 16}}), 400,
-     'inputs[0].parameters["binary_data_size"]'),
-    ("binary negative", "toy", inputs({**NO_DATA, "parameters": {"binary_data_size": -1}}), 400,
-     'inputs[0].parameters["binary_data_size"]'),
+    (
+        "binary lies",
+        "toy",
+        inputs({**NO_DATA, "parameters": {"binary_data_size": 16}}),
+        400,
+        'inputs[0].parameters["binary_data_size"]',
+    ),
+    (
+        "binary negative",
+        "toy",
+        inputs({**NO_DATA, "parameters": {"binary_data_size": -1}}),
+        400,
+        'inputs[0].parameters["binary_data_size"]',
+    ),
     ("both", "toy", inputs(tensor(parameters={"binary_data_size": 0})), 400, "inputs[0].data"),
     ("parameters", "toy", inputs(tensor(parameters=[])), 400, "inputs[0].parameters"),
-    ("range", "flags", inputs(tensor(datatype="BOOL", shape=[1], data=[True]),
-     tensor(name="in_1", datatype="UINT8", shape=[1], data=[256])), 400, "inputs[1].data"),
-    ("fraction", "flags", inputs(tensor(datatype="BOOL", shape=[1], data=[True]),
-     tensor(name="in_1", datatype="UINT8", shape=[1], data=[1.5])), 400, "inputs[1].data"),
-    ("bool as number", "flags", inputs(tensor(datatype="BOOL", shape=[1], data=[1]),
-     tensor(name="in_1", datatype="UINT8", shape=[1], data=[1])), 400, "inputs[0].data"),
+    (
+        "range",
+        "flags",
+        inputs(
+            tensor(datatype="BOOL", shape=[1], data=[True]),
+            tensor(name="in_1", datatype="UINT8", shape=[1], data=[256]),
+        ),
+        400,
+        "inputs[1].data",
+    ),
+    (
+        "fraction",
+        "flags",
+        inputs(
+            tensor(datatype="BOOL", shape=[1], data=[True]),
+            tensor(name="in_1", datatype="UINT8", shape=[1], data=[1.5]),
+        ),
+        400,
+        "inputs[1].data",
+    ),
+    (
+        "bool as number",
+        "flags",
+        inputs(
+            tensor(datatype="BOOL", shape=[1], data=[1]),
+            tensor(name="in_1", datatype="UINT8", shape=[1], data=[1]),
+        ),
+        400,
+        "inputs[0].data",
+    ),
     ("half as json", "half", inputs(tensor(datatype="FP16", shape=[1, 2])), 400, "inputs[0].data"),
-    ("text numbers", "text", inputs(tensor(datatype="BYTES", shape=[1, 2], data=[1, 2])), 400,
-     "inputs[0].data"),
-    ("surrogate", "text", b'{"inputs":[{"name":"in_0","datatype":"BYTES","shape":[1,2],'
-     b'"data":["\\ud800","a"]}]}', 400, "body"),
+    (
+        "text numbers",
+        "text",
+        inputs(tensor(datatype="BYTES", shape=[1, 2], data=[1, 2])),
+        400,
+        "inputs[0].data",
+    ),
+    (
+        "surrogate",
+        "text",
+        b'{"inputs":[{"name":"in_0","datatype":"BYTES","shape":[1,2],"data":["\\ud800","a"]}]}',
+        400,
+        "body",
+    ),
     ("output", "toy", inputs(outputs=[{"name": "x"}]), 400, "outputs[0].name"),
     ("outputs text", "toy", inputs(outputs="out_0"), 400, "outputs"),
     ("slo", "toy", inputs(parameters={"slo_ms": -1}), 400, 'parameters["slo_ms"]'),
-    ("binary output", "toy", inputs(parameters={"binary_data_output": 1}), 400,
-     'parameters["binary_data_output"]'),
+    (
+        "binary output",
+        "toy",
+        inputs(parameters={"binary_data_output": 1}),
+        400,
+        'parameters["binary_data_output"]',
+    ),
     ("id", "toy", inputs(id=7), 400, "id"),
     ("unknown model", "nope", inputs(), 404, ""),
     ("not ready", "cold", inputs(), 503, ""),
     ("too large", "toy", b" " * 70_000, 413, ""),
-]  # fmt: skip
+]
 
 
 async def test_http_door_refuses_by_field(small: Stage) -> None:

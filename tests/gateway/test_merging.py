@@ -169,8 +169,10 @@ def cut(rng: random.Random, sizes: list[int]) -> list[list[tuple[int, int, int, 
 async def test_every_row_gets_its_own_result(sizes: list[int], seed: int, attempts: int) -> None:
     rng = random.Random(seed)
     bench = Bench()
-    values = [np.array([[n, r, seed % 97, 1] for r in range(size)], np.float32)
-              for n, size in enumerate(sizes)]  # fmt: skip
+    values = [
+        np.array([[n, r, seed % 97, 1] for r in range(size)], np.float32)
+        for n, size in enumerate(sizes)
+    ]
     tasks = [bench.ask(value) for value in values]
     await asyncio.sleep(0)
     results: list[Frame] = []
@@ -319,9 +321,10 @@ async def test_failed_attempt_is_not_resubmitted_as_under_way() -> None:
     await asyncio.sleep(0)
     batch = await bench.order([(1, 0, 1, 0)], 1)
     failure = frame_pb2.FrameHeader(
-        kind=frame_pb2.FRAME_KIND_FAILURE, batch_id=batch,
+        kind=frame_pb2.FRAME_KIND_FAILURE,
+        batch_id=batch,
         failure=common_pb2.Failure(reason="PARTITION_LOST"),
-    )  # fmt: skip
+    )
     bench.plane.frame(Frame(failure.SerializeToString(), b""))
     bench.outbox.messages.clear()
     bench.plane.connected()

@@ -384,9 +384,16 @@ async def test_trace_tells_where_the_time_went(running: Stage) -> None:
         assert (trace.request_id, trace.model, trace.outcome) == ("me", "toy:1", "OK")
         spans = {span.name: span for span in trace.spans}
         assert list(spans) == [
-            "gateway.receive", "gateway.queue", "gateway.send", "agent.transfer", "agent.wait",
-            "agent.compute", "agent.send", "gateway.return", "gateway.merge",
-        ]  # fmt: skip
+            "gateway.receive",
+            "gateway.queue",
+            "gateway.send",
+            "agent.transfer",
+            "agent.wait",
+            "agent.compute",
+            "agent.send",
+            "gateway.return",
+            "gateway.merge",
+        ]
         assert spans["agent.compute"].duration_ns == 2000
         assert spans["agent.compute"].process == "agent-0"
         assert all(s.start_ns + s.duration_ns <= trace.total_ns for s in trace.spans)
@@ -458,8 +465,11 @@ async def test_a_model_that_does_not_generate_is_not_asked_for_text(running: Sta
 
 async def test_taken_port_stops_the_start_and_nothing_is_left_behind(tmp_path: Path) -> None:
     async with stage(tmp_path) as running:
-        taken = {"grpc_port": running.gateway.grpc_port, "http_port": running.gateway.http_port,
-                 "admin_port": running.gateway.admin_port}  # fmt: skip
+        taken = {
+            "grpc_port": running.gateway.grpc_port,
+            "http_port": running.gateway.http_port,
+            "admin_port": running.gateway.admin_port,
+        }
         for name, port in taken.items():
             ports = {"grpc_port": 0, "http_port": 0, "admin_port": 0} | {name: port}
             second = GatewayProcess(

@@ -18,11 +18,14 @@ from catenary_services.telemetry.metrics import Metrics
 def advice(**workers: int) -> admin_pb2.ScalingAdvice:
     models = [
         admin_pb2.ModelScaling(
-            model=name, workers_wanted=wanted, workers_now=1, arrivals_per_s=2.5,
+            model=name,
+            workers_wanted=wanted,
+            workers_now=1,
+            arrivals_per_s=2.5,
             attainment_ratio=0.75,
         )
         for name, wanted in workers.items()
-    ]  # fmt: skip
+    ]
     return admin_pb2.ScalingAdvice(agents_wanted=3, agents_now=2, models=models)
 
 

@@ -62,9 +62,12 @@ def test_nothing_a_scheduler_says_ends_a_gateway(tmp_path: Path) -> None:
             assert not any(task.done() for task in played.gateway._schedulers._tasks)
 
         @settings(
-            max_examples=80, deadline=None, derandomize=True, database=None,
+            max_examples=80,
+            deadline=None,
+            derandomize=True,
+            database=None,
             suppress_health_check=list(HealthCheck),
-        )  # fmt: skip
+        )
         @given(messages(Down.DESCRIPTOR))
         def attack(message: Any) -> None:
             runner.run(hear(message))

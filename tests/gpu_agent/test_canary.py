@@ -39,9 +39,13 @@ def test_an_answer_within_the_tolerance_of_its_precision_passes(
 
 @pytest.mark.parametrize(
     "other",
-    [kind("int8"), kind(device="l4"), kind(content="b" * 64),
-     Kind("TorchPart", "cpu", "fp32", "a" * 64)],
-)  # fmt: skip
+    [
+        kind("int8"),
+        kind(device="l4"),
+        kind(content="b" * 64),
+        Kind("TorchPart", "cpu", "fp32", "a" * 64),
+    ],
+)
 def test_unlike_kinds_are_not_compared(tmp_path: Path, other: Kind) -> None:
     Canary(tmp_path).compare(KEY, kind(), [RIGHT])
     Canary(tmp_path).compare(KEY, other, [-RIGHT])

@@ -27,7 +27,8 @@ def lay(root: Path, files: dict[str, str]) -> None:
                 "cpu,cpuacct/cpu.cfs_quota_us": "200000\n",
                 "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
             },
-            1 << 30, 2.0,
+            1 << 30,
+            2.0,
         ),
         (
             {
@@ -35,12 +36,13 @@ def lay(root: Path, files: dict[str, str]) -> None:
                 "cpu/cpu.cfs_quota_us": "-1\n",
                 "cpu/cpu.cfs_period_us": "100000\n",
             },
-            None, None,
+            None,
+            None,
         ),
         ({}, None, None),
     ],
     ids=["version 2", "version 2 without", "version 1", "version 1 without", "no groups"],
-)  # fmt: skip
+)
 def test_limits_of_what_is_mounted(
     tmp_path: Path, files: dict[str, str], memory: int | None, cores: float | None
 ) -> None:
@@ -51,11 +53,16 @@ def test_limits_of_what_is_mounted(
 
 
 def test_the_tightest_of_own_group_and_root_counts(tmp_path: Path) -> None:
-    lay(tmp_path, {
-        "memory.max": "8589934592", "machine/pod/memory.max": "2147483648",
-        "cpu.max": "400000 100000", "machine/pod/cpu.max": "50000 100000",
-        "own": "0::/machine/pod\n",
-    })  # fmt: skip
+    lay(
+        tmp_path,
+        {
+            "memory.max": "8589934592",
+            "machine/pod/memory.max": "2147483648",
+            "cpu.max": "400000 100000",
+            "machine/pod/cpu.max": "50000 100000",
+            "own": "0::/machine/pod\n",
+        },
+    )
     assert memory_limit_bytes(tmp_path, tmp_path / "own") == 2 << 30
     assert core_limit(tmp_path, tmp_path / "own") == 0.5
 

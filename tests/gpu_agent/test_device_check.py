@@ -122,13 +122,22 @@ def test_a_gpu_that_is_not_there_is_said_so() -> None:
 @pytest.mark.parametrize(
     ("architecture", "capability", "runs"),
     [
-        ("sm_80", (8, 0), True), ("sm_80", (8, 9), True), ("sm_86", (8, 0), False),
-        ("sm_80", (9, 0), False), ("sm_90a", (9, 0), True), ("sm_90a", (9, 1), False),
-        ("sm_100f", (10, 3), True), ("sm_100f", (12, 0), False), ("sm_120", (12, 1), True),
-        ("compute_80", (9, 0), True), ("compute_90", (8, 9), False), ("sm_100", (10, 0), True),
-        ("gfx90a", (9, 0), False), ("", (9, 0), False),
+        ("sm_80", (8, 0), True),
+        ("sm_80", (8, 9), True),
+        ("sm_86", (8, 0), False),
+        ("sm_80", (9, 0), False),
+        ("sm_90a", (9, 0), True),
+        ("sm_90a", (9, 1), False),
+        ("sm_100f", (10, 3), True),
+        ("sm_100f", (12, 0), False),
+        ("sm_120", (12, 1), True),
+        ("compute_80", (9, 0), True),
+        ("compute_90", (8, 9), False),
+        ("sm_100", (10, 0), True),
+        ("gfx90a", (9, 0), False),
+        ("", (9, 0), False),
     ],
-)  # fmt: skip
+)
 def test_kernels_run_on_cards_they_were_built_for(
     architecture: str, capability: tuple[int, int], runs: bool
 ) -> None:
@@ -175,14 +184,20 @@ def driver_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def started(driver_folder: Path, **described: object) -> subprocess.CompletedProcess[str]:
     """Starts an agent of `cuda:0` for real; the card is described, the libraries are those here."""
     environment = {
-        **os.environ, "LD_LIBRARY_PATH": str(driver_folder), "PYTHONPATH": os.pathsep.join(sys.path),
+        **os.environ,
+        "LD_LIBRARY_PATH": str(driver_folder),
+        "PYTHONPATH": os.pathsep.join(sys.path),
         **{f"FAKE_{name.upper()}": str(value) for name, value in described.items()},
-    }  # fmt: skip
+    }
     command = [sys.executable, "-m", "catenaryd", "agent", "--agent-id", "a", "--insecure"]
     return subprocess.run(
         [*command, "--device", "cuda:0", "--log-level", "error"],
-        env=environment, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
 
 
 def test_an_agent_whose_wheels_have_no_cuda_ends_with_one_sentence(driver_folder: Path) -> None:
@@ -212,9 +227,13 @@ def test_the_driver_is_asked_as_its_interface_wants(driver_folder: Path) -> None
         " default_memory_bytes('cuda:0', 2), default_memory_bytes('cuda:7'))"
     )
     environment = {
-        **os.environ, "LD_LIBRARY_PATH": str(driver_folder), "PYTHONPATH": os.pathsep.join(sys.path),
-        "FAKE_CUDA": "12040", "FAKE_COUNT": "2", "FAKE_FREE": "7000000000",
-    }  # fmt: skip
+        **os.environ,
+        "LD_LIBRARY_PATH": str(driver_folder),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "FAKE_CUDA": "12040",
+        "FAKE_COUNT": "2",
+        "FAKE_FREE": "7000000000",
+    }
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )

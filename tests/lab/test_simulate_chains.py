@@ -20,11 +20,17 @@ from cluster_harness import ROOT
 SCENARIOS = sorted((ROOT / "scenarios" / "chains").glob("*.yaml"))
 BASE: dict[str, Any] = {
     "title": "small",
-    "model": {"name": "m", "blocks": 8, "block_gb": 1, "cache_gb": 0.2, "hidden_size": 14336,
-              "parameters_per_block": 10**9},
+    "model": {
+        "name": "m",
+        "blocks": 8,
+        "block_gb": 1,
+        "cache_gb": 0.2,
+        "hidden_size": 14336,
+        "parameters_per_block": 10**9,
+    },
     "gpus": {"gpu": {"memory_gb": 12, "block_ms": 100, "forward_rps": 100, "network_rps": 100}},
     "servers": [{"name": f"s{number}", "gpu": "gpu", "rtt_ms": 10 * number} for number in range(4)],
-}  # fmt: skip
+}
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:{second:02}.1234567,{100 + second},{1 + second % 9}\n"
     for second in range(60)
@@ -32,8 +38,10 @@ TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
 OF_KIND: dict[str, dict[str, Any]] = {
     "serve": {
         "systems": [
-            {"label": "ours"}, {"label": "c=2", "c": 2, "stop": "rate"},
-            {"label": "replayed", "c": "replay"}, {"label": "PETALS", "planner": "petals"},
+            {"label": "ours"},
+            {"label": "c=2", "c": 2, "stop": "rate"},
+            {"label": "replayed", "c": "replay"},
+            {"label": "PETALS", "planner": "petals"},
             {"label": "BPRR", "planner": "bprr"},
         ],
         "workloads": [
@@ -46,7 +54,7 @@ OF_KIND: dict[str, dict[str, Any]] = {
     "tuning": {"rates_per_s": [0.2, 0.8], "curve_rate_per_s": 0.2, "requests": 80},
     "placement": {"c": 2, "rates_per_s": [0.2], "placements": 10},
     "allocation": {"c": 2, "loads": [0.3, 0.6]},
-}  # fmt: skip
+}
 
 
 def run(*arguments: str) -> Result:

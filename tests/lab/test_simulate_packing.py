@@ -20,9 +20,14 @@ from cluster_harness import ROOT
 
 SCENARIOS = sorted((ROOT / "scenarios" / "packing").glob("*.yaml"))
 FIGURES = {
-    "gpus_mean", "gpus_peak", "utilisation", "migrations_per_s", "migrated_bytes_per_s",
-    "preemptions_per_s", "lower_bound_gpus",
-}  # fmt: skip
+    "gpus_mean",
+    "gpus_peak",
+    "utilisation",
+    "migrations_per_s",
+    "migrated_bytes_per_s",
+    "preemptions_per_s",
+    "lower_bound_gpus",
+}
 WORKLOAD = {"label": "few", "rate_per_s": 2, "prompt": {"mean": 80}, "answer": {"mean": 200}}
 BASE: dict[str, Any] = {
     "title": "small",
@@ -138,8 +143,10 @@ def test_plots_facts_and_sections_are_written(tmp_path: Path) -> None:
     done = run(str(file_of(tmp_path, "over_time")), "--out", str(out), "--workers", "1")
     assert done.exit_code == 0, done.output
     assert sorted(each.name for each in out.iterdir()) == [
-        DOCUMENT, "over_time.json", "over_time.png",
-    ]  # fmt: skip
+        DOCUMENT,
+        "over_time.json",
+        "over_time.png",
+    ]
     assert sections((out / DOCUMENT).read_text()) == ["over_time"]
 
 
@@ -186,7 +193,11 @@ def test_the_schema_is_printed_and_knows_every_kind() -> None:
         ("fleet", {"seeds": []}, "scenario.seeds"),
         ("fleet", {"unknown": 1}, "scenario.unknown"),
         ("fleet", {"measures": ["beauty"]}, "scenario.measures.0"),
-        ("fleet", {"gpus": {"one": {"cache_tokens": 3, "token_bytes": 1}}}, "gpus.one.cache_tokens"),
+        (
+            "fleet",
+            {"gpus": {"one": {"cache_tokens": 3, "token_bytes": 1}}},
+            "gpus.one.cache_tokens",
+        ),
         ("fleet", {"policies": [BASE["policies"][0]] * 2}, "policies: two have the same label"),
         ("fleet", {"workloads": [WORKLOAD, WORKLOAD]}, "workloads: two have the same label"),
         ("fleet", {"workloads": [{"label": "none"}]}, "workloads.0.*either a trace"),
@@ -205,7 +216,7 @@ def test_the_schema_is_printed_and_knows_every_kind() -> None:
         ("targets", {"limits": [{**LIMIT, "beside": "best"}]}, "none is called 'best'"),
         ("targets", {"limits": [{**LIMIT, "workloads": ["many"]}]}, "none is called 'many'"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_key_is_named(kind: str, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
         parse_scenario({"kind": kind, **BASE, **OF_KIND.get(kind, {}), **changes})

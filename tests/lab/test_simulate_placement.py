@@ -25,16 +25,24 @@ from cluster_harness import ROOT
 
 SCENARIOS = sorted((ROOT / "scenarios" / "placement").glob("*.yaml"))
 WORKER = {
-    "prefill_token_ms": 0.12, "prefill_ms": 14, "decode_context_token_ms": 0.00045,
-    "decode_session_ms": 0.075, "decode_ms": 22.5, "decode_lone_ms": 23, "gpu_memory_gb": 80,
-    "weights_gb": 26, "token_bytes": 819200,
-}  # fmt: skip
+    "prefill_token_ms": 0.12,
+    "prefill_ms": 14,
+    "decode_context_token_ms": 0.00045,
+    "decode_session_ms": 0.075,
+    "decode_ms": 22.5,
+    "decode_lone_ms": 23,
+    "gpu_memory_gb": 80,
+    "weights_gb": 26,
+    "token_bytes": 819200,
+}
 BASE: dict[str, Any] = {
     "title": "small",
     "workers": {"one": WORKER, "big": {**WORKER, "gpus": 2}},
     "objectives": {"ttft_ms": 600, "atgt_ms": 30},
     "lengths": {
-        "prompt": {"median": 60, "sigma": 1}, "answer": {"median": 50, "sigma": 0.5}, "count": 400,
+        "prompt": {"median": 60, "sigma": 1},
+        "answer": {"median": 50, "sigma": 0.5},
+        "count": 400,
     },
     "rates_per_s": [2, 6],
     "duration_s": 4,
@@ -43,7 +51,7 @@ BASE: dict[str, Any] = {
         {"label": "jsq", "policy": "jsq", "workers": "one"},
         {"label": "default", "policy": "jsq", "workers": "big"},
     ],
-}  # fmt: skip
+}
 OF_KIND: dict[str, dict[str, Any]] = {
     "fewest": {
         "target": 0.9,
@@ -54,13 +62,15 @@ OF_KIND: dict[str, dict[str, Any]] = {
     "demand": {"most_workers": 5},
     "overhead": {"workers_per_rps": 1},
     "scaling": {
-        "rates_per_s": [6], "steps": [0.5, 1.0], "workers_per_rps": 0.3,
+        "rates_per_s": [6],
+        "steps": [0.5, 1.0],
+        "workers_per_rps": 0.3,
         "clusters": [
             {"label": "fixed", "scaling": "fixed"},
             {"label": "scaled", "scaling": "scaled", "cold_start_s": 1},
         ],
     },
-}  # fmt: skip
+}
 
 
 def run(*arguments: str) -> Result:
@@ -113,8 +123,10 @@ def test_plots_facts_and_sections_are_written(tmp_path: Path) -> None:
     done = run(str(file_of(tmp_path, "attainment")), "--out", str(out), "--workers", "1")
     assert done.exit_code == 0, done.output
     assert sorted(each.name for each in out.iterdir()) == [
-        "attainment.json", "attainment.png", DOCUMENT,
-    ]  # fmt: skip
+        "attainment.json",
+        "attainment.png",
+        DOCUMENT,
+    ]
     assert sections((out / DOCUMENT).read_text()) == ["attainment"]
 
 
@@ -154,7 +166,7 @@ def test_the_schema_is_printed_and_knows_every_kind() -> None:
         ({"workers": {"one": {**WORKER, "weights_gb": 90}}}, "no memory"),
         ({"lengths": {"prompt": {"median": 5, "sigma": 1}}}, "either a file"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_key_is_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
         parse_scenario({"kind": "attainment", **BASE, **OF_KIND["attainment"], **changes})

@@ -26,11 +26,21 @@ TABLE = replace(
     ),
 )
 OLD = {
-    "version": 1, "model_hash": "0", "blocks": 2, "hidden_size": 8, "attention_heads": 2,
-    "key_value_heads": 1, "head_size": 4, "vocabulary_size": 100, "context_tokens": 128,
-    "end_token_ids": [2, 5], "block_bytes": 10, "embedding_bytes": 20, "head_bytes": 30,
+    "version": 1,
+    "model_hash": "0",
+    "blocks": 2,
+    "hidden_size": 8,
+    "attention_heads": 2,
+    "key_value_heads": 1,
+    "head_size": 4,
+    "vocabulary_size": 100,
+    "context_tokens": 128,
+    "end_token_ids": [2, 5],
+    "block_bytes": 10,
+    "embedding_bytes": 20,
+    "head_bytes": 30,
     "cache_bytes_per_token": 4,
-}  # fmt: skip
+}
 """As the release before forms wrote it."""
 
 
@@ -72,12 +82,18 @@ def test_a_release_before_forms_reads_what_it_knows() -> None:
         ("forms.onnx-int4", lambda d: d["forms"].update({"onnx-int4": 7})),
         ("forms.onnx-int4", lambda d: d["forms"]["onnx-int4"].update(block_bytes=[1])),
         ("forms.onnx-int4.block_bytes", lambda d: d["forms"]["onnx-int4"].pop("block_bytes")),
-        ("forms.onnx-int4.block_bytes", lambda d: d["forms"]["onnx-int4"].update(block_bytes=[1, -1])),
+        (
+            "forms.onnx-int4.block_bytes",
+            lambda d: d["forms"]["onnx-int4"].update(block_bytes=[1, -1]),
+        ),
         ("forms.onnx-int4.head_bytes", lambda d: d["forms"]["onnx-int4"].update(head_bytes=-1)),
-        ("forms.onnx-int4.step.row_bytes", lambda d: d["forms"]["onnx-int4"]["step"].pop("row_bytes")),
+        (
+            "forms.onnx-int4.step.row_bytes",
+            lambda d: d["forms"]["onnx-int4"]["step"].pop("row_bytes"),
+        ),
         ("head_bytes", lambda d: d.update(head_bytes=True)),
     ],
-)  # fmt: skip
+)
 def test_what_is_malformed_is_refused_by_name(field: str, change: Any) -> None:
     with pytest.raises(InvalidInput) as raised:
         decoder_of_document(changed(change), "d")

@@ -129,9 +129,11 @@ async def test_server_that_outlived_its_parent_is_replaced(tmp_path: Path) -> No
     )
     environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
         env=environment,
-    ) as parent:  # fmt: skip
+    ) as parent:
         assert parent.stdout is not None
         url, pid = parent.stdout.readline().split()
         client = connect(url)

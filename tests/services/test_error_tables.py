@@ -17,58 +17,207 @@ SECOND = 1_000_000_000
 
 # error, gRPC code, HTTP status, details in order, push-back in ms, Retry-After, retryable
 TABLE = [
-    (errors.InvalidInput("inputs[0].shape", "wrong"), C.INVALID_ARGUMENT, 400,
-     [rpc.BadRequest, rpc.ErrorInfo], None, None, False),
+    (
+        errors.InvalidInput("inputs[0].shape", "wrong"),
+        C.INVALID_ARGUMENT,
+        400,
+        [rpc.BadRequest, rpc.ErrorInfo],
+        None,
+        None,
+        False,
+    ),
     (errors.PayloadTooLarge("big"), C.RESOURCE_EXHAUSTED, 413, [rpc.ErrorInfo], "-1", None, False),
-    (errors.ModelNotFound("no", details={"model": "m"}), C.NOT_FOUND, 404,
-     [rpc.ResourceInfo, rpc.ErrorInfo], None, None, False),
+    (
+        errors.ModelNotFound("no", details={"model": "m"}),
+        C.NOT_FOUND,
+        404,
+        [rpc.ResourceInfo, rpc.ErrorInfo],
+        None,
+        None,
+        False,
+    ),
     (errors.NotSupported("no"), C.UNIMPLEMENTED, 501, [rpc.ErrorInfo], None, None, False),
     (errors.Unauthenticated("who"), C.UNAUTHENTICATED, 401, [], None, None, False),
     (errors.PermissionDenied("no"), C.PERMISSION_DENIED, 403, [], None, None, False),
     (errors.RequestCancelled("gone"), C.CANCELLED, 499, [], None, None, False),
-    (errors.CacheFull("full"), C.RESOURCE_EXHAUSTED, 503, [rpc.RetryInfo, rpc.ErrorInfo],
-     "100", "1", True),
-    (errors.Overloaded("full"), C.RESOURCE_EXHAUSTED, 503, [rpc.RetryInfo, rpc.ErrorInfo],
-     "100", "1", True),
-    (errors.Overloaded("full", retry_after_ns=2_500_000_001), C.RESOURCE_EXHAUSTED, 503,
-     [rpc.RetryInfo, rpc.ErrorInfo], "2501", "3", True),
-    (errors.SloUnattainable("late", retry_after_ns=40_000_000,
-                            details={"earliest_finish_ms": "120"}),
-     C.RESOURCE_EXHAUSTED, 503, [rpc.RetryInfo, rpc.ErrorInfo], "40", "1", False),
-    (errors.SloUnattainable("never"), C.RESOURCE_EXHAUSTED, 503, [rpc.ErrorInfo],
-     "-1", None, False),
-    (errors.QuotaExceeded("over"), C.RESOURCE_EXHAUSTED, 429,
-     [rpc.QuotaFailure, rpc.RetryInfo, rpc.ErrorInfo], "1000", "1", False),
-    (errors.DeadlineExceeded("late", details={"stage": "compute"}), C.DEADLINE_EXCEEDED, 504,
-     [rpc.ErrorInfo], None, None, False),
-    (errors.NoActivePlan("none"), C.FAILED_PRECONDITION, 503,
-     [rpc.PreconditionFailure, rpc.ErrorInfo], None, None, True),
-    (errors.PlanInfeasible("no"), C.FAILED_PRECONDITION, 409,
-     [rpc.PreconditionFailure, rpc.ErrorInfo], None, None, False),
-    (errors.ContentMismatch("net:1/model.onnx on gpu3", details={"file": "net:1/model.onnx"}),
-     C.FAILED_PRECONDITION, 409, [rpc.PreconditionFailure, rpc.ErrorInfo], None, None, False),
-    (errors.CanaryFailed("off"), C.FAILED_PRECONDITION, 409,
-     [rpc.PreconditionFailure, rpc.ErrorInfo], None, None, False),
-    (errors.StaleEpoch("old", details={"epoch": "3"}), C.ABORTED, 409, [rpc.ErrorInfo],
-     None, None, True),
-    (errors.Unavailable("draining"), C.UNAVAILABLE, 503, [rpc.RetryInfo, rpc.ErrorInfo],
-     "1000", "1", True),
-    (errors.PartitionLost("lost"), C.UNAVAILABLE, 503, [rpc.RetryInfo, rpc.ErrorInfo],
-     "100", "1", True),
-    (errors.InvalidMessage("StageReport", "compute_ns", "no"), C.INVALID_ARGUMENT, 400,
-     [rpc.BadRequest, rpc.ErrorInfo], "-1", None, False),
-    (errors.DeviceFailed("failed"), C.UNAVAILABLE, 503, [rpc.RetryInfo, rpc.ErrorInfo],
-     "100", "1", True),
-    (errors.DeviceLost("lost"), C.UNAVAILABLE, 503, [rpc.RetryInfo, rpc.ErrorInfo],
-     "1000", "1", True),
-    (errors.DeviceOutOfMemory("full"), C.UNAVAILABLE, 503, [rpc.RetryInfo, rpc.ErrorInfo],
-     "1000", "1", True),
+    (
+        errors.CacheFull("full"),
+        C.RESOURCE_EXHAUSTED,
+        503,
+        [rpc.RetryInfo, rpc.ErrorInfo],
+        "100",
+        "1",
+        True,
+    ),
+    (
+        errors.Overloaded("full"),
+        C.RESOURCE_EXHAUSTED,
+        503,
+        [rpc.RetryInfo, rpc.ErrorInfo],
+        "100",
+        "1",
+        True,
+    ),
+    (
+        errors.Overloaded("full", retry_after_ns=2_500_000_001),
+        C.RESOURCE_EXHAUSTED,
+        503,
+        [rpc.RetryInfo, rpc.ErrorInfo],
+        "2501",
+        "3",
+        True,
+    ),
+    (
+        errors.SloUnattainable(
+            "late", retry_after_ns=40_000_000, details={"earliest_finish_ms": "120"}
+        ),
+        C.RESOURCE_EXHAUSTED,
+        503,
+        [rpc.RetryInfo, rpc.ErrorInfo],
+        "40",
+        "1",
+        False,
+    ),
+    (
+        errors.SloUnattainable("never"),
+        C.RESOURCE_EXHAUSTED,
+        503,
+        [rpc.ErrorInfo],
+        "-1",
+        None,
+        False,
+    ),
+    (
+        errors.QuotaExceeded("over"),
+        C.RESOURCE_EXHAUSTED,
+        429,
+        [rpc.QuotaFailure, rpc.RetryInfo, rpc.ErrorInfo],
+        "1000",
+        "1",
+        False,
+    ),
+    (
+        errors.DeadlineExceeded("late", details={"stage": "compute"}),
+        C.DEADLINE_EXCEEDED,
+        504,
+        [rpc.ErrorInfo],
+        None,
+        None,
+        False,
+    ),
+    (
+        errors.NoActivePlan("none"),
+        C.FAILED_PRECONDITION,
+        503,
+        [rpc.PreconditionFailure, rpc.ErrorInfo],
+        None,
+        None,
+        True,
+    ),
+    (
+        errors.PlanInfeasible("no"),
+        C.FAILED_PRECONDITION,
+        409,
+        [rpc.PreconditionFailure, rpc.ErrorInfo],
+        None,
+        None,
+        False,
+    ),
+    (
+        errors.ContentMismatch("net:1/model.onnx on gpu3", details={"file": "net:1/model.onnx"}),
+        C.FAILED_PRECONDITION,
+        409,
+        [rpc.PreconditionFailure, rpc.ErrorInfo],
+        None,
+        None,
+        False,
+    ),
+    (
+        errors.CanaryFailed("off"),
+        C.FAILED_PRECONDITION,
+        409,
+        [rpc.PreconditionFailure, rpc.ErrorInfo],
+        None,
+        None,
+        False,
+    ),
+    (
+        errors.StaleEpoch("old", details={"epoch": "3"}),
+        C.ABORTED,
+        409,
+        [rpc.ErrorInfo],
+        None,
+        None,
+        True,
+    ),
+    (
+        errors.Unavailable("draining"),
+        C.UNAVAILABLE,
+        503,
+        [rpc.RetryInfo, rpc.ErrorInfo],
+        "1000",
+        "1",
+        True,
+    ),
+    (
+        errors.PartitionLost("lost"),
+        C.UNAVAILABLE,
+        503,
+        [rpc.RetryInfo, rpc.ErrorInfo],
+        "100",
+        "1",
+        True,
+    ),
+    (
+        errors.InvalidMessage("StageReport", "compute_ns", "no"),
+        C.INVALID_ARGUMENT,
+        400,
+        [rpc.BadRequest, rpc.ErrorInfo],
+        "-1",
+        None,
+        False,
+    ),
+    (
+        errors.DeviceFailed("failed"),
+        C.UNAVAILABLE,
+        503,
+        [rpc.RetryInfo, rpc.ErrorInfo],
+        "100",
+        "1",
+        True,
+    ),
+    (
+        errors.DeviceLost("lost"),
+        C.UNAVAILABLE,
+        503,
+        [rpc.RetryInfo, rpc.ErrorInfo],
+        "1000",
+        "1",
+        True,
+    ),
+    (
+        errors.DeviceOutOfMemory("full"),
+        C.UNAVAILABLE,
+        503,
+        [rpc.RetryInfo, rpc.ErrorInfo],
+        "1000",
+        "1",
+        True,
+    ),
     (errors.ComputeFailed("failed twice"), C.INTERNAL, 500, [rpc.ErrorInfo], None, None, False),
-    (errors.InternalError("internal error, id 0123456789ab",
-                          details={"error_id": "0123456789ab"}),
-     C.INTERNAL, 500, [rpc.RequestInfo], None, None, False),
+    (
+        errors.InternalError(
+            "internal error, id 0123456789ab", details={"error_id": "0123456789ab"}
+        ),
+        C.INTERNAL,
+        500,
+        [rpc.RequestInfo],
+        None,
+        None,
+        False,
+    ),
     (errors.InternalError("bare"), C.INTERNAL, 500, [], None, None, False),
-]  # fmt: skip
+]
 ROWS = pytest.mark.parametrize(
     ("error", "code", "http", "kinds", "pushback", "retry_after", "retryable"), TABLE
 )
@@ -93,9 +242,14 @@ def test_table_covers_every_leaf() -> None:
 
 @ROWS
 def test_grpc_row(
-    error: CatenaryError, code: grpc.StatusCode, http: int, kinds: list[type[Message]],
-    pushback: str | None, retry_after: str | None, retryable: bool,
-) -> None:  # fmt: skip
+    error: CatenaryError,
+    code: grpc.StatusCode,
+    http: int,
+    kinds: list[type[Message]],
+    pushback: str | None,
+    retry_after: str | None,
+    retryable: bool,
+) -> None:
     assert error_tables.grpc_code(error) is code
     status = error_tables.rpc_status(error)
     assert status.code == code.value[0]
@@ -113,9 +267,14 @@ def test_grpc_row(
 
 @ROWS
 def test_http_row(
-    error: CatenaryError, code: grpc.StatusCode, http: int, kinds: list[type[Message]],
-    pushback: str | None, retry_after: str | None, retryable: bool,
-) -> None:  # fmt: skip
+    error: CatenaryError,
+    code: grpc.StatusCode,
+    http: int,
+    kinds: list[type[Message]],
+    pushback: str | None,
+    retry_after: str | None,
+    retryable: bool,
+) -> None:
     assert error_tables.http_status(error) == http
     assert error_tables.http_headers(error).get("Retry-After") == retry_after
     message = error_tables.public_message(error)
@@ -128,9 +287,14 @@ def test_http_row(
 
 @ROWS
 def test_failure_crosses_processes(
-    error: CatenaryError, code: grpc.StatusCode, http: int, kinds: list[type[Message]],
-    pushback: str | None, retry_after: str | None, retryable: bool,
-) -> None:  # fmt: skip
+    error: CatenaryError,
+    code: grpc.StatusCode,
+    http: int,
+    kinds: list[type[Message]],
+    pushback: str | None,
+    retry_after: str | None,
+    retryable: bool,
+) -> None:
     failure = error_tables.failure_of(error, "agent-3")
     assert (failure.reason, failure.agent_id) == (error.reason, "agent-3")
     assert failure.retryable is retryable
@@ -205,9 +369,14 @@ async def failing() -> AsyncIterator[tuple[Service, grpc.aio.UnaryUnaryMultiCall
 @ROWS
 async def test_error_comes_out_of_a_real_call_as_it_went_in(
     failing: tuple[Service, grpc.aio.UnaryUnaryMultiCallable],
-    error: CatenaryError, code: grpc.StatusCode, http: int, kinds: list[type[Message]],
-    pushback: str | None, retry_after: str | None, retryable: bool,
-) -> None:  # fmt: skip
+    error: CatenaryError,
+    code: grpc.StatusCode,
+    http: int,
+    kinds: list[type[Message]],
+    pushback: str | None,
+    retry_after: str | None,
+    retryable: bool,
+) -> None:
     service, call = failing
     service.error = error
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -242,7 +411,9 @@ async def test_nobody_listening_is_unavailable() -> None:
 
 def test_damaged_trailers_fall_back_to_the_code() -> None:
     error = grpc.aio.AioRpcError(
-        C.NOT_FOUND, grpc.aio.Metadata(),
-        grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff\xff")), "no",
-    )  # fmt: skip
+        C.NOT_FOUND,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff\xff")),
+        "no",
+    )
     assert isinstance(error_tables.error_of_exception(error), errors.ModelNotFound)

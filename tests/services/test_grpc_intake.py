@@ -84,9 +84,13 @@ YES = ("authorization", "yes")
 
 
 def half_sent(
-    target: str, nbytes: int, calls: int, *headers: tuple[str, str], path: str = METHOD,
+    target: str,
+    nbytes: int,
+    calls: int,
+    *headers: tuple[str, str],
+    path: str = METHOD,
     until: Callable[[HalfSent], bool],
-) -> HalfSent:  # fmt: skip
+) -> HalfSent:
     line = HalfSent(target)
     for number in range(calls):
         line.call(2 * number + 1, path, nbytes, *headers)
@@ -109,9 +113,14 @@ async def test_a_call_that_is_not_let_in_is_not_read() -> None:
 async def test_a_message_without_fields_is_not_read() -> None:
     async with served(Receiving(MIB)) as (target, _):
         line = await asyncio.to_thread(
-            half_sent, target, 3 * MIB, 5, YES, path="/t.T/Nothing",
+            half_sent,
+            target,
+            3 * MIB,
+            5,
+            YES,
+            path="/t.T/Nothing",
             until=lambda line: line.answers.total() == 5,
-        )  # fmt: skip
+        )
         assert line.answers == Counter(OK=5)
 
 

@@ -148,9 +148,12 @@ async def test_unmodified_reflection_client_sees_services_of_both_pools() -> Non
 
         services, inference, admin = await in_thread(reflect)
     assert set(services) == {
-        "inference.GRPCInferenceService", "catenary.v1.Admin", "catenary.v1.Scheduler",
-        "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection",
-    }  # fmt: skip
+        "inference.GRPCInferenceService",
+        "catenary.v1.Admin",
+        "catenary.v1.Scheduler",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
     assert {"ModelInfer", "ModelStreamInfer", "ServerReady"} <= set(inference)
     assert "GetStatus" in admin
 
@@ -167,9 +170,11 @@ async def test_reflection_sends_dependencies_with_a_file() -> None:
     files = answer.file_descriptor_response.file_descriptor_proto
     names = {descriptor_pb2.FileDescriptorProto.FromString(file).name for file in files}
     assert names == {
-        "catenary/v1/scheduler.proto", "catenary/v1/common.proto", "catenary/v1/rules.proto",
+        "catenary/v1/scheduler.proto",
+        "catenary/v1/common.proto",
+        "catenary/v1/rules.proto",
         "google/protobuf/descriptor.proto",
-    }  # fmt: skip
+    }
 
 
 class Echo(grpc.GenericRpcHandler):

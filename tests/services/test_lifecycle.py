@@ -45,8 +45,11 @@ def program() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
         child = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
         started.append(child)
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"

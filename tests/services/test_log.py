@@ -30,9 +30,13 @@ def test_lines_carry_event_origin_and_facts(capsys: pytest.CaptureFixture[str]) 
     fields = json.loads(line)
     assert fields.pop("timestamp").endswith("Z")
     assert fields == {
-        "event": "request_rejected", "reason": "OVERLOADED", "level": "info", "logger": "part",
-        "process": "gateway", "instance": "gateway-0",
-    }  # fmt: skip
+        "event": "request_rejected",
+        "reason": "OVERLOADED",
+        "level": "info",
+        "logger": "part",
+        "process": "gateway",
+        "instance": "gateway-0",
+    }
 
 
 def test_lines_of_libraries_look_the_same(capsys: pytest.CaptureFixture[str]) -> None:

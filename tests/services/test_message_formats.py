@@ -42,9 +42,11 @@ def test_what_a_newer_process_adds_is_ignored() -> None:
 def test_a_message_of_a_kind_nobody_here_knows_has_none() -> None:
     newer = b"\xf2\x06\x00"  # field 110: a kind to come
     for message in (
-        scheduler_pb2.SchedulerToAgentMessage, scheduler_pb2.SchedulerToGatewayMessage,
-        scheduler_pb2.AgentMessage, scheduler_pb2.GatewayMessage,
-    ):  # fmt: skip
+        scheduler_pb2.SchedulerToAgentMessage,
+        scheduler_pb2.SchedulerToGatewayMessage,
+        scheduler_pb2.AgentMessage,
+        scheduler_pb2.GatewayMessage,
+    ):
         assert message.FromString(newer).WhichOneof("kind") is None
 
 

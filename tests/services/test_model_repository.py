@@ -19,9 +19,13 @@ MS = 1_000_000
 
 def manifest(key: ModelKey = KEY, **changes: object) -> ModelManifest:
     fields: dict[str, object] = {
-        "key": key, "platform": "onnxruntime_onnx", "file": "model.onnx",
-        "slo_ns": 250_000_000, "max_batch": 8, "float16_boundaries": False,
-    }  # fmt: skip
+        "key": key,
+        "platform": "onnxruntime_onnx",
+        "file": "model.onnx",
+        "slo_ns": 250_000_000,
+        "max_batch": 8,
+        "float16_boundaries": False,
+    }
     return ModelManifest(**{**fields, **changes})  # type: ignore[arg-type]
 
 

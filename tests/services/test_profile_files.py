@@ -29,9 +29,14 @@ def profile_of(cut: BlockTable) -> ModelProfile:
     device = DeviceProfile("cpu", 1, False, "made up", (1,), times, times)
     inner = (8,) * (cut.blocks - 1)
     return ModelProfile(
-        KEY, cut.model_hash, cut.blocks, (0, *inner, 0), (1,) * cut.blocks, (device,),
+        KEY,
+        cut.model_hash,
+        cut.blocks,
+        (0, *inner, 0),
+        (1,) * cut.blocks,
+        (device,),
         tensors_at_cuts(cut),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

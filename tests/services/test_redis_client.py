@@ -35,19 +35,24 @@ def secured(folder: Path, authority: trustme.CA, *more: str) -> RedisServer:
             part.write_to_path(str(folder / f"{name}.pem"), append=number > 0)
     server = RedisServer(folder, binary=binary)
     server.lines = [
-        "port 0", f"tls-port {server.port}", f"tls-cert-file {folder}/server.pem",
-        f"tls-key-file {folder}/server-key.pem", f"tls-ca-cert-file {folder}/ca.pem",
-        "tls-auth-clients yes", *more,
-    ]  # fmt: skip
+        "port 0",
+        f"tls-port {server.port}",
+        f"tls-cert-file {folder}/server.pem",
+        f"tls-key-file {folder}/server-key.pem",
+        f"tls-ca-cert-file {folder}/ca.pem",
+        "tls-auth-clients yes",
+        *more,
+    ]
     return server
 
 
 def over_tls(server: RedisServer, **changed: Path | None) -> Redis:
     folder = server.folder
     files: dict[str, Path | None] = {
-        "ca_file": folder / "ca.pem", "cert_file": folder / "client.pem",
+        "ca_file": folder / "ca.pem",
+        "cert_file": folder / "client.pem",
         "key_file": folder / "client-key.pem",
-    }  # fmt: skip
+    }
     url = server.url.replace("redis://", "rediss://")
     return connect(RedisAddress(url, **(files | changed)), timeout_s=2.0, retries=0)
 
@@ -190,7 +195,10 @@ async def test_a_wrong_address_is_named(address: RedisAddress, what: str) -> Non
 @pytest.mark.parametrize(
     ("failure", "kind"),
     [
-        (ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), "disk_full"),
+        (
+            ResponseError("MISCONF Errors writing to the AOF file: No space left on device"),
+            "disk_full",
+        ),
         (ResponseError("OOM command not allowed"), "memory_full"),
         (ResponseError("READONLY You can't write against a read only replica."), "read_only"),
         (ResponseError("WRONGTYPE what"), "refused"),
@@ -199,7 +207,7 @@ async def test_a_wrong_address_is_named(address: RedisAddress, what: str) -> Non
         (RedisConnectionError("refused"), "connection"),
         (OSError(), "connection"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_gets_a_word_and_a_line(failure: BaseException, kind: str) -> None:
     word, text = problem_of(failure)
     assert word == kind

@@ -82,9 +82,18 @@ def test_what_means_nothing_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "time\n1\n2\n", "seconds\n1\n", "seconds\n2\n1\n", "seconds\n1\n1\n", "seconds\n1\nx\n",
-     "seconds,rps\n0,0\n1,0\n", "seconds,rps\n0,-1\n1,5\n", "seconds\n1\nnan\n"],
-)  # fmt: skip
+    [
+        "",
+        "time\n1\n2\n",
+        "seconds\n1\n",
+        "seconds\n2\n1\n",
+        "seconds\n1\n1\n",
+        "seconds\n1\nx\n",
+        "seconds,rps\n0,0\n1,0\n",
+        "seconds,rps\n0,-1\n1,5\n",
+        "seconds\n1\nnan\n",
+    ],
+)
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "trace.csv"
     file.write_text(content)

@@ -19,9 +19,14 @@ def data() -> Dataset:
 
 
 def served(
-    data: Dataset, instance: str, load: float, duration_s: float,
-    dispatcher: DispatcherFactory = PooledDispatcher, scheduler: str = "v4", cv: float = 1.0,
-) -> SimulationResult:  # fmt: skip
+    data: Dataset,
+    instance: str,
+    load: float,
+    duration_s: float,
+    dispatcher: DispatcherFactory = PooledDispatcher,
+    scheduler: str = "v4",
+    cv: float = 1.0,
+) -> SimulationResult:
     problem = data.problem(instance)
     rates = data.instance(instance).reference["v4"]["xput_rps"]
     base = {model.name: rate for model, rate in zip(problem.models, rates, strict=True)}

@@ -26,9 +26,13 @@ from catenary_simulator.simulate import Setting, run, set_up
 from tiny_pools import gpu_class, model, partition, pipeline, plan, two_stages
 
 ROUGH = Disturbance(
-    compute_cv=0.2, transfer_cv=0.2, straggler_probability=0.01, straggler_factor=4.0,
-    report_delay_ns=300_000, clock_error_ns=20_000,
-)  # fmt: skip
+    compute_cv=0.2,
+    transfer_cv=0.2,
+    straggler_probability=0.01,
+    straggler_factor=4.0,
+    report_delay_ns=300_000,
+    clock_error_ns=20_000,
+)
 BASE = {"m": 1000.0, "n": 400.0}
 
 
@@ -43,17 +47,24 @@ def crowded() -> tuple[PoolingProblem, PooledPlan]:
     )
     m = [
         pipeline(
-            2, 1000.0, partition("slow", 1, (0, 2), 3), partition("fast", 2, (2, 4), 4),
+            2,
+            1000.0,
+            partition("slow", 1, (0, 2), 3),
+            partition("fast", 2, (2, 4), 4),
             latency_ms=11,
         ),
         pipeline(1, 125.0, partition("slow", 1, (0, 4), 1), latency_ms=8),
-    ]  # fmt: skip
+    ]
     n = [
         pipeline(
-            3, 500.0, partition("slow", 1, (0, 1), 2), partition("slow", 1, (1, 2), 2),
-            partition("fast", 1, (2, 4), 2), latency_ms=27,
+            3,
+            500.0,
+            partition("slow", 1, (0, 1), 2),
+            partition("slow", 1, (1, 2), 2),
+            partition("fast", 1, (2, 4), 2),
+            latency_ms=27,
         ),
-    ]  # fmt: skip
+    ]
     return problem, plan({"m": m, "n": n})
 
 

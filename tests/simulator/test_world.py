@@ -101,9 +101,14 @@ def batch(
 
 
 def play(
-    names: Sequence[str], arrivals_ms: Sequence[float], answers: Sequence[Sequence[Command]],
-    *, delay_ms: float = 0.0, slo_ms: float = 100.0, script: Script | None = None,
-) -> tuple[Script, Requests, World]:  # fmt: skip
+    names: Sequence[str],
+    arrivals_ms: Sequence[float],
+    answers: Sequence[Sequence[Command]],
+    *,
+    delay_ms: float = 0.0,
+    slo_ms: float = 100.0,
+    script: Script | None = None,
+) -> tuple[Script, Requests, World]:
     requests = Requests(
         [MODEL],
         [round(at * MS) for at in arrivals_ms],

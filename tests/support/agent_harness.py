@@ -258,9 +258,12 @@ def header(
         for agent, (first, last) in zip(agents, blocks, strict=True)
     ]
     part = common_pb2.Slice(
-        gateway_id=gateway, request_id=request, rows=rows, batch_row=first_row,
+        gateway_id=gateway,
+        request_id=request,
+        rows=rows,
+        batch_row=first_row,
         traceparent=traceparent,
-    )  # fmt: skip
+    )
     return frame_pb2.FrameHeader(
         kind=frame_pb2.FRAME_KIND_FEATURE_MAP,
         epoch=epoch,

@@ -97,9 +97,15 @@ class HalfSent:
         self.is_closed = False
 
     def call(self, stream: int, path: str, nbytes: int, *headers: tuple[str, str]) -> None:
-        given = ((":method", "POST"), (":scheme", "http"), (":path", path), *headers,
-                 (":authority", self._host), ("content-type", "application/grpc"),
-                 ("te", "trailers"))  # fmt: skip
+        given = (
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", path),
+            *headers,
+            (":authority", self._host),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+        )
         self._out += _frame(1, 4, stream, b"".join(_literal(*pair) for pair in given))
         self._windows[stream] = self._initial
         self._left[stream] = nbytes - 1000
@@ -167,9 +173,13 @@ class HalfSent:
 
 
 def _half_sent(
-    target: str, path: str, *headers: tuple[str, str], calls: int = 40, connections: int = 1,
+    target: str,
+    path: str,
+    *headers: tuple[str, str],
+    calls: int = 40,
+    connections: int = 1,
     nbytes: int = 60 * _MEGABYTE,
-) -> Answers:  # fmt: skip
+) -> Answers:
     noise = os.urandom(16_384)
     lines = [HalfSent(target) for _ in range(connections)]
     for line in lines:
@@ -398,13 +408,12 @@ ATTACKS: dict[str, Callable[[Target], Answers]] = {
     "dripped bodies": lambda t: _dripped(
         t.http,
         _infer_of(t, b"", t.key).replace(b"Content-Length: 0", b"Content-Length: 15000000"),
-        b"[", 100,
+        b"[",
+        100,
     ),
     # Who may connect
     "silent peers": lambda t: _rate(lambda: _connect(t.frames), b""),
-    "half a handshake": lambda t: _rate(
-        lambda: _connect(t.frames, "127.0.0.9"), _client_hello()
-    ),
+    "half a handshake": lambda t: _rate(lambda: _connect(t.frames, "127.0.0.9"), _client_hello()),
     "half a handshake from the address of peers": lambda t: _rate(
         lambda: _connect(t.frames), _client_hello()
     ),
@@ -434,7 +443,7 @@ ATTACKS: dict[str, Callable[[Target], Answers]] = {
     "nonsense of a peer": lambda t: _lie(t, "nonsense"),
     "a gateway that lies": lambda t: _lie(t, "a gateway that lies"),
     "a storm of hellos": _storm,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -82,10 +82,15 @@ class Liar:
 
 def _agent(name: str, number: int, **changes: Any) -> scheduler_pb2.AgentMessage:
     known = {
-        "agent_id": name, "incarnation": number, "device": "cpu", "device_class": "cpu",
-        "peer": common_pb2.Peer(peer_id=name, incarnation=number), "memory_bytes": 1,
-        "server_id": name, "link_bytes_per_second": 10**9,
-    }  # fmt: skip
+        "agent_id": name,
+        "incarnation": number,
+        "device": "cpu",
+        "device_class": "cpu",
+        "peer": common_pb2.Peer(peer_id=name, incarnation=number),
+        "memory_bytes": 1,
+        "server_id": name,
+        "link_bytes_per_second": 10**9,
+    }
     return _UP(hello=scheduler_pb2.AgentHello(**{**known, **changes}))
 
 
@@ -95,9 +100,11 @@ def _gateway(name: str, number: int) -> scheduler_pb2.GatewayMessage:
 
 
 def _report(batch: int, compute_ns: int) -> scheduler_pb2.AgentMessage:
-    return _UP(stage_report=scheduler_pb2.StageReport(
-        batch_id=batch, compute_ended_ago_ns=1, compute_ns=compute_ns, rows=1
-    ))  # fmt: skip
+    return _UP(
+        stage_report=scheduler_pb2.StageReport(
+            batch_id=batch, compute_ended_ago_ns=1, compute_ns=compute_ns, rows=1
+        )
+    )
 
 
 def _of_others(_: int) -> list[Any]:

@@ -101,16 +101,21 @@ PLAN = Plan(
     PlanId("p"),
     (
         ModelPlan(
-            LLM, DEADLINE_MS * MS, (), chains=CHAINS,
+            LLM,
+            DEADLINE_MS * MS,
+            (),
+            chains=CHAINS,
             caches=tuple(
                 CacheCapacity(hop.agent, hop.partition, 6) for chain in CHAINS for hop in chain.hops
             ),
         ),
         ModelPlan(
-            CNN, DEADLINE_MS * MS,
+            CNN,
+            DEADLINE_MS * MS,
             (
                 Pipeline(
-                    "line", 2,
+                    "line",
+                    2,
                     (
                         Stage(PartitionKey(CNN, 0, 1), AGENTS[:2], (50 * MS, 60 * MS), 0),
                         Stage(PartitionKey(CNN, 1, 2), AGENTS[2:], (50 * MS, 60 * MS), 1000),
@@ -119,7 +124,7 @@ PLAN = Plan(
             ),
         ),
     ),
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -278,14 +283,15 @@ class World:
             followed=followed,
             booked={
                 batch: agents_of(self.book.ahead(batch))
-                for batch in self.book.batches() if batch not in followed
+                for batch in self.book.batches()
+                if batch not in followed
             },
             in_flight=frozenset(self.in_flight),
             requests=frozenset((*pooled.open_requests(), *chained.open_requests())),
             open=frozenset(self.open),
             agents=frozenset(self.agents),
             gateways=frozenset(self.gateways),
-        )  # fmt: skip
+        )
 
     # ---- audits ----
 
@@ -577,12 +583,15 @@ class World:
         """Returns what somebody still holds, or the book thinks so."""
         facts = self.facts()
         found: dict[str, Any] = {
-            "sessions": list(facts.sessions), "followed": list(facts.followed),
-            "booked": list(facts.booked), "in flight": list(facts.in_flight),
-            "requests": list(facts.requests), "open": list(facts.open),
+            "sessions": list(facts.sessions),
+            "followed": list(facts.followed),
+            "booked": list(facts.booked),
+            "in flight": list(facts.in_flight),
+            "requests": list(facts.requests),
+            "open": list(facts.open),
             "slots": self.book.slots.sessions(),
             "held": [s for agent in self.agents.values() for s in agent.sessions],
             "led": [s for agent in self.agents.values() for s in agent.leads],
             "batches": [b for agent in self.agents.values() for b in agent.batches],
-        }  # fmt: skip
+        }
         return {name: each for name, each in found.items() if each}

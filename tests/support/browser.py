@@ -24,10 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = Path(os.environ.get("CATENARY_ARTIFACTS", ROOT / "build" / "screenshots"))
 _BINARIES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-default-apps",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
     "--disable-dev-shm-usage",
-)  # fmt: skip
+)
 PHONE = {"width": 360, "height": 740}
 DESKTOP = {"width": 1366, "height": 900}
 _REFUSED = "Failed to load resource"

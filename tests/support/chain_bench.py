@@ -82,9 +82,13 @@ class ChainBench:
         self.book = Book()
         self.availability = Availability(everything_loaded=True)
         self.dispatcher = ChainedDispatcher(
-            config, self.book, availability=self.availability, policy=policy,
-            first_session=epoch << 40, stopwatch=stopwatch,
-        )  # fmt: skip
+            config,
+            self.book,
+            availability=self.availability,
+            policy=policy,
+            first_session=epoch << 40,
+            stopwatch=stopwatch,
+        )
         self.number = 0
         for agent in agents:
             self.join(0, agent)

@@ -106,10 +106,26 @@ def running_cluster(
         file = data_dir / "catenary.yaml"
         file.write_text(yaml.safe_dump(config))
         arguments += ["--config", str(file)]
-    arguments += ["up", "--json", "--agents", str(agents), "--device", device,
-                  "--virtual-gpus", str(virtual_gpus),
-                  "--schedulers", str(schedulers), "--groups", str(groups),
-                  "--grpc-port", "0", "--http-port", "0", "--data-dir", str(data_dir)]  # fmt: skip
+    arguments += [
+        "up",
+        "--json",
+        "--agents",
+        str(agents),
+        "--device",
+        device,
+        "--virtual-gpus",
+        str(virtual_gpus),
+        "--schedulers",
+        str(schedulers),
+        "--groups",
+        str(groups),
+        "--grpc-port",
+        "0",
+        "--http-port",
+        "0",
+        "--data-dir",
+        str(data_dir),
+    ]
     if tls:
         arguments.append("--tls")
     if max_agents:

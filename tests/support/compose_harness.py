@@ -97,15 +97,22 @@ class ComposeCluster:
     def _labels(self, service: str = "", number: int = 0) -> list[str]:
         labels = {"project": self.project, "service": service, "container-number": number}
         return [
-            part for name, value in labels.items() if value
+            part
+            for name, value in labels.items()
+            if value
             for part in ("--filter", f"label=com.docker.compose.{name}={value}")
-        ]  # fmt: skip
+        ]
 
     def _run(self, command: list[str], timeout_s: float) -> str:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT,
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            cwd=ROOT,
             env=self.environment,
-        )  # fmt: skip
+        )
         if done.returncode:
             tail = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
             pytest.fail(f"{' '.join(command)}: exit code {done.returncode}\n{tail}")
@@ -118,14 +125,20 @@ def compose_cluster(project: str) -> Iterator[ComposeCluster]:
     with ExitStack() as stack:
         ports = [str(stack.enter_context(_held_port()).getsockname()[1]) for _ in range(3)]
     names = ("CATENARY_HTTP_PORT", "CATENARY_GRPC_PORT", "CATENARY_ADMIN_PORT")
-    cluster = ComposeCluster(project, {
-        **os.environ, **dict(zip(names, ports, strict=True)),
-        "COMPOSE_PROJECT_NAME": project,
-        "COMPOSE_MORE": ":".join(filter(None, (os.environ.get("COMPOSE_MORE"), COLLECTOR_FILE))),
-        "CATENARY_OTLP_ENDPOINT": COLLECTOR,
-        "CATENARY_TRACE_SAMPLE_RATIO": "1.0",
-        "CATENARY_AGENT_THREADS": "1",
-    })  # fmt: skip
+    cluster = ComposeCluster(
+        project,
+        {
+            **os.environ,
+            **dict(zip(names, ports, strict=True)),
+            "COMPOSE_PROJECT_NAME": project,
+            "COMPOSE_MORE": ":".join(
+                filter(None, (os.environ.get("COMPOSE_MORE"), COLLECTOR_FILE))
+            ),
+            "CATENARY_OTLP_ENDPOINT": COLLECTOR,
+            "CATENARY_TRACE_SAMPLE_RATIO": "1.0",
+            "CATENARY_AGENT_THREADS": "1",
+        },
+    )
     try:
         cluster.cluster("up")
         yield cluster

@@ -111,18 +111,29 @@ class DocumentRun:
 
     def _run(self, example: Example) -> None:
         done = subprocess.run(
-            self._command(example), cwd=self.folder, env=self._environment(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=BLOCK_TIMEOUT_S, check=False,
-        )  # fmt: skip
+            self._command(example),
+            cwd=self.folder,
+            env=self._environment(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=BLOCK_TIMEOUT_S,
+            check=False,
+        )
         print(f"--- line {example.line}\n{done.stdout}")
         assert done.returncode == 0, f"line {example.line} ended with {done.returncode}"
 
     def _start(self, example: Example) -> None:
         errors = (self.folder / "background.log").open("a")
         process = subprocess.Popen(
-            self._command(example), cwd=self.folder, env=self._environment(), text=True,
-            stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-        )  # fmt: skip
+            self._command(example),
+            cwd=self.folder,
+            env=self._environment(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
         self.background.append(process)
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)

@@ -80,15 +80,26 @@ class Member:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        arguments = [*self.place.prefix, sys.executable, "-m", "catenaryd", "--supervised", self.kind,
-                     *command_line_of(self.settings)]  # fmt: skip
+        arguments = [
+            *self.place.prefix,
+            sys.executable,
+            "-m",
+            "catenaryd",
+            "--supervised",
+            self.kind,
+            *command_line_of(self.settings),
+        ]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT,
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=ROOT,
                 env={**environment(), "OMP_NUM_THREADS": "1", **self.environment},
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -177,10 +188,14 @@ class FaultCluster:
 
     def add(self, kind: str, name: str, settings: dict[str, Any]) -> Member:
         settings = {
-            "insecure": True, "model_repository": self.repository, "metrics_port": free_port(),
-            "metrics_host": self.place(name).host, **settings, **self._overrides.get(kind, {}),
+            "insecure": True,
+            "model_repository": self.repository,
+            "metrics_port": free_port(),
+            "metrics_host": self.place(name).host,
+            **settings,
+            **self._overrides.get(kind, {}),
             **self._overrides.get(name, {}),
-        }  # fmt: skip
+        }
         extra = self._environments.get(name, {})
         member = Member(
             name, kind, settings, self.place(name), self.folder / "logs" / f"{name}.log", extra
@@ -196,37 +211,62 @@ class FaultCluster:
         agents = 5 if texts else 2
         models = [IMAGES, TEXTS] if texts else [IMAGES]
         for name, port in self._ports.items():
-            self.add("scheduler", name, {
-                "scheduler_id": name, "host": self.place(name).host, "port": port,
-                "models": models, "plan_file": plan, "expected_agents": agents,
-                "lease_s": LEASE_S, "overdue_grace_ms": 300.0, **self._redis,
-            })  # fmt: skip
+            self.add(
+                "scheduler",
+                name,
+                {
+                    "scheduler_id": name,
+                    "host": self.place(name).host,
+                    "port": port,
+                    "models": models,
+                    "plan_file": plan,
+                    "expected_agents": agents,
+                    "lease_s": LEASE_S,
+                    "overdue_grace_ms": 300.0,
+                    **self._redis,
+                },
+            )
         for number in range(gateways):
             name, host = f"gateway-{number}", self.place(f"gateway-{number}").host
-            self.add("gateway", name, {
-                "gateway_id": name, "host": host, "transport_host": host,
-                "grpc_port": free_port(), "http_port": free_port(), "admin_port": free_port(),
-                "scheduler_addresses": self.scheduler_addresses,
-                "runtime_dir": self.folder / "run",
-            })  # fmt: skip
+            self.add(
+                "gateway",
+                name,
+                {
+                    "gateway_id": name,
+                    "host": host,
+                    "transport_host": host,
+                    "grpc_port": free_port(),
+                    "http_port": free_port(),
+                    "admin_port": free_port(),
+                    "scheduler_addresses": self.scheduler_addresses,
+                    "runtime_dir": self.folder / "run",
+                },
+            )
         for number in range(agents):
             self._add_agent(number)
 
     def _add_agent(self, number: int) -> None:
         name = f"agent-{number}"
         settings: dict[str, Any] = {
-            "agent_id": name, "transport_host": self.place(name).host, "threads": 1,
-            "scheduler_addresses": self.scheduler_addresses, "runtime_dir": self.folder / "run",
+            "agent_id": name,
+            "transport_host": self.place(name).host,
+            "threads": 1,
+            "scheduler_addresses": self.scheduler_addresses,
+            "runtime_dir": self.folder / "run",
             "host_devices": 5,
-        }  # fmt: skip
+        }
         if number >= 2:
             settings |= {"device": "emulated:text", "emulated_profile": self._profile()}
         self.add("agent", name, settings)
 
     def _profile(self) -> Path:
         file = self.folder / "times.json"
-        times = {"prefill_ns": 1_000_000, "prefill_token_ns": 20_000,
-                 "decode_ns": BLOCK_DECODE_NS, "decode_session_ns": 10_000}  # fmt: skip
+        times = {
+            "prefill_ns": 1_000_000,
+            "prefill_token_ns": 20_000,
+            "decode_ns": BLOCK_DECODE_NS,
+            "decode_session_ns": 10_000,
+        }
         file.write_text(json.dumps({TEXTS: times}))
         return file
 
@@ -364,20 +404,31 @@ def usual_placement(repository: Path, *, texts: bool = True) -> dict[str, Any]:
     blocks = ModelRepository(repository).block_table(ModelKey(IMAGES, "1")).blocks
     both = ["agent-0", "agent-1"]
     images = {
-        "name": IMAGES, "slo_ms": 2000,
-        "pipelines": [{"batch": 2, "partitions": [
-            {"blocks": [0, blocks // 2], "agents": both},
-            {"blocks": [blocks // 2, blocks], "agents": both},
-        ]}],
-    }  # fmt: skip
+        "name": IMAGES,
+        "slo_ms": 2000,
+        "pipelines": [
+            {
+                "batch": 2,
+                "partitions": [
+                    {"blocks": [0, blocks // 2], "agents": both},
+                    {"blocks": [blocks // 2, blocks], "agents": both},
+                ],
+            }
+        ],
+    }
     chains = {
         "name": TEXTS,
         "chains": [
-            {"capacity": 12, "hops": [{"agent": "agent-2", "blocks": [0, 3]},
-                                      {"agent": "agent-3", "blocks": [3, 6]}]},
+            {
+                "capacity": 12,
+                "hops": [
+                    {"agent": "agent-2", "blocks": [0, 3]},
+                    {"agent": "agent-3", "blocks": [3, 6]},
+                ],
+            },
             {"capacity": 12, "hops": [{"agent": "agent-4", "blocks": [0, 6]}]},
         ],
-    }  # fmt: skip
+    }
     return {"models": [images, chains] if texts else [images]}
 
 
@@ -408,9 +459,11 @@ def _make_models(folder: Path) -> None:
     ensure_model(scratch, IMAGES)
     write_folder(scratch / "source", "llama3")
     import_decoder(
-        ModelRepository(scratch), scratch / "source", ModelKey(TEXTS, "1"),
+        ModelRepository(scratch),
+        scratch / "source",
+        ModelKey(TEXTS, "1"),
         ImportOptions(session_tokens=SESSION_TOKENS),
-    )  # fmt: skip
+    )
     shutil.rmtree(scratch / "source")
     scratch.rename(folder)
 

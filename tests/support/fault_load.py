@@ -155,9 +155,13 @@ class Load:
 
     async def _text(self, client: catenary.AsyncClient, outcome: Outcome) -> tuple[int, ...]:
         stream = client.generate(
-            TEXTS, _PROMPT, stream=True, max_tokens=self._shape.tokens, ignore_eos=True,
+            TEXTS,
+            _PROMPT,
+            stream=True,
+            max_tokens=self._shape.tokens,
+            ignore_eos=True,
             timeout_s=_TEXT_TIMEOUT_S,
-        )  # fmt: skip
+        )
         async for _ in stream:
             outcome.moments_s.append(self.now_s)
         return stream.so_far.token_ids

@@ -293,9 +293,14 @@ async def stage(
     await hub.start(agent.receive)
     scheduler.peers.append(agent.peer)
     known = {
-        "gateway_id": GATEWAY, "grpc_port": 0, "http_port": 0, "admin_port": 0, "insecure": True,
-        "scheduler_addresses": [f"127.0.0.1:{scheduler.port}"], "runtime_dir": tmp_path / "run",
-    }  # fmt: skip
+        "gateway_id": GATEWAY,
+        "grpc_port": 0,
+        "http_port": 0,
+        "admin_port": 0,
+        "insecure": True,
+        "scheduler_addresses": [f"127.0.0.1:{scheduler.port}"],
+        "runtime_dir": tmp_path / "run",
+    }
     gateway = GatewayProcess(GatewaySettings(**(known | settings)), exporter=exporter)
     try:
         await gateway.start()

@@ -23,9 +23,13 @@ SESSION_TOKENS = 512
 def generating(name: str = "tiny", **facts: object) -> scheduler_pb2.ServedModel:
     """A served model that generates text."""
     known: dict[str, object] = {
-        "version": "1", "ready": True, "platform": "decoder", "generates": True,
-        "session_tokens": SESSION_TOKENS, "default_slo_ns": 30 * 10**9,
-    }  # fmt: skip
+        "version": "1",
+        "ready": True,
+        "platform": "decoder",
+        "generates": True,
+        "session_tokens": SESSION_TOKENS,
+        "default_slo_ns": 30 * 10**9,
+    }
     return scheduler_pb2.ServedModel(name=name, **(known | facts))
 
 
@@ -48,12 +52,16 @@ class Session:
     async def send(self, token_id: int, finish: str = "", **facts: object) -> None:
         """Sends the next token."""
         token = frame_pb2.SessionToken(
-            session_id=self.session_id, position=self.position, token_id=token_id,
-            finish_reason=finish, **facts,
-        )  # fmt: skip
+            session_id=self.session_id,
+            position=self.position,
+            token_id=token_id,
+            finish_reason=finish,
+            **facts,
+        )
         if self.opening.timed:
-            token.timings.add(agent_id=self.agent.agent_id, last_block=30, wait_ns=1000,
-                              compute_ns=2000)  # fmt: skip
+            token.timings.add(
+                agent_id=self.agent.agent_id, last_block=30, wait_ns=1000, compute_ns=2000
+            )
         await self.agent.push(self.opening.gateway_id, [token])
         self.position += 1
 
@@ -157,10 +165,13 @@ class SessionScheduler(ScriptedScheduler):
         hop = common_pb2.Hop(agent_id=agent or self.agent, model="tiny", last_block=30)
         return Down(
             start_session=scheduler_pb2.StartSession(
-                epoch=self.epoch, session_id=self.epoch << 40 | self.starts,
-                request_id=request_id, plan_id="p", route=[hop],
+                epoch=self.epoch,
+                session_id=self.epoch << 40 | self.starts,
+                request_id=request_id,
+                plan_id="p",
+                route=[hop],
             )
-        )  # fmt: skip
+        )
 
 
 @dataclass
@@ -229,10 +240,15 @@ async def text_stage(
         await agent.hub.start(agent.receive)
         scheduler.peers.append(agent.peer)
     known = {
-        "gateway_id": GATEWAY, "grpc_port": 0, "http_port": 0, "admin_port": 0, "insecure": True,
-        "scheduler_addresses": [f"127.0.0.1:{scheduler.port}"], "runtime_dir": tmp_path / "run",
+        "gateway_id": GATEWAY,
+        "grpc_port": 0,
+        "http_port": 0,
+        "admin_port": 0,
+        "insecure": True,
+        "scheduler_addresses": [f"127.0.0.1:{scheduler.port}"],
+        "runtime_dir": tmp_path / "run",
         "model_repository": tmp_path / "models",
-    }  # fmt: skip
+    }
     gateway = GatewayProcess(GatewaySettings(**(known | settings)), exporter=exporter)
     try:
         await gateway.start()

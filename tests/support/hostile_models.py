@@ -36,8 +36,9 @@ def make(folder: Path) -> None:
         return programs.calls(
             "torch.ops.aten.from_file.default",
             programs.argument("filename", as_string=str(path)),
-            programs.argument("shared", as_bool=shared), programs.argument("size", as_int=100),
-        )  # fmt: skip
+            programs.argument("shared", as_bool=shared),
+            programs.argument("size", as_int=100),
+        )
 
     edits = {
         "writes": from_file(chosen, shared=True),
@@ -63,9 +64,12 @@ def tried(folder: Path, name: str) -> Counter[str]:
     command += ["--model-repository", str(repository)]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "catenaryd", *command], capture_output=True, text=True,
-            timeout=_LONGEST_S, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "catenaryd", *command],
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Counter(["hangs"])
     if (folder / CHOSEN).read_bytes() != _UNTOUCHED:
@@ -115,11 +119,19 @@ def _write_language_model(repository: Path, secret: Path) -> None:
     source = repository / "source"
     source.mkdir(parents=True)
     sizes = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32,
-        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-        "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5, "hidden_act": "silu", "eos_token_id": 2,
-    }  # fmt: skip
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 32,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "eos_token_id": 2,
+    }
     (source / "config.json").write_text(json.dumps(sizes))
     (source / "tokenizer.json").symlink_to(secret)
     entry = {"dtype": "F32", "shape": [32, 8], "data_offsets": [0, 1024]}

@@ -98,18 +98,24 @@ SIZE = argument("size", as_int=100)
 SYMBOL = "Symbol('s0', positive=True, integer=True)"
 OPERATORS = {
     "a file that is read": calls(
-        "torch.ops.aten.from_file.default", FILE, argument("shared", as_bool=False), SIZE),
+        "torch.ops.aten.from_file.default", FILE, argument("shared", as_bool=False), SIZE
+    ),
     "a file that is written": calls(
-        "torch.ops.aten.from_file.default", FILE, argument("shared", as_bool=True), SIZE),
+        "torch.ops.aten.from_file.default", FILE, argument("shared", as_bool=True), SIZE
+    ),
     "an output that is given": calls("torch.ops.aten.ones.out", argument("size", as_ints=[1])),
     "storage of another tensor": calls(
-        "torch.ops.aten.set_.source_Tensor", argument("self", as_tensor={"name": "b_scale"})),
+        "torch.ops.aten.set_.source_Tensor", argument("self", as_tensor={"name": "b_scale"})
+    ),
     "a storage that grows": calls(
-        "torch.ops.aten.resize_.default", argument("self", as_tensor={"name": "b_scale"})),
+        "torch.ops.aten.resize_.default", argument("self", as_tensor={"name": "b_scale"})
+    ),
     "memory as it was found": calls(
-        "torch.ops.aten.empty.memory_format", argument("size", as_ints=[1])),
+        "torch.ops.aten.empty.memory_format", argument("size", as_ints=[1])
+    ),
     "memory by address": calls(
-        "torch.ops.aten.as_strided.default", argument("self", as_tensor={"name": "b_scale"})),
+        "torch.ops.aten.as_strided.default", argument("self", as_tensor={"name": "b_scale"})
+    ),
     "an index that nobody checks": calls("torch.ops.aten._unsafe_index.Tensor"),
     "random numbers": calls("torch.ops.aten.rand.default", argument("size", as_ints=[1])),
     "a graph inside": calls("torch.ops.higher_order.cond"),
@@ -124,35 +130,55 @@ OPERATORS = {
     "two in one": calls("torch.ops.aten.ones.default\ntorch.ops.aten.from_file.default"),
     "nothing": calls(""),
     "a terabyte": calls(
-        "torch.ops.aten.ones.default", argument("size", as_ints=[1 << 20, 1 << 20])),
-    "a tensor of tensors": calls(
-        "torch.ops.aten.arange.default", argument("end", as_int=1 << 40)),
+        "torch.ops.aten.ones.default", argument("size", as_ints=[1 << 20, 1 << 20])
+    ),
+    "a tensor of tensors": calls("torch.ops.aten.arange.default", argument("end", as_int=1 << 40)),
     "a number without end": calls(
-        "torch.ops.aten.full.default", argument("fill_value", as_int=1 << 100)),
+        "torch.ops.aten.full.default", argument("fill_value", as_int=1 << 100)
+    ),
     "a graph as argument": calls(
-        "torch.ops.aten.ones.default", argument("size", as_graph={"name": "g", "graph": {}})),
+        "torch.ops.aten.ones.default", argument("size", as_graph={"name": "g", "graph": {}})
+    ),
     "an object as argument": calls(
-        "torch.ops.aten.ones.default", argument("size", as_custom_obj={"name": "o"})),
-    "dropout at work": edited(lambda d: node_of(d, "dropout")["inputs"][2].update(
-        arg={"as_bool": True})),
-    "statistics that change": edited(lambda d: next(
-        each for each in node_of(d, "batch_norm")["inputs"] if each["name"] == "training"
-    ).update(arg={"as_bool": True})),
-    "statistics by a symbol": edited(lambda d: next(
-        each for each in node_of(d, "batch_norm")["inputs"] if each["name"] == "training"
-    ).update(arg={"as_sym_bool": {"as_name": "x"}})),
-    "a buffer that is put out": edited(lambda d: d["graph_module"]["signature"]["output_specs"]
-        .append({"buffer_mutation": {"arg": {"name": "add"}, "buffer_name": "scale"}})),
-    "an object as input": edited(lambda d: d["graph_module"]["signature"]["input_specs"]
-        .append({"custom_obj": {"arg": {"name": "x", "class_fqn": "y"}}})),
-    "objects": edited(lambda d: d["graph_module"]["graph"].update(
-        custom_obj_values={"o": {"name": "o", "class_fqn": "evil"}})),
-    "very many nodes": edited(lambda d: d["graph_module"]["graph"].update(
-        nodes=d["graph_module"]["graph"]["nodes"] * 20_000)),
+        "torch.ops.aten.ones.default", argument("size", as_custom_obj={"name": "o"})
+    ),
+    "dropout at work": edited(
+        lambda d: node_of(d, "dropout")["inputs"][2].update(arg={"as_bool": True})
+    ),
+    "statistics that change": edited(
+        lambda d: next(
+            each for each in node_of(d, "batch_norm")["inputs"] if each["name"] == "training"
+        ).update(arg={"as_bool": True})
+    ),
+    "statistics by a symbol": edited(
+        lambda d: next(
+            each for each in node_of(d, "batch_norm")["inputs"] if each["name"] == "training"
+        ).update(arg={"as_sym_bool": {"as_name": "x"}})
+    ),
+    "a buffer that is put out": edited(
+        lambda d: d["graph_module"]["signature"]["output_specs"].append(
+            {"buffer_mutation": {"arg": {"name": "add"}, "buffer_name": "scale"}}
+        )
+    ),
+    "an object as input": edited(
+        lambda d: d["graph_module"]["signature"]["input_specs"].append(
+            {"custom_obj": {"arg": {"name": "x", "class_fqn": "y"}}}
+        )
+    ),
+    "objects": edited(
+        lambda d: d["graph_module"]["graph"].update(
+            custom_obj_values={"o": {"name": "o", "class_fqn": "evil"}}
+        )
+    ),
+    "very many nodes": edited(
+        lambda d: d["graph_module"]["graph"].update(
+            nodes=d["graph_module"]["graph"]["nodes"] * 20_000
+        )
+    ),
     "very deep nesting": lambda m: m.update({GRAPH: b"[" * 100_000 + b"]" * 100_000}),
     "no object": lambda m: m.update({GRAPH: b"[]"}),
     "nodes that are none": edited(lambda d: d["graph_module"]["graph"].update(nodes=[1])),
-}  # fmt: skip
+}
 SIZES = {
     "a tower of powers": "Mod(9**9**9, 7)",
     "a tower of calls": "Pow(Integer(9), Pow(Integer(9), Integer(9)))",

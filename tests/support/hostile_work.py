@@ -15,9 +15,15 @@ from catenary_services.jail.child import Room
 def attempts(job: bytes, room: Room) -> bytes:
     """Evaluates the job as Python and answers what that says, or how it fails."""
     names = {
-        "os": os, "socket": socket, "subprocess": subprocess, "ctypes": ctypes, "Path": Path,
-        "room": room, "threading": threading, "libc": ctypes.CDLL(None, use_errno=True),
-    }  # fmt: skip
+        "os": os,
+        "socket": socket,
+        "subprocess": subprocess,
+        "ctypes": ctypes,
+        "Path": Path,
+        "room": room,
+        "threading": threading,
+        "libc": ctypes.CDLL(None, use_errno=True),
+    }
     try:
         return f"did {eval(job.decode(), names)!r}".encode()
     except (OSError, subprocess.SubprocessError, ValueError) as error:

@@ -26,10 +26,20 @@ def status(seed: int = 1) -> admin_pb2.GetStatusResponse:
     """Agents of all states and classes; three models on pools, two on fourteen chains."""
     draw = random.Random(seed)
     answer = admin_pb2.GetStatusResponse(
-        scheduler_id="scheduler-0", epoch=4, plan_id="plan-17", gateways=["gateway-t"],
-        queued_requests=12, batches_in_flight=44, live_reservations=391, redis_connected=True,
-        sessions_in_flight=57, moves_done=8, moves_failed=1, audits=240, leaks_mended=2,
-    )  # fmt: skip
+        scheduler_id="scheduler-0",
+        epoch=4,
+        plan_id="plan-17",
+        gateways=["gateway-t"],
+        queued_requests=12,
+        batches_in_flight=44,
+        live_reservations=391,
+        redis_connected=True,
+        sessions_in_flight=57,
+        moves_done=8,
+        moves_failed=1,
+        audits=240,
+        leaks_mended=2,
+    )
     for number in range(AGENTS):
         _add_agent(answer, number, draw)
     for at, name in enumerate(POOLED):
@@ -52,13 +62,20 @@ def _add_agent(answer: admin_pb2.GetStatusResponse, number: int, draw: random.Ra
     device = _CLASSES[number % len(_CLASSES)]
     memory = (24, 16, 8)[number % 3] << 30
     agent = answer.agents.add(
-        agent_id=agent_name(number), device="cuda", device_class=device,
+        agent_id=agent_name(number),
+        device="cuda",
+        device_class=device,
         state="lost" if number == 7 else "draining" if number == 19 else "ready",
-        partitions=[f"{held}:1[0,5)"], memory_bytes=memory, virtual_level=1 + (number % 4 == 0),
-        utilisation_ratio=draw.random(), device_id=f"GPU-{number // 2}", slowdown_ratio=draw.uniform(0.9, 1.4),
-        batches=draw.randrange(4), server_id=f"node-{number % MACHINES}",
+        partitions=[f"{held}:1[0,5)"],
+        memory_bytes=memory,
+        virtual_level=1 + (number % 4 == 0),
+        utilisation_ratio=draw.random(),
+        device_id=f"GPU-{number // 2}",
+        slowdown_ratio=draw.uniform(0.9, 1.4),
+        batches=draw.randrange(4),
+        server_id=f"node-{number % MACHINES}",
         used_memory_bytes=int(memory * draw.uniform(0.3, 0.97)),
-    )  # fmt: skip
+    )
     if not pooled:
         agent.block_slots = 640
         agent.used_block_slots = draw.randrange(640)
@@ -70,9 +87,14 @@ def _add_chains(
     answer: admin_pb2.GetStatusResponse, name: str, first: int, draw: random.Random
 ) -> None:
     model = answer.models.add(
-        name=name, version="1", ready=True, queued_requests=3, sessions=28, packing="pack",
+        name=name,
+        version="1",
+        ready=True,
+        queued_requests=3,
+        sessions=28,
+        packing="pack",
         sessions_moving=1,
-    )  # fmt: skip
+    )
     for chain in range(7):
         agents = [agent_name(first + (chain + hop) % 9) for hop in range(3)]
         cut = _BLOCKS // 3
@@ -83,31 +105,52 @@ def _add_chains(
             for at, agent in enumerate(agents)
         ]
         model.chains.add(
-            chain_id=f"{name}/{chain}", hops=hops, capacity=8, sessions=draw.randrange(9),
-            service_ns=4 * 10**9, role="mixed", cache_tokens=16384, cached_tokens=draw.randrange(16384),
-        )  # fmt: skip
+            chain_id=f"{name}/{chain}",
+            hops=hops,
+            capacity=8,
+            sessions=draw.randrange(9),
+            service_ns=4 * 10**9,
+            role="mixed",
+            cache_tokens=16384,
+            cached_tokens=draw.randrange(16384),
+        )
 
 
 def plan(seed: int = 1) -> admin_pb2.GetPlanResponse:
     answer = admin_pb2.GetPlanResponse(
-        plan_json="{}", plan_id="plan-17", planner="pooled",
+        plan_json="{}",
+        plan_id="plan-17",
+        planner="pooled",
         explanation="\n".join(f"pipeline {at}: two pools of two agents" for at in range(12)),
         last_switch=admin_pb2.PlanSwitch(
-            from_plan="plan-16", to_plan="plan-17", phase="done", cause="agent-7 was lost",
+            from_plan="plan-16",
+            to_plan="plan-17",
+            phase="done",
+            cause="agent-7 was lost",
             duration_ns=1_900 * _MILLISECOND,
-            downtime=[admin_pb2.ModelDowntime(model="yolo-v8", version="1", downtime_ns=84_000_000)],
+            downtime=[
+                admin_pb2.ModelDowntime(model="yolo-v8", version="1", downtime_ns=84_000_000)
+            ],
         ),
-    )  # fmt: skip
+    )
     for at, name in enumerate(POOLED):
         answer.promises.add(
-            model=name, version="1", throughput_per_s=180.0 - 40 * at, latency_ns=88 * _MILLISECOND,
-            slo_ns=100 * _MILLISECOND, binds="compute of the second pool, 2 x nvidia-t4",
-        )  # fmt: skip
+            model=name,
+            version="1",
+            throughput_per_s=180.0 - 40 * at,
+            latency_ns=88 * _MILLISECOND,
+            slo_ns=100 * _MILLISECOND,
+            binds="compute of the second pool, 2 x nvidia-t4",
+        )
     for name in GENERATING:
         answer.promises.add(
-            model=name, version="1", sessions=56, response_lower_ns=3_900 * _MILLISECOND,
-            response_upper_ns=5_200 * _MILLISECOND, binds="memory of caches",
-        )  # fmt: skip
+            model=name,
+            version="1",
+            sessions=56,
+            response_lower_ns=3_900 * _MILLISECOND,
+            response_upper_ns=5_200 * _MILLISECOND,
+            binds="memory of caches",
+        )
     return answer
 
 
@@ -133,9 +176,12 @@ def timelines(
         ):
             length_ns = int(every_ms * draw.uniform(0.3, 0.8) * _MILLISECOND)
             booking = resource.bookings.add(
-                batch_id=(4 << 40) + 1000 * number + batch, model=f"{POOLED[number // 4 % 3]}:1",
-                rows=1 + batch % 8, booked_start_ns=start_ns, booked_end_ns=start_ns + length_ns,
-            )  # fmt: skip
+                batch_id=(4 << 40) + 1000 * number + batch,
+                model=f"{POOLED[number // 4 % 3]}:1",
+                rows=1 + batch % 8,
+                booked_start_ns=start_ns,
+                booked_end_ns=start_ns + length_ns,
+            )
             if start_ns + length_ns < 0:
                 booking.real_start_ns = start_ns + draw.randrange(2 * _MILLISECOND)
                 taken_ns = int(length_ns * draw.uniform(0.85, 1.15))
@@ -148,15 +194,21 @@ def sessions() -> admin_pb2.ListSessionsResponse:
     return admin_pb2.ListSessionsResponse(
         sessions=[
             admin_pb2.SessionStatus(
-                session_id=(4 << 40) + at, gateway_id="gateway-t" if at % 2 else "gateway-u",
-                request_number=at, model=GENERATING[at % 2], version="1",
-                chain_id=f"{GENERATING[at % 2]}/{at % 7}", hops=hops, tokens=100 + 31 * at,
+                session_id=(4 << 40) + at,
+                gateway_id="gateway-t" if at % 2 else "gateway-u",
+                request_number=at,
+                model=GENERATING[at % 2],
+                version="1",
+                chain_id=f"{GENERATING[at % 2]}/{at % 7}",
+                hops=hops,
+                tokens=100 + 31 * at,
                 moving_to=f"{GENERATING[at % 2]}/3" if at == 5 else "",
-                moving_by="kv" if at == 5 else "", generates=at % 9 != 0,
+                moving_by="kv" if at == 5 else "",
+                generates=at % 9 != 0,
             )
             for at in range(57)
         ]
-    )  # fmt: skip
+    )
 
 
 def answers() -> dict[str, object]:

@@ -64,9 +64,15 @@ def _source() -> Path:
     write_folder(folder, "llama2")  # for its tokenizer
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
-        vocab_size=2048, hidden_size=512, intermediate_size=1024, num_hidden_layers=LAYERS,
-        num_attention_heads=8, num_key_value_heads=4, head_dim=HEAD_SIZE,
-        max_position_embeddings=2048, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=2048,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=HEAD_SIZE,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
     transformers.AutoModelForCausalLM.from_config(config).eval().save_pretrained(folder)
     return folder

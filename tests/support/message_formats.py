@@ -44,13 +44,15 @@ def methods() -> dict[str, list[object]]:
     """Returns by method its request, response, and which of them are streams."""
     return {
         method.full_name: [
-            method.input_type.full_name, method.output_type.full_name,
-            method.client_streaming, method.server_streaming,
+            method.input_type.full_name,
+            method.output_type.full_name,
+            method.client_streaming,
+            method.server_streaming,
         ]
         for file in _FILES
         for service in file.services_by_name.values()
         for method in service.methods
-    }  # fmt: skip
+    }
 
 
 def document() -> dict[str, object]:

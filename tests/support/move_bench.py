@@ -46,8 +46,9 @@ class MoveBench(ChainBench):
         assert new.moves is not None
         return self.tell(at_ms, SessionMoved(new.session, new.moves))
 
-    def fail(self, at_ms: float, session: StartSession, agent: str | None = None, **changes: Any
-             ) -> list[Command]:  # fmt: skip
+    def fail(
+        self, at_ms: float, session: StartSession, agent: str | None = None, **changes: Any
+    ) -> list[Command]:
         values = {"reason": "INTERNAL", "message": "no", "retryable": True, **changes}
         blamed = AgentId(agent) if agent is not None else None
         return self.tell(at_ms, SessionFailed(session.session, blamed, **values))

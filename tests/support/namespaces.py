@@ -53,9 +53,12 @@ class VirtualNetwork:
         plan = {space: [device, self._addresses[n]] for n, space in self._spaces.items()}
         plan[""] = [device, self.address]
         self._switch = subprocess.Popen(
-            [sys.executable, _SWITCH, json.dumps(plan)], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, _SWITCH, json.dumps(plan)],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
         self._answer("ready")
         for name, address in self._addresses.items():
             inside = ("-n", self._spaces[name]) if name != HERE else ()
@@ -76,9 +79,15 @@ class VirtualNetwork:
         self.impair(these, those, loss=1.0, one_way=one_way)
 
     def impair(
-        self, these: Iterable[str], those: Iterable[str], *, loss: float = 0.0,
-        delay_s: float = 0.0, bytes_per_s: float = 0.0, one_way: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        these: Iterable[str],
+        those: Iterable[str],
+        *,
+        loss: float = 0.0,
+        delay_s: float = 0.0,
+        bytes_per_s: float = 0.0,
+        one_way: bool = False,
+    ) -> None:
         """Packets between these and those get lost with a probability, the others are late.
 
         With `bytes_per_s`, no more than that gets through; 0: as much as comes.

@@ -45,17 +45,24 @@ _MEBIBYTE = 1024 * 1024
 def paced_cluster(folder: Path, keys: Mapping[str, Mapping[str, Any]]) -> Iterator[Loaded]:
     """Two emulated devices behind each other serve one model of two blocks in batches."""
     repository = ModelRepository(folder / "models")
-    ends = (TensorSpec("input", "FP32", (ANY, FEATURES)), TensorSpec("cut", "FP32", (ANY, 8)),
-            TensorSpec("output", "FP32", (ANY, FEATURES)))  # fmt: skip
+    ends = (
+        TensorSpec("input", "FP32", (ANY, FEATURES)),
+        TensorSpec("cut", "FP32", (ANY, 8)),
+        TensorSpec("output", "FP32", (ANY, FEATURES)),
+    )
     table = BlockTable(
         "0" * 64, True, tuple(Boundary((end,), 64) for end in ends), (50_000_000, 50_000_000)
     )
     repository.write_manifest(
         ModelManifest(
-            key=PACED, platform="onnxruntime_onnx", file="model.onnx",
-            slo_ns=SLO_MS * 1_000_000, max_batch=BATCH, float16_boundaries=False,
+            key=PACED,
+            platform="onnxruntime_onnx",
+            file="model.onnx",
+            slo_ns=SLO_MS * 1_000_000,
+            max_batch=BATCH,
+            float16_boundaries=False,
         )
-    )  # fmt: skip
+    )
     repository.write_block_table(PACED, table)
     times = [(BATCH_MS + ROW_MS * rows) * 1_000_000 for rows in range(1, BATCH + 1)]
     profile = folder / "times.json"
@@ -63,10 +70,13 @@ def paced_cluster(folder: Path, keys: Mapping[str, Mapping[str, Any]]) -> Iterat
     stages = [{"blocks": [at, at + 1], "agents": [f"agent-{at}"]} for at in (0, 1)]
     placement = {
         "models": [
-            {"name": PACED.name, "slo_ms": SLO_MS, "pipelines": [
-                {"batch": BATCH, "partitions": stages}]},
+            {
+                "name": PACED.name,
+                "slo_ms": SLO_MS,
+                "pipelines": [{"batch": BATCH, "partitions": stages}],
+            },
         ]
-    }  # fmt: skip
+    }
     with _loaded(folder, PACED, placement, profile, keys) as loaded:
         yield loaded
 
@@ -78,21 +88,37 @@ def speaking_cluster(folder: Path, keys: Mapping[str, Mapping[str, Any]]) -> Ite
     blocks = 2
     repository.write_manifest(
         ModelManifest(
-            key=SPEAKER, platform="decoder", file="model.safetensors", slo_ns=10**10,
-            max_batch=SESSIONS, float16_boundaries=False, session_tokens=128,
+            key=SPEAKER,
+            platform="decoder",
+            file="model.safetensors",
+            slo_ns=10**10,
+            max_batch=SESSIONS,
+            float16_boundaries=False,
+            session_tokens=128,
         )
-    )  # fmt: skip
+    )
     repository.write_decoder_table(
         SPEAKER,
         DecoderTable(
-            model_hash="0" * 64, blocks=blocks, hidden_size=_HIDDEN, attention_heads=1,
-            key_value_heads=1, head_size=_HIDDEN, vocabulary_size=_VOCABULARY, context_tokens=128,
-            end_token_ids=(0,), block_bytes=1_000_000, embedding_bytes=0, head_bytes=0,
+            model_hash="0" * 64,
+            blocks=blocks,
+            hidden_size=_HIDDEN,
+            attention_heads=1,
+            key_value_heads=1,
+            head_size=_HIDDEN,
+            vocabulary_size=_VOCABULARY,
+            context_tokens=128,
+            end_token_ids=(0,),
+            block_bytes=1_000_000,
+            embedding_bytes=0,
+            head_bytes=0,
             cache_bytes_per_token=64,
         ),
-    )  # fmt: skip
-    edges = {0: TensorSpec("tokens", "INT64", (ANY, 1)),
-             blocks: TensorSpec("logits", "FP32", (ANY, _VOCABULARY))}  # fmt: skip
+    )
+    edges = {
+        0: TensorSpec("tokens", "INT64", (ANY, 1)),
+        blocks: TensorSpec("logits", "FP32", (ANY, _VOCABULARY)),
+    }
     between = TensorSpec("hidden", "FP32", (ANY, _HIDDEN))
     cuts = tuple(Boundary((edges.get(cut, between),), 4 * _HIDDEN) for cut in range(blocks + 1))
     repository.write_block_table(SPEAKER, BlockTable("0" * 64, True, cuts, (1,) * blocks))
@@ -100,17 +126,34 @@ def speaking_cluster(folder: Path, keys: Mapping[str, Mapping[str, Any]]) -> Ite
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
     write_file(repository.folder(SPEAKER) / "tokenizer.json", tokenizer.to_str())
     profile = folder / "times.json"
-    profile.write_text(json.dumps({SPEAKER.name: {
-        "prefill_ns": 10_000_000, "prefill_token_ns": 200_000,
-        "decode_ns": 10_000_000, "decode_session_ns": 500_000,
-    }}))  # fmt: skip
+    profile.write_text(
+        json.dumps(
+            {
+                SPEAKER.name: {
+                    "prefill_ns": 10_000_000,
+                    "prefill_token_ns": 200_000,
+                    "decode_ns": 10_000_000,
+                    "decode_session_ns": 500_000,
+                }
+            }
+        )
+    )
     placement = {
         "models": [
-            {"name": SPEAKER.name, "session_tokens": 128, "slo_ms": 10_000, "chains": [
-                {"capacity": SESSIONS, "hops": [{"agent": f"agent-{at}", "blocks": [0, blocks]}]}
-                for at in (0, 1)]},
+            {
+                "name": SPEAKER.name,
+                "session_tokens": 128,
+                "slo_ms": 10_000,
+                "chains": [
+                    {
+                        "capacity": SESSIONS,
+                        "hops": [{"agent": f"agent-{at}", "blocks": [0, blocks]}],
+                    }
+                    for at in (0, 1)
+                ],
+            },
         ]
-    }  # fmt: skip
+    }
     with _loaded(folder, SPEAKER, placement, profile, keys) as loaded:
         yield loaded
 
@@ -131,9 +174,13 @@ def _loaded(
         "scheduler": dict(_PATIENT),
     }
     with running_cluster(
-        folder, models=(model.name,), placement=placement, config=config, agents=2,
+        folder,
+        models=(model.name,),
+        placement=placement,
+        config=config,
+        agents=2,
         device="emulated:any",
-    ) as cluster:  # fmt: skip
+    ) as cluster:
         yield Loaded(cluster, folder, secrets)
 
 
@@ -205,10 +252,16 @@ class Loaded:
         watch.start()
         try:
             subprocess.run(
-                [sys.executable, str(Path(__file__).with_name("overload_load.py")), str(file),
-                 str(answer)],
-                env=environment(), check=True, timeout=2 * seconds + 60,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    str(Path(__file__).with_name("overload_load.py")),
+                    str(file),
+                    str(answer),
+                ],
+                env=environment(),
+                check=True,
+                timeout=2 * seconds + 60,
+            )
         finally:
             over.set()
             watch.join()

@@ -143,11 +143,13 @@ class Generator:
     async def _generate(self, client: catenary.AsyncClient) -> int:
         order = self._order
         result = await client.generate(
-            order["model"], [1 + n % 200 for n in range(order["prompt_tokens"])],
-            max_tokens=order["answer_tokens"], ignore_eos=True,
+            order["model"],
+            [1 + n % 200 for n in range(order["prompt_tokens"])],
+            max_tokens=order["answer_tokens"],
+            ignore_eos=True,
             time_to_first_token_slo_ms=order["first_token_ms"],
             timeout_s=order["deadline_ms"] / 1e3,
-        )  # fmt: skip
+        )
         return len(result.token_ids)
 
 

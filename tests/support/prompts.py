@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 QUESTIONS = (
-    "What is the capital of France?", "Why is the sky blue?", "Name three primary colours.",
-    "What is two plus two?", "Write a haiku about rain.", "Who wrote Hamlet?",
-    "Explain photosynthesis in one sentence.", "What does a catenary curve look like?",
-    "List four programming languages.", "How many legs does a spider have?",
-    "Translate 'good morning' into Spanish.", "What is the boiling point of water?",
-    "Give me a synonym for 'happy'.", "What is a prime number?", "Tell me a short joke.",
-    "What is the largest planet?", "How do I boil an egg?", "What is a graphics processor?",
-    "Name a river in Egypt.", "What is the opposite of 'cold'?", "Who painted the Mona Lisa?",
-    "What is DNA?", "What comes after Tuesday?", "How far away is the moon?",
+    "What is the capital of France?",
+    "Why is the sky blue?",
+    "Name three primary colours.",
+    "What is two plus two?",
+    "Write a haiku about rain.",
+    "Who wrote Hamlet?",
+    "Explain photosynthesis in one sentence.",
+    "What does a catenary curve look like?",
+    "List four programming languages.",
+    "How many legs does a spider have?",
+    "Translate 'good morning' into Spanish.",
+    "What is the boiling point of water?",
+    "Give me a synonym for 'happy'.",
+    "What is a prime number?",
+    "Tell me a short joke.",
+    "What is the largest planet?",
+    "How do I boil an egg?",
+    "What is a graphics processor?",
+    "Name a river in Egypt.",
+    "What is the opposite of 'cold'?",
+    "Who painted the Mona Lisa?",
+    "What is DNA?",
+    "What comes after Tuesday?",
+    "How far away is the moon?",
     "Write one line of Python that prints hello.",
-)  # fmt: skip
+)
 TASKS = (
     "Summarise this in one sentence: the server was slow because its cache was too small, so the"
     " engineers doubled it and the latency fell by half.",

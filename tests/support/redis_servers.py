@@ -31,10 +31,15 @@ class RedisServer:
     """
 
     def __init__(
-        self, folder: Path, lines: Sequence[str] = (), *, port: int = 0,
-        binary: Path | None = None, place: Place | None = None,
+        self,
+        folder: Path,
+        lines: Sequence[str] = (),
+        *,
+        port: int = 0,
+        binary: Path | None = None,
+        place: Place | None = None,
         variables: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder = folder
         self.port = port or free_port()
         self.binary = binary or find_server()
@@ -54,18 +59,24 @@ class RedisServer:
         if not file.exists():  # a Sentinel rewrites its own
             file.write_text("\n".join([*self._usual(), *self.lines]) + "\n")
         self.process = subprocess.Popen(
-            [*self.place.prefix, self.binary, file, *mode], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            [*self.place.prefix, self.binary, file, *mode],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
             env={**os.environ, **self._variables},
-        )  # fmt: skip
+        )
         if answering:
             await answers(self.url, self.process)
 
     def _usual(self) -> list[str]:
         return [
-            f"bind {self.place.host}", f"port {self.port}", f'dir "{self.folder.resolve()}"',
-            "logfile redis.log", "daemonize no",
-        ]  # fmt: skip
+            f"bind {self.place.host}",
+            f"port {self.port}",
+            f'dir "{self.folder.resolve()}"',
+            "logfile redis.log",
+            "daemonize no",
+        ]
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None

@@ -65,9 +65,13 @@ class Scene:
     # ---- doors ----
 
     def http(
-        self, path: str, *, key: str | None = None, body: bytes | None = None,
+        self,
+        path: str,
+        *,
+        key: str | None = None,
+        body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Returns the status of a request, POST if it has a body."""
         given = {"Content-Type": "application/json", **(headers or {})}
         if key is not None:
@@ -116,8 +120,11 @@ class Scene:
         issued = Authority(self.certs, "main").issue(
             Request(Identity.of("main", role, name), ("localhost", "127.0.0.1"))
         )
-        return {"cert_file": issued.cert_file, "key_file": issued.key_file,
-                "ca_file": self.certs / "ca.pem"}  # fmt: skip
+        return {
+            "cert_file": issued.cert_file,
+            "key_file": issued.key_file,
+            "ca_file": self.certs / "ca.pem",
+        }
 
     def _foreign(self, role: str, name: str) -> dict[str, Path]:
         """A certificate of another cluster, signed by our own authority."""
@@ -137,15 +144,20 @@ class Scene:
         pem = serialization.Encoding.PEM
         certificate, private = self.folder / f"{name}.pem", self.folder / f"{name}-key.pem"
         certificate.write_bytes(signed.public_bytes(pem))
-        private.write_bytes(key.private_bytes(
-            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ))  # fmt: skip
+        private.write_bytes(
+            key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        )
         return {"cert_file": certificate, "key_file": private, "ca_file": self.certs / "ca.pem"}
 
     def scheduler(
-        self, who: str, call: Callable[[grpc.Channel, Any], object], *, of: str = "us", key: str = "",
+        self,
+        who: str,
+        call: Callable[[grpc.Channel, Any], object],
+        *,
+        of: str = "us",
+        key: str = "",
         plain: bool = False,
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Returns the status of a call at the scheduler with somebody's certificate."""
         address = f"127.0.0.1:{self.port('scheduler')}"
         options = [*_UNLIMITED, ("grpc.ssl_target_name_override", SCHEDULER_NAME)]
@@ -210,9 +222,14 @@ class Scene:
 def command(*words: str) -> str:
     """Returns "exit N" of a `catenaryd` command that says why in one line, "crash" if it does not."""
     done = subprocess.run(
-        [sys.executable, "-m", "catenaryd", *words], capture_output=True, text=True, cwd=ROOT,
-        env=environment(), timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "catenaryd", *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+        timeout=120,
+        check=False,
+    )
     return "crash" if "Traceback" in done.stderr else f"exit {done.returncode}"
 
 

@@ -51,33 +51,62 @@ SESSION_TOKENS = 64
 
 
 def add_decoder(
-    root: Path, key: ModelKey = LLM, blocks: int = 6, max_batch: int = 4,
-    slo_ns: int = 10_000 * MS, target: str = "both",
-) -> ModelKey:  # fmt: skip
+    root: Path,
+    key: ModelKey = LLM,
+    blocks: int = 6,
+    max_batch: int = 4,
+    slo_ns: int = 10_000 * MS,
+    target: str = "both",
+) -> ModelKey:
     """Writes a model that generates text: 100 bytes a block, 64 bytes a block slot, 50 each for
     the embedding and the head."""
     repository = ModelRepository(root)
     repository.write_manifest(
         ModelManifest(
-            key, "decoder", "model.safetensors", slo_ns, max_batch, True,
-            session_tokens=SESSION_TOKENS, target=target,
+            key,
+            "decoder",
+            "model.safetensors",
+            slo_ns,
+            max_batch,
+            True,
+            session_tokens=SESSION_TOKENS,
+            target=target,
         )
-    )  # fmt: skip
+    )
     table = DecoderTable(
-        model_hash="0" * 64, blocks=blocks, hidden_size=8, attention_heads=2, key_value_heads=1,
-        head_size=4, vocabulary_size=100, context_tokens=128, end_token_ids=(2,), block_bytes=100,
-        embedding_bytes=50, head_bytes=50, cache_bytes_per_token=1,
-    )  # fmt: skip
+        model_hash="0" * 64,
+        blocks=blocks,
+        hidden_size=8,
+        attention_heads=2,
+        key_value_heads=1,
+        head_size=4,
+        vocabulary_size=100,
+        context_tokens=128,
+        end_token_ids=(2,),
+        block_bytes=100,
+        embedding_bytes=50,
+        head_bytes=50,
+        cache_bytes_per_token=1,
+    )
     repository.write_decoder_table(key, table)
     return key
 
 
 def settings(tmp_path: Path, redis_url: str, **changes: Any) -> SchedulerSettings:
     values: dict[str, Any] = {
-        "port": 0, "insecure": True, "redis_url": redis_url, "models": ["toy"],
-        "model_repository": tmp_path / "models", "settle_s": 0.05, "replan_after_s": 0.3,
-        "recovery_s": 0.5, "lease_s": 0.4, "heartbeat_s": 0.1, "silence_s": 30.0, **changes,
-    }  # fmt: skip
+        "port": 0,
+        "insecure": True,
+        "redis_url": redis_url,
+        "models": ["toy"],
+        "model_repository": tmp_path / "models",
+        "settle_s": 0.05,
+        "replan_after_s": 0.3,
+        "recovery_s": 0.5,
+        "lease_s": 0.4,
+        "heartbeat_s": 0.1,
+        "silence_s": 30.0,
+        **changes,
+    }
     return SchedulerSettings(**values)
 
 
@@ -205,15 +234,22 @@ class FakeAgent(Client):
         self.holds: scheduler_pb2.Holdings | None = None
         """What it answers audits; None: nothing, as an older one would."""
         hello = scheduler_pb2.AgentHello(
-            agent_id=name, incarnation=self.script.incarnation,
+            agent_id=name,
+            incarnation=self.script.incarnation,
             peer=common_pb2.Peer(peer_id=name, incarnation=self.script.incarnation),
-            device="cpu", device_class=self.script.device_class,
-            memory_bytes=self.script.memory_bytes, server_id=name,
+            device="cpu",
+            device_class=self.script.device_class,
+            memory_bytes=self.script.memory_bytes,
+            server_id=name,
             virtual_level=self.script.virtual_level,
-            link_bytes_per_second=10**9, epoch=self.script.epoch,
-            leader=self.script.leader, partitions=self.script.partitions, batches=self.script.batches,
-            sessions=self.script.sessions, decoder_runtime=self.script.runtime,
-        )  # fmt: skip
+            link_bytes_per_second=10**9,
+            epoch=self.script.epoch,
+            leader=self.script.leader,
+            partitions=self.script.partitions,
+            batches=self.script.batches,
+            sessions=self.script.sessions,
+            decoder_runtime=self.script.runtime,
+        )
         message = scheduler_pb2.AgentMessage(hello=hello)
         super().__init__(port, message, group=self.script.group)
 
@@ -288,9 +324,11 @@ class FakeAgent(Client):
     def _cost(self, order: scheduler_pb2.LoadPartition) -> scheduler_pb2.GenerationCost:
         blocks = order.key.last_block - order.key.first_block
         return scheduler_pb2.GenerationCost(
-            block_slots=order.cache.block_slots, session_tokens=order.cache.session_tokens,
-            prefill_token_ns=MS * blocks, decode_ns=self.script.decode_ns * blocks,
-        )  # fmt: skip
+            block_slots=order.cache.block_slots,
+            session_tokens=order.cache.session_tokens,
+            prefill_token_ns=MS * blocks,
+            decode_ns=self.script.decode_ns * blocks,
+        )
 
     async def closed(self, *sessions: int) -> None:
         said = scheduler_pb2.SessionsClosed(session_ids=sessions)
@@ -325,9 +363,10 @@ class FakeGateway(Client):
         self, port: int, name: str = "gateway-0", incarnation: int = 1, group: int | None = None
     ) -> None:
         hello = scheduler_pb2.GatewayHello(
-            gateway_id=name, incarnation=incarnation,
+            gateway_id=name,
+            incarnation=incarnation,
             peer=common_pb2.Peer(peer_id=name, incarnation=incarnation),
-        )  # fmt: skip
+        )
         super().__init__(port, scheduler_pb2.GatewayMessage(hello=hello), group=group)
         self.waits: dict[int, tuple[int, ...]] | None = None
         """What it answers audits: sessions by request; None: nothing, as an older one would."""
@@ -346,16 +385,24 @@ class FakeGateway(Client):
 
     async def submit(self, number: int, **changes: Any) -> None:
         values = {
-            "request_id": number, "model": "toy", "model_version": "1", "rows": 1,
-            "budget_ns": 2_000 * MS, **changes,
-        }  # fmt: skip
+            "request_id": number,
+            "model": "toy",
+            "model_version": "1",
+            "rows": 1,
+            "budget_ns": 2_000 * MS,
+            **changes,
+        }
         await self.send(scheduler_pb2.GatewayMessage(submit=scheduler_pb2.SubmitRequest(**values)))
 
     async def submit_session(self, number: int, **changes: Any) -> None:
         values = {
-            "request_id": number, "model": "llm", "prompt_tokens": 8, "max_tokens": 8,
-            "budget_ns": 8_000 * MS, **changes,
-        }  # fmt: skip
+            "request_id": number,
+            "model": "llm",
+            "prompt_tokens": 8,
+            "max_tokens": 8,
+            "budget_ns": 8_000 * MS,
+            **changes,
+        }
         asked = scheduler_pb2.SubmitSession(**values)
         await self.send(scheduler_pb2.GatewayMessage(submit_session=asked))
 

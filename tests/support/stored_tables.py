@@ -15,23 +15,43 @@ from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.tables import SHAPES, peer_text, read_table
 
 PIPELINES = {
-    "name": "toy", "version": "1", "slo_ms": 200, "float16_boundaries": True,
-    "pipelines": [{"batch": 2, "partitions": [
-        {"blocks": [0, 2], "agents": ["agent-0"]}, {"blocks": [2, 4], "agents": ["agent-1"]},
-    ]}],
-}  # fmt: skip
+    "name": "toy",
+    "version": "1",
+    "slo_ms": 200,
+    "float16_boundaries": True,
+    "pipelines": [
+        {
+            "batch": 2,
+            "partitions": [
+                {"blocks": [0, 2], "agents": ["agent-0"]},
+                {"blocks": [2, 4], "agents": ["agent-1"]},
+            ],
+        }
+    ],
+}
 CHAINS = {
-    "name": "llm", "version": "1", "slo_ms": 5000.5, "float16_boundaries": False,
-    "session_tokens": 128, "time_to_first_token_slo_ms": 800, "packing": "pack",
-    "chains": [{"capacity": 2, "cache_tokens": 256, "hops": [
-        {"agent": "agent-0", "blocks": [0, 4], "entry": 0},
-        {"agent": "agent-1", "blocks": [2, 6], "entry": 4},
-    ]}],
+    "name": "llm",
+    "version": "1",
+    "slo_ms": 5000.5,
+    "float16_boundaries": False,
+    "session_tokens": 128,
+    "time_to_first_token_slo_ms": 800,
+    "packing": "pack",
+    "chains": [
+        {
+            "capacity": 2,
+            "cache_tokens": 256,
+            "hops": [
+                {"agent": "agent-0", "blocks": [0, 4], "entry": 0},
+                {"agent": "agent-1", "blocks": [2, 6], "entry": 4},
+            ],
+        }
+    ],
     "hosts": [
         {"agent": "agent-0", "blocks": [0, 4], "block_slots": 8},
         {"agent": "agent-1", "blocks": [2, 6], "block_slots": 4, "cache_tokens": 99},
     ],
-}  # fmt: skip
+}
 PLACEMENT = json.dumps({"models": [PIPELINES, CHAINS]})
 SUMS = [1.0, 2.5, 3.0, 4.0, 5e9]
 
@@ -49,20 +69,39 @@ GOOD: dict[str, dict[str, str]] = {
         "llm:x:1": '{"slo_ns": 5, "max_batch": 2, "partitions": 3, "packing": "balance"}',
     },
     Table.PLAN: {
-        "file": "ab12", "fixed": PLACEMENT, "fixed_before": PLACEMENT, "active": PLACEMENT,
+        "file": "ab12",
+        "fixed": PLACEMENT,
+        "fixed_before": PLACEMENT,
+        "active": PLACEMENT,
         "active_id": "plan-1-1",
-        "notes": json.dumps({
-            "planner": "pooled", "cause": "a start", "fallback": "", "lines": ["a"],
-            "remarks": [], "shares": [["toy", "1", 0.5]], "throughput_rps": [["toy", "1", 9]],
-            "chain_lines": [], "latency_ns": [], "binding": ["agents"],
-        }),
+        "notes": json.dumps(
+            {
+                "planner": "pooled",
+                "cause": "a start",
+                "fallback": "",
+                "lines": ["a"],
+                "remarks": [],
+                "shares": [["toy", "1", 0.5]],
+                "throughput_rps": [["toy", "1", 9]],
+                "chain_lines": [],
+                "latency_ns": [],
+                "binding": ["agents"],
+            }
+        ),
         "scaling": json.dumps(
             {"llm:1": {"line": {"prior": SUMS, "history": SUMS}, "cold_start_ns": 7}}
         ),
-        "last_switch": json.dumps({
-            "from_plan": "a", "to_plan": "b", "phase": "done", "cause": "x", "problem": "",
-            "duration_ns": 5, "downtime_ns": [[["toy", "1"], 3]],
-        }),
+        "last_switch": json.dumps(
+            {
+                "from_plan": "a",
+                "to_plan": "b",
+                "phase": "done",
+                "cause": "x",
+                "problem": "",
+                "duration_ns": 5,
+                "downtime_ns": [[["toy", "1"], 3]],
+            }
+        ),
     },
     Table.MEASURED: {
         "agent-0|toy:1[0,2)": "5 6 7",
@@ -70,25 +109,48 @@ GOOD: dict[str, dict[str, str]] = {
         "agent-1|llm:x:1[0,4)": "generation 1 2 3 4",
         "link|agent-0|agent-1": "1000000",
     },
-    Table.AGENTS: {"agent-0": json.dumps({
-        "device": "cpu", "device_class": "cpu", "server": "s", "memory_bytes": 1,
-        "link_bytes_per_second": 2, "virtual_level": 1, "device_id": "", "incarnation": 2**63,
-        "state": "ready", "partitions": ["toy:1[0,2)"],
-    })},
+    Table.AGENTS: {
+        "agent-0": json.dumps(
+            {
+                "device": "cpu",
+                "device_class": "cpu",
+                "server": "s",
+                "memory_bytes": 1,
+                "link_bytes_per_second": 2,
+                "virtual_level": 1,
+                "device_id": "",
+                "incarnation": 2**63,
+                "state": "ready",
+                "partitions": ["toy:1[0,2)"],
+            }
+        )
+    },
     Table.PEERS: {"agent-0": peer_text(common_pb2.Peer(peer_id="agent-0", incarnation=4))},
     Table.DRAINING: {"agent-0": str(2**64 - 1)},
     Table.RESOURCES: {"gpu/agent-0": "1", "uplink/s": "1", "cache/agent-0/llm:x:1[0,4)": "1"},
-    Table.BATCHES: {str(2**40 + 1): json.dumps({
-        "rows": 1, "expected_finish_ns": 5, "path": [["agent-0", "toy:1[0,2)", 1, 2]],
-        "slices": [["gateway-0/1", 0, 1, 0]],
-    })},
-    Table.SESSIONS: {str(2**40 + 2): json.dumps({
-        "request": "gateway-0/1", "chain": "llm:x:1/0", "hops": [["agent-0", "llm:x:1[0,4)", 0, 4]],
-    })},
+    Table.BATCHES: {
+        str(2**40 + 1): json.dumps(
+            {
+                "rows": 1,
+                "expected_finish_ns": 5,
+                "path": [["agent-0", "toy:1[0,2)", 1, 2]],
+                "slices": [["gateway-0/1", 0, 1, 0]],
+            }
+        )
+    },
+    Table.SESSIONS: {
+        str(2**40 + 2): json.dumps(
+            {
+                "request": "gateway-0/1",
+                "chain": "llm:x:1/0",
+                "hops": [["agent-0", "llm:x:1[0,4)", 0, 4]],
+            }
+        )
+    },
     Table.LENGTHS: {"llm:x:1": lengths()},
     "book:gpu/agent-0": {"7:0": "1 2 3 0", f"{2**63}:3": "-5 2 3 1"},
     "book:cache/agent-0/llm:x:1[0,4)": {"7:0": "1 3 3 0 4"},
-}  # fmt: skip
+}
 """What the scheduler of commit 64dbb8b writes, a table each."""
 
 

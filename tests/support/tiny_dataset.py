@@ -30,20 +30,31 @@ def write_dataset(folder: Path) -> Path:
     cuts = [f"{name},{cut},{200_000 // cut}" for name in MODELS for cut in range(1, BLOCKS)]
     _csv(folder / "cut_bytes.csv", "dnn,cut_before_block,bytes_per_request", cuts)
     cluster = {
-        "high": "fast", "low": "slow", "gpus": {"fast": 4, "slow": 8},
-        "vgpu_levels": {"fast": 2, "slow": 1}, "gpus_per_server": {"fast": 1, "slow": 1},
+        "high": "fast",
+        "low": "slow",
+        "gpus": {"fast": 4, "slow": 8},
+        "vgpu_levels": {"fast": 2, "slow": 1},
+        "gpus_per_server": {"fast": 1, "slow": 1},
         "effective_bandwidth_gbps": 6,
-    }  # fmt: skip
+    }
     (folder / "clusters.json").write_text(json.dumps({"tiny": cluster}))
     instance = {
-        "id": "set/even/G/tiny", "cluster": "tiny", "max_partitions": 2,
+        "id": "set/even/G/tiny",
+        "cluster": "tiny",
+        "max_partitions": 2,
         "dnns": [
-            {"dnn": name, "weight": weight, "slo_us": SLO_US, "margin_us": 0.4 * SLO_US,
-             "est_xput_rps": 200.0, "batch_build_factor": 1.3}
+            {
+                "dnn": name,
+                "weight": weight,
+                "slo_us": SLO_US,
+                "margin_us": 0.4 * SLO_US,
+                "est_xput_rps": 200.0,
+                "batch_build_factor": 1.3,
+            }
             for name, weight in zip(MODELS, (0.4, 0.6), strict=True)
         ],
         "reference": {"v4": {"objective": 600.0, "xput_rps": RATES}},
-    }  # fmt: skip
+    }
     (folder / "instances.json").write_text(json.dumps([instance]))
     return folder
 

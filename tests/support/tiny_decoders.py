@@ -60,9 +60,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 _YARN = {
-    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
     "original_max_position_embeddings": 128,
-}  # fmt: skip
+}
 EVERY_FAMILY: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
     "mistral": {"sliding_window": 9},
@@ -75,20 +77,24 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 16, "partial_rotary_factor": 0.5},
     "smollm3": {"no_rope_layers": [1, 0, 1, 0]},
     "ministral": {
-        "head_dim": 16, "sliding_window": 7,
+        "head_dim": 16,
+        "sliding_window": 7,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
     "seed_oss": {"head_dim": 16, "attention_bias": True},
     "granite": {
-        "embedding_multiplier": 3.0, "logits_scaling": 2.5, "residual_multiplier": 0.7,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.5,
+        "residual_multiplier": 0.7,
         "attention_multiplier": 0.3,
     },
     "cohere": {"logit_scale": 0.25, "use_qk_norm": False},
     "cohere2": {
-        "logit_scale": 0.5, "sliding_window": 8,
+        "logit_scale": 0.5,
+        "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
-}  # fmt: skip
+}
 """Of each `model_type` that PyTorch agents run, values that use what is special about it."""
 
 

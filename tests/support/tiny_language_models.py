@@ -23,15 +23,27 @@ LAYERS = 6
 FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3")
 
 _SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96,
-    "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-    "initializer_range": 0.3, "tie_word_embeddings": False,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+}
 _LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
-}  # fmt: skip
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 
 
 def random_model(family: str) -> Any:

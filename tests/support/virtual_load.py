@@ -20,9 +20,13 @@ from catenary_services.domain.latency import LatencyLines, TokenObjectives
 S = 10**9
 STEP_NS = S // 10
 LINES = LatencyLines(
-    prefill_token_ns=0.2e6, prefill_ns=10e6, decode_context_token_ns=2e3,
-    decode_session_ns=2e6, decode_ns=20e6, decode_lone_ns=22e6,
-)  # fmt: skip
+    prefill_token_ns=0.2e6,
+    prefill_ns=10e6,
+    decode_context_token_ns=2e3,
+    decode_session_ns=2e6,
+    decode_ns=20e6,
+    decode_lone_ns=22e6,
+)
 OBJECTIVES = TokenObjectives(first_token_ns=S, per_token_ns=60 * 10**6)
 LENGTHS = Lengths(100.0, 100.0)
 
@@ -70,9 +74,17 @@ class VirtualLoad:
     """A model on workers that come after a cold start and go when they are empty."""
 
     def __init__(
-        self, scaling: ModelScaling, rate: Callable[[float], float], *, cold_start_s: float = 8.0,
-        least: int = 1, most: int = 20, workers: int = 1, seed: int = 1, slots: int = 32,
-    ) -> None:  # fmt: skip
+        self,
+        scaling: ModelScaling,
+        rate: Callable[[float], float],
+        *,
+        cold_start_s: float = 8.0,
+        least: int = 1,
+        most: int = 20,
+        workers: int = 1,
+        seed: int = 1,
+        slots: int = 32,
+    ) -> None:
         self.scaling, self.rate = scaling, rate
         self.cold_start_ns, self.slots = int(cold_start_s * S), slots
         self.least, self.most = least, most
@@ -132,10 +144,15 @@ class VirtualLoad:
     def _decide(self) -> None:
         serving = self.serving
         facts = WorkerFacts(
-            workers=len(serving), sessions=sum(len(w.sessions) for w in serving),
-            slots=self.slots * len(serving), lines=LINES, objectives=OBJECTIVES,
-            least=self.least, most=self.most, expected=LENGTHS,
-        )  # fmt: skip
+            workers=len(serving),
+            sessions=sum(len(w.sessions) for w in serving),
+            slots=self.slots * len(serving),
+            lines=LINES,
+            objectives=OBJECTIVES,
+            least=self.least,
+            most=self.most,
+            expected=LENGTHS,
+        )
         order = self.scaling.decide(facts, self.now)
         if order is None:
             return

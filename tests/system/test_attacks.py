@@ -165,13 +165,23 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
         shm = next(each.laddr for each in unix if str(each.laddr).endswith(".shm.sock"))
         scheduler = attacks.listening_of(pids["scheduler"])[0]
         target = Target(
-            cluster.grpc, cluster.http.removeprefix("http://"), cluster.admin, scheduler, frames,
-            str(shm), MODEL, attacker, spent, str(certs), str(folder / "hostile"),
-        )  # fmt: skip
+            cluster.grpc,
+            cluster.http.removeprefix("http://"),
+            cluster.admin,
+            scheduler,
+            frames,
+            str(shm),
+            MODEL,
+            attacker,
+            spent,
+            str(certs),
+            str(folder / "hostile"),
+        )
         client = ClientSecurity(
-            ca_file=certs / AUTHORITY_FILE, cert_file=certs / f"agent-{agents[1]}.pem",
+            ca_file=certs / AUTHORITY_FILE,
+            cert_file=certs / f"agent-{agents[1]}.pem",
             key_file=certs / f"agent-{agents[1]}-key.pem",
-        )  # fmt: skip
+        )
         yield Stand(cluster, target, usual, TransportSecurity(client=client))
 
 
@@ -188,8 +198,11 @@ class SteadyUse:
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=arguments)
-            for arguments in ((self._metadata, 0.01, self.metadata_s), (self._infer, 1.0, self.infer_s))
-        ]  # fmt: skip
+            for arguments in (
+                (self._metadata, 0.01, self.metadata_s),
+                (self._infer, 1.0, self.infer_s),
+            )
+        ]
         for thread in self._threads:
             thread.start()
         return self
@@ -231,9 +244,12 @@ def launched(stand: Stand, name: str) -> subprocess.Popen[str]:
     env = environment()
     env["PYTHONPATH"] += os.pathsep + str(ROOT / "tests" / "support")
     process = subprocess.Popen(
-        [sys.executable, attacks.__file__, name], env=env, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, attacks.__file__, name],
+        env=env,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert process.stdin is not None
     process.stdin.write(attacks.as_json(stand.target))
     process.stdin.close()

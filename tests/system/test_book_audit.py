@@ -31,13 +31,21 @@ TOKENS = 24
 STREAMS = 6
 INTERVAL_S, GRACE_S, CLAIMS_S = 1.5, 1.0, 10.0
 PLACEMENT = {
-    "models": [{
-        "name": MODEL,
-        "chains": [{"capacity": 8, "hops": [
-            {"agent": "agent-0", "blocks": [0, 15]}, {"agent": "agent-1", "blocks": [15, 30]},
-        ]}],
-    }]
-}  # fmt: skip
+    "models": [
+        {
+            "name": MODEL,
+            "chains": [
+                {
+                    "capacity": 8,
+                    "hops": [
+                        {"agent": "agent-0", "blocks": [0, 15]},
+                        {"agent": "agent-1", "blocks": [15, 30]},
+                    ],
+                }
+            ],
+        }
+    ]
+}
 CONFIG = {
     "agent": {"threads": 1},
     "scheduler": {"audit_interval_s": INTERVAL_S, "audit_grace_s": GRACE_S},

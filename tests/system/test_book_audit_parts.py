@@ -45,16 +45,22 @@ PROMPT, TOKENS = [7, 11, 13, 17, 19], 50
 STEP_S = 0.03
 INTERVAL_S, GRACE_S = 0.4, 0.3
 PLAN = {
-    "models": [{
-        "name": KEY.name,
-        "chains": [
-            {"capacity": 2, "hops": [
-                {"agent": "a-0", "blocks": [0, 3]}, {"agent": "a-1", "blocks": [3, LAYERS]},
-            ]},
-            {"capacity": 2, "hops": [{"agent": "a-2", "blocks": [0, LAYERS]}]},
-        ],
-    }]
-}  # fmt: skip
+    "models": [
+        {
+            "name": KEY.name,
+            "chains": [
+                {
+                    "capacity": 2,
+                    "hops": [
+                        {"agent": "a-0", "blocks": [0, 3]},
+                        {"agent": "a-1", "blocks": [3, LAYERS]},
+                    ],
+                },
+                {"capacity": 2, "hops": [{"agent": "a-2", "blocks": [0, LAYERS]}]},
+            ],
+        }
+    ]
+}
 
 
 @dataclass
@@ -68,9 +74,10 @@ class Parts:
     async def answer(self) -> list[int]:
         """Returns the tokens of one answer."""
         request = generation_pb2.GenerateRequest(
-            model=KEY.name, token_ids=PROMPT,
+            model=KEY.name,
+            token_ids=PROMPT,
             sampling=generation_pb2.SamplingParameters(max_tokens=TOKENS, ignore_eos=True),
-        )  # fmt: skip
+        )
         return [t async for said in self.stub.Generate(request, timeout=60) for t in said.token_ids]
 
     @property
@@ -119,10 +126,15 @@ async def parts(repository: ModelRepository, tmp_path: Path) -> AsyncIterator[Pa
         common: dict[str, Any] = {"insecure": True, "model_repository": repository.root}
         scheduler = SchedulerProcess(
             SchedulerSettings(
-                port=0, redis_url=redis.url, models=[KEY.name], plan_file=plan,
-                audit_interval_s=INTERVAL_S, audit_grace_s=GRACE_S, **common,
+                port=0,
+                redis_url=redis.url,
+                models=[KEY.name],
+                plan_file=plan,
+                audit_interval_s=INTERVAL_S,
+                audit_grace_s=GRACE_S,
+                **common,
             )
-        )  # fmt: skip
+        )
         await scheduler.start()
         stack.push_async_callback(scheduler.stop)
         met = {"scheduler_addresses": [f"127.0.0.1:{scheduler.port}"], "runtime_dir": folder}

@@ -103,9 +103,10 @@ async def test_agents_with_other_weights_serve_nothing_until_their_copies_are_me
         for name, file in (("agent-1", IMAGE_FILE), ("agent-3", TEXT_FILE)):
             shutil.rmtree(machines / name / file.parts[0])
             shutil.copytree(
-                shared_models() / file.parts[0], machines / name / file.parts[0],
+                shared_models() / file.parts[0],
+                machines / name / file.parts[0],
                 ignore=shutil.ignore_patterns(".parts"),
-            )  # fmt: skip
+            )
         status = await until_status(
             client,
             lambda found: not odd_ones(found) and hosting(found) == set(AGENTS),

@@ -27,8 +27,10 @@ from redis_servers import STATE, RedisServer
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 SCHEDULER, GATEWAY, AGENTS = "scheduler-0", "gateway-0", ("agent-0", "agent-1", "agent-2")
-OVER_BOTH = {"capacity": 12, "hops": [{"agent": "agent-0", "blocks": [0, 3]},
-                                     {"agent": "agent-1", "blocks": [3, 6]}]}  # fmt: skip
+OVER_BOTH = {
+    "capacity": 12,
+    "hops": [{"agent": "agent-0", "blocks": [0, 3]}, {"agent": "agent-1", "blocks": [3, 6]}],
+}
 ELSEWHERE = {"capacity": 4, "hops": [{"agent": "agent-2", "blocks": [0, 6]}]}
 AT_ONCE = 5
 """More than the other chain takes, so that some begin on the one with the cut."""
@@ -56,27 +58,58 @@ async def texts_over(
     cluster = FaultCluster(folder, {"redis_url": url}, network.places)
     plan, times = folder / "plan.json", folder / "times.json"
     plan.write_text(json.dumps({"models": [{"name": TEXTS, "chains": chains}]}))
-    step = {"prefill_ns": 1_000_000, "prefill_token_ns": 20_000,
-            "decode_ns": 4_000_000, "decode_session_ns": 10_000}  # fmt: skip
+    step = {
+        "prefill_ns": 1_000_000,
+        "prefill_token_ns": 20_000,
+        "decode_ns": 4_000_000,
+        "decode_session_ns": 10_000,
+    }
     times.write_text(json.dumps({TEXTS: step}))
     used = [name for name in AGENTS if name in json.dumps(chains)]
     address = cluster.scheduler_addresses[0]
     tcp = {"transports": ["tcp"], "scheduler_addresses": [address], "runtime_dir": folder / "run"}
     place = cluster.place
-    cluster.add("scheduler", SCHEDULER, {
-        "scheduler_id": SCHEDULER, "host": place(SCHEDULER).host, "models": [TEXTS],
-        "port": int(address.rpartition(":")[2]), "plan_file": plan, "expected_agents": len(used),
-        "lease_s": LEASE_S, "redis_url": url,
-    })  # fmt: skip
-    cluster.add("gateway", GATEWAY, {
-        "gateway_id": GATEWAY, "host": place(GATEWAY).host, "transport_host": place(GATEWAY).host,
-        "grpc_port": free_port(), "http_port": free_port(), "admin_port": free_port(), **tcp,
-    })  # fmt: skip
+    cluster.add(
+        "scheduler",
+        SCHEDULER,
+        {
+            "scheduler_id": SCHEDULER,
+            "host": place(SCHEDULER).host,
+            "models": [TEXTS],
+            "port": int(address.rpartition(":")[2]),
+            "plan_file": plan,
+            "expected_agents": len(used),
+            "lease_s": LEASE_S,
+            "redis_url": url,
+        },
+    )
+    cluster.add(
+        "gateway",
+        GATEWAY,
+        {
+            "gateway_id": GATEWAY,
+            "host": place(GATEWAY).host,
+            "transport_host": place(GATEWAY).host,
+            "grpc_port": free_port(),
+            "http_port": free_port(),
+            "admin_port": free_port(),
+            **tcp,
+        },
+    )
     for name in used:
-        cluster.add("agent", name, {
-            "agent_id": name, "transport_host": place(name).host, "threads": 1,
-            "host_devices": len(used), "device": "emulated:text", "emulated_profile": times, **tcp,
-        })  # fmt: skip
+        cluster.add(
+            "agent",
+            name,
+            {
+                "agent_id": name,
+                "transport_host": place(name).host,
+                "threads": 1,
+                "host_devices": len(used),
+                "device": "emulated:text",
+                "emulated_profile": times,
+                **tcp,
+            },
+        )
     try:
         async with running(cluster, used):
             yield cluster
@@ -88,9 +121,14 @@ async def tell(client: catenary.AsyncClient, number: int) -> tuple[tuple[int, ..
     """Returns a text's tokens, and the longest wait for one of them, the first included."""
     last_s, longest_s = time.monotonic(), 0.0
     stream = client.generate(
-        TEXTS, f"once upon a time {number}", stream=True, max_tokens=TOKENS, ignore_eos=True,
-        temperature=0.0, timeout_s=DEADLINE_S,
-    )  # fmt: skip
+        TEXTS,
+        f"once upon a time {number}",
+        stream=True,
+        max_tokens=TOKENS,
+        ignore_eos=True,
+        temperature=0.0,
+        timeout_s=DEADLINE_S,
+    )
     async for _ in stream:
         now_s = time.monotonic()
         last_s, longest_s = now_s, max(longest_s, now_s - last_s)

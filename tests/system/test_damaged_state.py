@@ -57,9 +57,12 @@ async def redis(server: RedisServer) -> AsyncIterator[Redis]:
 async def kinds_of(redis: Redis, stream: str, field: str) -> set[tuple[str, ...]]:
     found = await redis.xrange(stream)
     return {
-        (fields.get(b"table", b"").decode(), fields.get(field.encode(), b"").decode(errors="replace"))
+        (
+            fields.get(b"table", b"").decode(),
+            fields.get(field.encode(), b"").decode(errors="replace"),
+        )
         for _, fields in found
-    }  # fmt: skip
+    }
 
 
 async def damage(redis: Redis, table: str, dice: random.Random) -> str:
@@ -78,10 +81,19 @@ async def damage(redis: Redis, table: str, dice: random.Random) -> str:
             )
         )()  # type: ignore[misc]
         return ""
-    value = dice.choice((
-        dice.randbytes(50), b"", b"\xff\xfe", b"{", b"[" * 50_000, b"-1 -1 -1 nan", b'{"v": 99}',
-        b"9" * 5_000, b"v7 1 2 3",
-    ))  # fmt: skip
+    value = dice.choice(
+        (
+            dice.randbytes(50),
+            b"",
+            b"\xff\xfe",
+            b"{",
+            b"[" * 50_000,
+            b"-1 -1 -1 nan",
+            b'{"v": 99}',
+            b"9" * 5_000,
+            b"v7 1 2 3",
+        )
+    )
     name = dice.choice(names) if names and dice.random() < 0.6 else b"odd \xff" + dice.randbytes(4)
     await redis.hset(key, name, value)  # type: ignore[misc]
     return str(name.decode(errors="replace"))

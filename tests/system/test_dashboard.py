@@ -108,9 +108,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
     hops = [{"agent": agent, "blocks": [cuts[at], cuts[at + 1]]} for at, agent in enumerate(AGENTS)]
     placement["models"] += [{"name": LANGUAGE_MODEL, "chains": [{"capacity": 4, "hops": hops}]}]  # type: ignore[operator]
     with running_cluster(
-        folder, models=(MODEL, LANGUAGE_MODEL), placement=placement,
+        folder,
+        models=(MODEL, LANGUAGE_MODEL),
+        placement=placement,
         config={"agent": {"threads": 1}},
-    ) as running:  # fmt: skip
+    ) as running:
         yield running
 
 
@@ -215,9 +217,10 @@ async def _same_cluster(tab: Tab, status: catenary.ClusterStatus) -> None:
     assert control["Epoch"] == str(status.epoch)
     assert control["Gateways"] == ", ".join(status.gateways)
     cards = await tab.page.eval_on_selector_all(
-        ".agent", "all => all.map(card => [card.querySelector('strong').textContent,"
+        ".agent",
+        "all => all.map(card => [card.querySelector('strong').textContent,"
         " card.dataset.state, [...card.querySelectorAll('.part')].map(part => part.title)])",
-    )  # fmt: skip
+    )
     assert sorted((name, state, sorted(parts)) for name, state, parts in cards) == sorted(
         (agent.agent_id, agent.state, sorted(agent.partitions)) for agent in status.agents
     )
@@ -380,8 +383,9 @@ async def test_without_a_scheduler_old_facts_stay_until_another_leads(
         await tab.until(
             f"Number([...document.querySelectorAll('#control-facts div')].find("
             f"row => row.firstChild.textContent === 'Epoch').lastChild.textContent) > {epoch}",
-            "the next leader", BACK_S,
-        )  # fmt: skip
+            "the next leader",
+            BACK_S,
+        )
         await tab.until(
             "!document.getElementById('cluster').classList.contains('stale')", "colour", 10
         )

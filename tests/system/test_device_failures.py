@@ -133,12 +133,14 @@ async def test_a_device_that_fails_costs_no_request(
     faults = Faults(tmp_path / "faults")
     async with (
         fault_cluster(
-            tmp_path, texts=False, placement=whole_on_both(shared_models()),
+            tmp_path,
+            texts=False,
+            placement=whole_on_both(shared_models()),
             overrides=faults.settings("agent-0"),
         ) as cluster,
         cluster.client() as client,
         supervised(cluster) as ended,
-    ):  # fmt: skip
+    ):
         test, failing = f"device of agent-0 {name}", cluster["agent-0"]
         assert await answered(client, 20) == 20
         pid = failing.pid

@@ -60,8 +60,11 @@ def whole_on_both(repository: Path) -> dict[str, object]:
     blocks = ModelRepository(repository).block_table(ModelKey(IMAGES, "1")).blocks
     agents = ["agent-0", "agent-1"]
     parts = [{"blocks": [0, blocks], "agents": agents}]
-    return {"models": [{"name": IMAGES, "slo_ms": 2000,
-                        "pipelines": [{"batch": 1, "partitions": parts}]}]}  # fmt: skip
+    return {
+        "models": [
+            {"name": IMAGES, "slo_ms": 2000, "pipelines": [{"batch": 1, "partitions": parts}]}
+        ]
+    }
 
 
 async def test_a_slow_agent_gets_less_until_it_is_fast_again(tmp_path: Path) -> None:

@@ -219,8 +219,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small file system needs root")
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if mounted.returncode:
         pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
     yield folder
@@ -274,9 +276,13 @@ def fill(file: Path) -> None:
 
 
 async def finished(
-    test: str, load: Load, fault_s: float, back_s: float, client: catenary.AsyncClient,
+    test: str,
+    load: Load,
+    fault_s: float,
+    back_s: float,
+    client: catenary.AsyncClient,
     limit_s: float = CONNECTED_LIMIT_S,
-) -> None:  # fmt: skip
+) -> None:
     load.report(test, fault_s)
     figures.report(test, "Redis connected again after", back_s, "s", f"<= {limit_s:g}")
     load.nothing_was_lost()

@@ -30,21 +30,29 @@ TOKENS = 32
 SESSIONS = 20
 KILLS = 10
 PLACEMENT = {
-    "models": [{
-        "name": MODEL,
-        "chains": [
-            {"capacity": 12, "hops": [
-                {"agent": "agent-0", "blocks": [0, 10]},
-                {"agent": "agent-1", "blocks": [10, 20]},
-                {"agent": "agent-2", "blocks": [20, 30]},
-            ]},
-            {"capacity": 12, "hops": [
-                {"agent": "agent-3", "blocks": [0, 17]},
-                {"agent": "agent-4", "blocks": [17, 30]},
-            ]},
-        ],
-    }]
-}  # fmt: skip
+    "models": [
+        {
+            "name": MODEL,
+            "chains": [
+                {
+                    "capacity": 12,
+                    "hops": [
+                        {"agent": "agent-0", "blocks": [0, 10]},
+                        {"agent": "agent-1", "blocks": [10, 20]},
+                        {"agent": "agent-2", "blocks": [20, 30]},
+                    ],
+                },
+                {
+                    "capacity": 12,
+                    "hops": [
+                        {"agent": "agent-3", "blocks": [0, 17]},
+                        {"agent": "agent-4", "blocks": [17, 30]},
+                    ],
+                },
+            ],
+        }
+    ]
+}
 AGENTS = 5
 
 

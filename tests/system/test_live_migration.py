@@ -222,8 +222,9 @@ async def movable(here: World) -> tuple[catenary.SessionInfo, str]:
     """A session that generates, and another chain."""
     async with asyncio.timeout(60):
         while True:
-            chains = [chain.chain_id for m in (await here.client.status()).models
-                      for chain in m.chains]  # fmt: skip
+            chains = [
+                chain.chain_id for m in (await here.client.status()).models for chain in m.chains
+            ]
             for session in await here.client.sessions():
                 others = [each for each in chains if each != session.chain_id]
                 if session.generates and others:

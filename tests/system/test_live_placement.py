@@ -37,8 +37,19 @@ def test_agents_follow_the_load_and_predictions_hold(record_property) -> None:
     )
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)["live"]
-    shown = ("requests", "attainment", "met_ttft", "met_atgt", "ttft_ratio", "atgt_ratio",
-             "scale_outs", "scale_ins", "agents", "objectives", "wall_s")  # fmt: skip
+    shown = (
+        "requests",
+        "attainment",
+        "met_ttft",
+        "met_atgt",
+        "ttft_ratio",
+        "atgt_ratio",
+        "scale_outs",
+        "scale_ins",
+        "agents",
+        "objectives",
+        "wall_s",
+    )
     for name in shown:
         print(f"{name}: {run[name]}")
         record_property(name, run[name])

@@ -28,18 +28,28 @@ def test_guidellm_completes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     with running_cluster(tmp_path, models=(MODEL,)) as cluster:
         run = subprocess.run(
             [
-                str(GUIDELLM), "run",
-                "--backend", f"kind=openai_http,target={cluster.http},model={MODEL}",
-                "--profile", "kind=concurrent,streams=2",
-                "--constraint", f"kind=max_requests,count={REQUESTS}",
-                "--tokenizer", f"kind=huggingface_auto,model={folder}",
-                "--data", "kind=synthetic_text,prompt_tokens=48,output_tokens=16",
-                "--output", f"kind=json,path={report}",
+                str(GUIDELLM),
+                "run",
+                "--backend",
+                f"kind=openai_http,target={cluster.http},model={MODEL}",
+                "--profile",
+                "kind=concurrent,streams=2",
+                "--constraint",
+                f"kind=max_requests,count={REQUESTS}",
+                "--tokenizer",
+                f"kind=huggingface_auto,model={folder}",
+                "--data",
+                "kind=synthetic_text,prompt_tokens=48,output_tokens=16",
+                "--output",
+                f"kind=json,path={report}",
                 "--disable-console-interactive",
             ],
             env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""},
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     benchmark = json.loads(report.read_text())["benchmarks"][0]
     totals = benchmark["metrics"]["request_totals"]

@@ -75,13 +75,19 @@ def in_one_process(
 ) -> list[list[int]]:
     """What executors of the same forms say without any cluster."""
     repository, key, _ = model
-    ring = DecoderRing([
-        load_decoder(
-            repository, PartitionKey(key, *part), CPU, CacheLayout(24, SESSION_TOKENS, (part[0],)),
-            library=choice.library, numbers=choice.numbers,
-        )
-        for part, choice in zip(PARTS, choices, strict=True)
-    ])  # fmt: skip
+    ring = DecoderRing(
+        [
+            load_decoder(
+                repository,
+                PartitionKey(key, *part),
+                CPU,
+                CacheLayout(24, SESSION_TOKENS, (part[0],)),
+                library=choice.library,
+                numbers=choice.numbers,
+            )
+            for part, choice in zip(PARTS, choices, strict=True)
+        ]
+    )
     answers = [ring.generate({1: prompt}, TOKENS, chunk=CHUNK)[1] for prompt in PROMPTS]
     ring.close_all()
     return answers
@@ -94,12 +100,14 @@ async def cluster(
     """A ring of two agents, each with memory for its part of the model, and not for a byte more."""
     agents = tuple(
         {
-            "decoder": choice.library, "decoder_numbers": choice.numbers,
+            "decoder": choice.library,
+            "decoder_numbers": choice.numbers,
             "memory_bytes": needed(sizes_of(model, choice), part),
-            "prefill_chunk_tokens": CHUNK, "threads": 1,
+            "prefill_chunk_tokens": CHUNK,
+            "threads": 1,
         }
         for part, choice in zip(PARTS, choices, strict=True)
-    )  # fmt: skip
+    )
     (tmp_path / "models").symlink_to(model[0].root)
     hops = [{"agent": f"agent-{number}", "blocks": list(part)} for number, part in enumerate(PARTS)]
     plan = tmp_path / "plan.json"
@@ -107,10 +115,15 @@ async def cluster(
     plan.write_text(json.dumps({"models": [{"name": NAME, "chains": chains}]}))
     running = LocalCluster(
         ClusterOptions(
-            agents=2, models=(NAME,), grpc_port=0, http_port=0, data_dir=tmp_path, plan_file=plan,
+            agents=2,
+            models=(NAME,),
+            grpc_port=0,
+            http_port=0,
+            data_dir=tmp_path,
+            plan_file=plan,
             each_agent=agents,
         )
-    )  # fmt: skip
+    )
     await running.start()
     try:
         yield running

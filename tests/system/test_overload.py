@@ -58,19 +58,35 @@ class Kind:
             {"name": "overload", "seconds": OVERLOAD_S, "rates": {"a": 3 * at}},
             {"name": "after", "seconds": RECOVERY_S + 6, "rates": {"a": 0.5 * at}},
             {"name": "two keys", "seconds": 20, "rates": {"a": 3.5 * at, "b": 0.7 * at}},
-            {"name": "three keys", "seconds": 20,
-             "rates": {"a": 2.6 * at, "b": 0.52 * at, "c": 0.52 * at}},
-        ]  # fmt: skip
+            {
+                "name": "three keys",
+                "seconds": 20,
+                "rates": {"a": 2.6 * at, "b": 0.52 * at, "c": 0.52 * at},
+            },
+        ]
 
 
 INFERENCE = Kind(
-    "inference", paced_cluster, 33.0, SLO_MS / 1e3, model=PACED.name, input="input",
-    features=FEATURES, saturated_s=1.0,
-)  # fmt: skip
+    "inference",
+    paced_cluster,
+    33.0,
+    SLO_MS / 1e3,
+    model=PACED.name,
+    input="input",
+    features=FEATURES,
+    saturated_s=1.0,
+)
 GENERATION = Kind(
-    "generation", speaking_cluster, 24.0, 4.0, model=SPEAKER.name, prompt_tokens=10,
-    answer_tokens=12, first_token_ms=2_000, saturated_s=0.7,
-)  # fmt: skip
+    "generation",
+    speaking_cluster,
+    24.0,
+    4.0,
+    model=SPEAKER.name,
+    prompt_tokens=10,
+    answer_tokens=12,
+    first_token_ms=2_000,
+    saturated_s=0.7,
+)
 
 
 @pytest.fixture(params=[INFERENCE, GENERATION], ids=lambda kind: kind.name)
@@ -154,9 +170,12 @@ def _check_shares(kind: Kind, phase: Answers, keys: str) -> None:
     for key, rate in goodput.items():
         offered = len(phase.of(key).sent) / phase.seconds
         _report(
-            kind, f"{len(keys)} keys: {key} asks {offered:.0f}/s and gets", rate / fair,
-            "of its share", f"within {APART:g} of 1",
-        )  # fmt: skip
+            kind,
+            f"{len(keys)} keys: {key} asks {offered:.0f}/s and gets",
+            rate / fair,
+            "of its share",
+            f"within {APART:g} of 1",
+        )
         assert offered > fair
         assert abs(rate / fair - 1) <= APART, (goodput, phase.reasons)
 

@@ -38,20 +38,23 @@ MEMORY_BYTES = 20_000_000
 
 def plan(*pipelines: list[tuple[int, int, list[str]]], batch: int = 4) -> dict[str, Any]:
     return {
-        "models": [{
-            "name": MODEL,
-            "slo_ms": SLO_MS,
-            "pipelines": [
-                {
-                    "batch": batch,
-                    "partitions": [
-                        {"blocks": [first, last], "agents": agents} for first, last, agents in stages
-                    ],
-                }
-                for stages in pipelines
-            ],
-        }]
-    }  # fmt: skip
+        "models": [
+            {
+                "name": MODEL,
+                "slo_ms": SLO_MS,
+                "pipelines": [
+                    {
+                        "batch": batch,
+                        "partitions": [
+                            {"blocks": [first, last], "agents": agents}
+                            for first, last, agents in stages
+                        ],
+                    }
+                    for stages in pipelines
+                ],
+            }
+        ]
+    }
 
 
 HEAD_AND_TAIL = plan([(0, 8, ["agent-0", "agent-1"]), (8, 10, ["agent-2"])])

@@ -97,33 +97,70 @@ HTTP = [
     Attempt("http: a revoked key", gone, "401"),
     at_door("to infer with a key that may look", INFER, "403", key="viewer", body=tensor()),
     at_door("another model", COMPLETIONS, "403", key="one", body=chat()),
-    at_door("a model that is not there, which one may not know", "/v2/models/secret/infer", "403",
-            key="one", body=tensor()),
+    at_door(
+        "a model that is not there, which one may not know",
+        "/v2/models/secret/infer",
+        "403",
+        key="one",
+        body=tensor(),
+    ),
     Attempt("grpc: to be more urgent than allowed", urgent, "PermissionDeniedError"),
-    at_door("to be more urgent than allowed, in a chat", COMPLETIONS, "403", key="slow",
-            body=chat(priority=-7)),
+    at_door(
+        "to be more urgent than allowed, in a chat",
+        COMPLETIONS,
+        "403",
+        key="slow",
+        body=chat(priority=-7),
+    ),
     Attempt("http: more than the quota", over_quota, "429"),
     at_door("a body that is too large", INFER, "413", key="root", body=b" " * (LIMIT_BYTES + 1)),
-    at_door("a body that unpacks to too much", INFER, "413", key="root", body=bomb(LIMIT_BYTES * 20),
-            headers={"Content-Encoding": "gzip"}),
+    at_door(
+        "a body that unpacks to too much",
+        INFER,
+        "413",
+        key="root",
+        body=bomb(LIMIT_BYTES * 20),
+        headers={"Content-Encoding": "gzip"},
+    ),
     at_door("JSON of great depth", INFER, "400", key="root", body=DEEP),
     at_door("a header that is too long", "/v2", "400", headers={"X-Long": "x" * 70_000}),
-    at_door("a path as model", "/v2/models/..%2f..%2fetc%2fpasswd/infer", "404", key="root",
-            body=tensor()),
-    at_door("a path as version", f"/v2/models/{MODEL}/versions/..%2f..%2f1/infer", "404", key="root",
-            body=tensor()),
+    at_door(
+        "a path as model",
+        "/v2/models/..%2f..%2fetc%2fpasswd/infer",
+        "404",
+        key="root",
+        body=tensor(),
+    ),
+    at_door(
+        "a path as version",
+        f"/v2/models/{MODEL}/versions/..%2f..%2f1/infer",
+        "404",
+        key="root",
+        body=tensor(),
+    ),
     at_door("a file of the dashboard's folder", "/dashboard/assets/..%2fapi.py", "404"),
     at_door("a file of the machine", "/dashboard/assets/%2fetc%2fpasswd", "404"),
     at_door("status without a key", "/dashboard/v1/status", "401"),
     at_door("status with a key that infers", "/dashboard/v1/status", "403", key="one"),
     at_door("several answers", COMPLETIONS, "400", key="root", body=chat(n=5)),
-    at_door("a prompt beyond the context", COMPLETIONS, "400", key="root",
-            body=chat(messages=[{"role": "user", "content": "word " * 20_000}])),
-    at_door("more tokens than there can be", COMPLETIONS, "400", key="root",
-            body=chat(max_tokens=10**9)),
-    at_door("a role that runs code in the template", COMPLETIONS, "400", key="root",
-            body=chat(messages=[{"role": {"__class__": 1}, "content": "{{ x.__class__ }}"}])),
-]  # fmt: skip
+    at_door(
+        "a prompt beyond the context",
+        COMPLETIONS,
+        "400",
+        key="root",
+        body=chat(messages=[{"role": "user", "content": "word " * 20_000}]),
+    ),
+    at_door(
+        "more tokens than there can be", COMPLETIONS, "400", key="root", body=chat(max_tokens=10**9)
+    ),
+    at_door(
+        "a role that runs code in the template",
+        COMPLETIONS,
+        "400",
+        key="root",
+        body=chat(messages=[{"role": {"__class__": 1}, "content": "{{ x.__class__ }}"}]),
+    ),
+]
 
 
 def infer_message(model: str = MODEL, nbytes: int = 8) -> oip.ModelInferRequest:
@@ -169,17 +206,37 @@ GRPC = [
     door("metadata that are too large", "RESOURCE_EXHAUSTED", "root", extra=200_000),
     Attempt("grpc: to load a model with a key that infers", load_by_door, "PERMISSION_DENIED"),
     operate("status without a key", "GetStatus", admin_pb2.GetStatusRequest(), "UNAUTHENTICATED"),
-    operate("status with a key that infers", "GetStatus", admin_pb2.GetStatusRequest(),
-            "PERMISSION_DENIED", "one"),
+    operate(
+        "status with a key that infers",
+        "GetStatus",
+        admin_pb2.GetStatusRequest(),
+        "PERMISSION_DENIED",
+        "one",
+    ),
     operate("to drain with a key that infers", "DrainAgent", DRAIN, "PERMISSION_DENIED", "one"),
     operate("to drain with a key that looks", "DrainAgent", DRAIN, "PERMISSION_DENIED", "viewer"),
-    operate("to plan with a key that looks", "Replan", admin_pb2.ReplanRequest(),
-            "PERMISSION_DENIED", "viewer"),
-    operate("a plan that is code", "ApplyPlan", admin_pb2.ApplyPlanRequest(plan_json=CODE_IN_PLAN),
-            "INVALID_ARGUMENT", "operator"),
-    operate("to deploy a path", "DeployModel", admin_pb2.DeployModelRequest(model="../../etc"),
-            "NOT_FOUND", "operator"),
-]  # fmt: skip
+    operate(
+        "to plan with a key that looks",
+        "Replan",
+        admin_pb2.ReplanRequest(),
+        "PERMISSION_DENIED",
+        "viewer",
+    ),
+    operate(
+        "a plan that is code",
+        "ApplyPlan",
+        admin_pb2.ApplyPlanRequest(plan_json=CODE_IN_PLAN),
+        "INVALID_ARGUMENT",
+        "operator",
+    ),
+    operate(
+        "to deploy a path",
+        "DeployModel",
+        admin_pb2.DeployModelRequest(model="../../etc"),
+        "NOT_FOUND",
+        "operator",
+    ),
+]
 
 
 def status_call(channel: grpc.Channel, metadata: Any) -> object:
@@ -229,34 +286,63 @@ INSIDE = [
     at_scheduler("without TLS", "", "UNAVAILABLE", plain=True),
     at_scheduler("without a certificate", "", "UNAVAILABLE"),
     at_scheduler("an operator of strangers", "operator:eve", "UNAVAILABLE", of="strangers"),
-    at_scheduler("an operator of another cluster", "operator:eve", "PERMISSION_DENIED",
-                 of="other cluster"),
+    at_scheduler(
+        "an operator of another cluster", "operator:eve", "PERMISSION_DENIED", of="other cluster"
+    ),
     at_scheduler("status, as an agent", "agent:agent-0", "PERMISSION_DENIED"),
     at_scheduler("status, as a scheduler", "scheduler:scheduler-9", "PERMISSION_DENIED"),
     at_scheduler("to drain, as a gateway", "gateway:gateway-0", "PERMISSION_DENIED", drain_call),
-    at_scheduler("to drain, as a gateway with a key that infers", "gateway:gateway-0",
-                 "PERMISSION_DENIED", drain_call, key="one"),
-    at_scheduler("to drain, as an agent with an operator's key", "agent:agent-0",
-                 "PERMISSION_DENIED", drain_call, key="operator"),
+    at_scheduler(
+        "to drain, as a gateway with a key that infers",
+        "gateway:gateway-0",
+        "PERMISSION_DENIED",
+        drain_call,
+        key="one",
+    ),
+    at_scheduler(
+        "to drain, as an agent with an operator's key",
+        "agent:agent-0",
+        "PERMISSION_DENIED",
+        drain_call,
+        key="operator",
+    ),
     at_scheduler("a method without a rule", "operator:eve", "UNIMPLEMENTED", unknown_call),
-    session("a gateway's session, as an agent", "agent:agent-0", "GatewaySession",
-            gateway_hello("agent-0")),
-    session("a gateway's session, as an operator", "operator:eve", "GatewaySession",
-            gateway_hello("eve")),
-    session("an agent's session, as a gateway", "gateway:gateway-0", "AgentSession",
-            agent_hello("gateway-0")),
-    session("to be another gateway", "gateway:gateway-9", "GatewaySession",
-            gateway_hello("gateway-0")),
+    session(
+        "a gateway's session, as an agent",
+        "agent:agent-0",
+        "GatewaySession",
+        gateway_hello("agent-0"),
+    ),
+    session(
+        "a gateway's session, as an operator",
+        "operator:eve",
+        "GatewaySession",
+        gateway_hello("eve"),
+    ),
+    session(
+        "an agent's session, as a gateway",
+        "gateway:gateway-0",
+        "AgentSession",
+        agent_hello("gateway-0"),
+    ),
+    session(
+        "to be another gateway", "gateway:gateway-9", "GatewaySession", gateway_hello("gateway-0")
+    ),
     session("to be another agent", "agent:agent-9", "AgentSession", agent_hello("agent-0")),
-    session("an agent of another cluster", "agent:agent-9", "AgentSession", agent_hello("agent-9"),
-            of="other cluster"),
+    session(
+        "an agent of another cluster",
+        "agent:agent-9",
+        "AgentSession",
+        agent_hello("agent-9"),
+        of="other cluster",
+    ),
     frames("as a stranger", "agent:agent-1", of="strangers"),
     frames("as an agent of another cluster", "agent:agent-1", of="other cluster"),
     frames("as an operator", "operator:eve"),
     frames("as a scheduler", "scheduler:scheduler-0"),
     frames("under another's name", "agent:agent-9", claim="agent-1"),
     frames("by an agent nobody planned with", "agent:agent-9"),
-]  # fmt: skip
+]
 
 
 def model_folder(scene: Scene, name: str, manifest: str) -> Path:
@@ -303,20 +389,39 @@ def imported(scene: Scene) -> str:
 
 ONNX = "platform: onnxruntime_onnx\nfile: {}\n"
 FILES = [
-    Attempt("file: a manifest that is code", lambda scene: prepare(
-        scene, "code", "platform: !!python/object/apply:os.system ['true']\n"), "exit 1"),
-    Attempt("file: a model outside the repository", lambda scene: prepare(
-        scene, "outside", ONNX.format("../../../secret")), "exit 1"),
-    Attempt("file: an absolute path", lambda scene: prepare(
-        scene, "absolute", ONNX.format("/etc/passwd")), "exit 1"),
-    Attempt("file: garbage as ONNX", lambda scene: prepare(
-        scene, "garbage", ONNX.format("model"), b"\xff" * 1000), "exit 1"),
+    Attempt(
+        "file: a manifest that is code",
+        lambda scene: prepare(
+            scene, "code", "platform: !!python/object/apply:os.system ['true']\n"
+        ),
+        "exit 1",
+    ),
+    Attempt(
+        "file: a model outside the repository",
+        lambda scene: prepare(scene, "outside", ONNX.format("../../../secret")),
+        "exit 1",
+    ),
+    Attempt(
+        "file: an absolute path",
+        lambda scene: prepare(scene, "absolute", ONNX.format("/etc/passwd")),
+        "exit 1",
+    ),
+    Attempt(
+        "file: garbage as ONNX",
+        lambda scene: prepare(scene, "garbage", ONNX.format("model"), b"\xff" * 1000),
+        "exit 1",
+    ),
     Attempt("file: a pickle as program", pickled, "exit 1"),
     Attempt("file: settings that are code", configured, "exit 1"),
     Attempt("file: a GGUF file that lies about its sizes", imported, "exit 1"),
-    Attempt("file: a name that is a path", lambda scene: command(
-        "prepare", "../../etc", "--model-repository", str(scene.folder / "models")), "exit 1"),
-]  # fmt: skip
+    Attempt(
+        "file: a name that is a path",
+        lambda scene: command(
+            "prepare", "../../etc", "--model-repository", str(scene.folder / "models")
+        ),
+        "exit 1",
+    ),
+]
 
 SECRET = "a-password-of-enough-length"
 
@@ -363,11 +468,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     keys_file = data_dir / "keys.json"
     keys = make_keys(keys_file, CALLERS)
     config: dict[str, Any] = {
-        "gateway": {"api_keys_file": str(keys_file), "max_request_bytes": LIMIT_BYTES,
-                    "transports": ["tcp"]},
+        "gateway": {
+            "api_keys_file": str(keys_file),
+            "max_request_bytes": LIMIT_BYTES,
+            "transports": ["tcp"],
+        },
         "scheduler": {"api_keys_file": str(keys_file)},
         "agent": {"transports": ["tcp"]},
-    }  # fmt: skip
+    }
     with running_cluster(
         data_dir, models=(MODEL, CHAT), agents=2, config=config, tls=True
     ) as cluster:

@@ -120,10 +120,11 @@ def clients_of(cluster: FaultCluster, count: int) -> list[catenary.AsyncClient]:
         catenary.AsyncClient(
             [cluster.target(name) for name in GATEWAYS],
             admin_target=[cluster.admin(name) for name in GATEWAYS],
-            insecure=True, retry=POLICY,
+            insecure=True,
+            retry=POLICY,
         )
         for _ in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def pauses(load: Load, steps: Sequence[Step]) -> dict[str, float]:

@@ -39,18 +39,23 @@ TOKENS = 24
 PROMPT = "Why is the sky blue?"
 TIMES = {
     MODEL: {
-        "prefill_ns": 300_000, "prefill_token_ns": 10_000,
-        "decode_ns": 1_000_000, "decode_session_ns": 100_000,
+        "prefill_ns": 300_000,
+        "prefill_token_ns": 10_000,
+        "decode_ns": 1_000_000,
+        "decode_session_ns": 100_000,
     }
-}  # fmt: skip
+}
 """Per block, of thirty: a step of b sessions takes 30 + 3 b ms, so one agent is enough for some five
 answers per second within the objective of 60 ms per token."""
 OBJECTIVES = TokenObjectives(first_token_ns=1_500_000_000, per_token_ns=60_000_000)
 QUIET_PER_S, BUSY_PER_S = 1.0, 9.0
 SCHEDULER = {
-    "chain_agents": 1, "scale_patience_s": 6.0, "scale_cold_start_s": 8.0,
-    "expected_prompt_tokens": 40.0, "expected_output_tokens": float(TOKENS),
-}  # fmt: skip
+    "chain_agents": 1,
+    "scale_patience_s": 6.0,
+    "scale_cold_start_s": 8.0,
+    "expected_prompt_tokens": 40.0,
+    "expected_output_tokens": float(TOKENS),
+}
 
 
 @dataclass

@@ -49,9 +49,13 @@ def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
         "agent": {"threads": 1},
     }
     with running_cluster(
-        tmp_path, models=(MODEL, TINY.name), agents=AGENTS, schedulers=2, groups=GROUPS,
+        tmp_path,
+        models=(MODEL, TINY.name),
+        agents=AGENTS,
+        schedulers=2,
+        groups=GROUPS,
         config=config,
-    ) as running:  # fmt: skip
+    ) as running:
         yield running
 
 

@@ -29,9 +29,11 @@ def test_virtual_gpus_are_reported_and_take_their_profiles_times(tmp_path: Path)
             status = admin_pb2_grpc.AdminStub(channel).GetStatus(admin_pb2.GetStatusRequest())  # type: ignore[no-untyped-call]
         found = {each.agent_id: (each.virtual_level, each.device_id) for each in status.agents}
         assert found == {
-            "agent-0": (2, "device-0"), "agent-1": (2, "device-0"),
-            "agent-2": (2, "device-1"), "agent-3": (2, "device-1"),
-        }  # fmt: skip
+            "agent-0": (2, "device-0"),
+            "agent-1": (2, "device-0"),
+            "agent-2": (2, "device-1"),
+            "agent-3": (2, "device-1"),
+        }
         assert {each.memory_bytes for each in status.agents} == {16 * 10**9 * 9 // 10 // 2}
         with catenary.Client(cluster.grpc) as client:
             answer = client.infer(MODEL, {"image": np.zeros((1, 3, 224, 224), np.float32)})

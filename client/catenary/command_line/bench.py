@@ -123,10 +123,12 @@ def _page(report: LoadReport) -> Any:
     rows: list[tuple[str, object]] = [
         ("requests", facts["requests"]),
         ("answered a second", facts["rate_rps"]),
-        *((name.replace("_", " "), _milliseconds(facts[name]))
-          for name in ("p50_ms", "p90_ms", "p99_ms", "max_ms")),
+        *(
+            (name.replace("_", " "), _milliseconds(facts[name]))
+            for name in ("p50_ms", "p90_ms", "p99_ms", "max_ms")
+        ),
         *((f"error {reason}", count) for reason, count in report.errors.most_common()),
-    ]  # fmt: skip
+    ]
     if report.attainment is not None:
         rows.append((f"within {report.slo_ms:g} ms", f"{report.attainment:.1%}"))
     return table(("FIGURE", "VALUE"), rows)

@@ -65,11 +65,17 @@ def chat(  # noqa: PLR0913 - one parameter an option
     if not text and not interactive:
         fail("say something, or use --interactive", 2)
     given: dict[str, Any] = {
-        "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,
-        "seed": seed, "stop": stop or None, "timeout_s": timeout, "timings": timings or None,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "stop": stop or None,
+        "timeout_s": timeout,
+        "timings": timings or None,
         "time_to_first_token_slo_ms": time_to_first_token_slo_ms,
         "time_per_output_token_slo_ms": time_per_output_token_slo_ms,
-    }  # fmt: skip
+    }
     asked = cast("GenerationOptions", {k: v for k, v in given.items() if v is not None})
     messages = [{"role": "system", "content": system}] if system else []
     try:

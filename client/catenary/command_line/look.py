@@ -149,16 +149,30 @@ def _status_page(found: ClusterStatus) -> Group:
         summary += f"{found.quarantined_records} unreadable records of Redis are in quarantine\n"
     summary += _versions_line(found)
     agents = (
-        (f"{a.agent_id} (group {a.group})" if found.groups else a.agent_id, a.device,
-         a.device_class, a.state, a.utilisation_ratio * 100, _caches(a), _slowdown(a),
-         ", ".join(a.partitions))
+        (
+            f"{a.agent_id} (group {a.group})" if found.groups else a.agent_id,
+            a.device,
+            a.device_class,
+            a.state,
+            a.utilisation_ratio * 100,
+            _caches(a),
+            _slowdown(a),
+            ", ".join(a.partitions),
+        )
         for a in found.agents
-    )  # fmt: skip
+    )
     deployed = (
-        (m.name, m.version, m.ready, m.pipelines, m.queued_requests,
-         m.packing if m.chains else "-", m.reason)
+        (
+            m.name,
+            m.version,
+            m.ready,
+            m.pipelines,
+            m.queued_requests,
+            m.packing if m.chains else "-",
+            m.reason,
+        )
         for m in found.models
-    )  # fmt: skip
+    )
     pages: list[Text | Table] = [
         Text(summary),
         table(
@@ -172,17 +186,31 @@ def _status_page(found: ClusterStatus) -> Group:
         columns = ("AGENT", "SERVER", "IMPAIRED", "PARTITION", "FOR", "WHY")
         pages[2:2] = [Text(), table(columns, impaired)]
     chains = [
-        (c.chain_id, c.role, ", ".join(f"{agent} [{a},{b})" for agent, a, b in c.hops), c.sessions,
-         c.capacity, _cached(c), c.service_ns / 1e6)
+        (
+            c.chain_id,
+            c.role,
+            ", ".join(f"{agent} [{a},{b})" for agent, a, b in c.hops),
+            c.sessions,
+            c.capacity,
+            _cached(c),
+            c.service_ns / 1e6,
+        )
         for m in found.models
         for c in m.chains
-    ]  # fmt: skip
+    ]
     if found.groups:
         groups = (
-            (str(g.group), g.scheduler_id or "nobody", g.epoch, g.agents, g.queued_requests,
-             g.batches_in_flight, g.sessions_in_flight)
+            (
+                str(g.group),
+                g.scheduler_id or "nobody",
+                g.epoch,
+                g.agents,
+                g.queued_requests,
+                g.batches_in_flight,
+                g.sessions_in_flight,
+            )
             for g in found.groups
-        )  # fmt: skip
+        )
         titles = ("GROUP", "SCHEDULER", "EPOCH", "AGENTS", "QUEUED", "BATCHES", "SESSIONS")
         pages[1:1] = [table(titles, groups), Text()]
     if chains:

@@ -47,9 +47,13 @@ def deploy(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Deploy a model and print the id of the plan that serves it."""
     with options.operator() as client:
         plan_id = client.deploy(
-            model, version=version, slo_ms=slo_ms, partitions=partitions, max_batch=max_batch,
+            model,
+            version=version,
+            slo_ms=slo_ms,
+            partitions=partitions,
+            max_batch=max_batch,
             packing=packing,
-        )  # fmt: skip
+        )
     _print_plan_id(options, plan_id)
 
 

@@ -29,10 +29,18 @@ def sessions(
         return
     columns = ("SESSION", "REQUEST", "MODEL", "CHAIN", "AGENTS", "TOKENS", "GENERATES", "MOVES TO")
     rows = (
-        (str(s.session_id), s.request_id or "-", s.model, s.chain_id or "-", _agents(s), s.tokens,
-         s.generates, f"{s.moving_to} by {s.moving_by}" if s.moving_to else "-")
+        (
+            str(s.session_id),
+            s.request_id or "-",
+            s.model,
+            s.chain_id or "-",
+            _agents(s),
+            s.tokens,
+            s.generates,
+            f"{s.moving_to} by {s.moving_by}" if s.moving_to else "-",
+        )
         for s in found
-    )  # fmt: skip
+    )
     console().print(table(columns, rows))
 
 

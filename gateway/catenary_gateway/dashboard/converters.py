@@ -14,8 +14,14 @@ from google.protobuf.message import Message
 from catenary_protos.catenary.v1 import admin_pb2
 
 BOOKING_COLUMNS = (
-    "batch_id", "model", "rows", "booked_start_us", "booked_end_us", "real_start_us", "real_end_us",
-)  # fmt: skip
+    "batch_id",
+    "model",
+    "rows",
+    "booked_start_us",
+    "booked_end_us",
+    "real_start_us",
+    "real_end_us",
+)
 """Of a booking's row; `model` is an index into `models`."""
 _IDS = frozenset({"batch_id", "session_id", "request_number"})
 

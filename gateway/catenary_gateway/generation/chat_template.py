@@ -127,9 +127,12 @@ class _TemplateNamespace(Namespace):
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
     sort_keys: bool = False,
-) -> str:  # fmt: skip
+) -> str:
     # Jinja's own filter would escape HTML characters.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

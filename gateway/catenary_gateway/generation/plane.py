@@ -61,9 +61,14 @@ class SessionPlane:
     """
 
     def __init__(
-        self, gateway_id: str, outbox: Outbox, hub: Links, books: Bookkeeping,
-        numbers: Iterator[int], pace: Pace | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        gateway_id: str,
+        outbox: Outbox,
+        hub: Links,
+        books: Bookkeeping,
+        numbers: Iterator[int],
+        pace: Pace | None = None,
+    ) -> None:
         self.books = books
         self._outbox = outbox
         self._numbers = numbers

@@ -26,10 +26,26 @@ class PendingSession:
     """
 
     __slots__ = (
-        "_awake", "_read", "_ready", "_timings", "arrival", "current", "ended", "error",
-        "finish_reason", "first_token_ns", "generated", "last_token_ns", "limits", "number",
-        "request", "starts", "submitted_ns", "successors", "text",
-    )  # fmt: skip
+        "_awake",
+        "_read",
+        "_ready",
+        "_timings",
+        "arrival",
+        "current",
+        "ended",
+        "error",
+        "finish_reason",
+        "first_token_ns",
+        "generated",
+        "last_token_ns",
+        "limits",
+        "number",
+        "request",
+        "starts",
+        "submitted_ns",
+        "successors",
+        "text",
+    )
 
     def __init__(
         self, number: int, request: GenerationRequest, arrival: Arrival, limits: AnswerLimits

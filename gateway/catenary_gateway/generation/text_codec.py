@@ -34,8 +34,14 @@ from catenary_services.model_repository import ModelRepository
 _LONG_CHARACTERS = 2_000
 """Longer texts are encoded off the event loop: a token takes about a microsecond."""
 _SPECIAL_TOKENS = (
-    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
-)  # fmt: skip
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 """What `transformers` tells templates of, whatever else the configuration names."""
 
 _log = get_logger("catenary_gateway.generation")

@@ -27,9 +27,14 @@ from catenary_services.errors import (
 
 _Message = scheduler_pb2.GatewayMessage
 _NO_ROOM = frozenset(
-    {Overloaded.reason, SloUnattainable.reason, QuotaExceeded.reason, Unavailable.reason,
-     NoActivePlan.reason}
-)  # fmt: skip
+    {
+        Overloaded.reason,
+        SloUnattainable.reason,
+        QuotaExceeded.reason,
+        Unavailable.reason,
+        NoActivePlan.reason,
+    }
+)
 """Reasons another group may not have, if the scheduler says that trying again may help."""
 AWAY = "GROUP_AWAY"
 """Reason in the metric: nobody led the request's group for long."""

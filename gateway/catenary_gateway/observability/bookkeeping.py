@@ -127,11 +127,21 @@ class Bookkeeping:
         """Counts what was met of a generation's objectives, and how true its predictions were."""
         metrics = self.metrics
         for name, slo_ns, met, measured_ns, predicted_ns in (
-            (names.FIRST_TOKEN, report.first_token_slo_ns, report.met_first_token,
-             report.first_token_ns, report.predicted_first_token_ns),
-            (names.PER_TOKEN, report.per_token_slo_ns, report.met_per_token,
-             report.per_token_ns, report.predicted_per_token_ns),
-        ):  # fmt: skip
+            (
+                names.FIRST_TOKEN,
+                report.first_token_slo_ns,
+                report.met_first_token,
+                report.first_token_ns,
+                report.predicted_first_token_ns,
+            ),
+            (
+                names.PER_TOKEN,
+                report.per_token_slo_ns,
+                report.met_per_token,
+                report.per_token_ns,
+                report.predicted_per_token_ns,
+            ),
+        ):
             if slo_ns:
                 metrics.token_objectives.labels(model, name, "true" if met else "false").inc()
             if measured_ns and predicted_ns:

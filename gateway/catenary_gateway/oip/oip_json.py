@@ -72,8 +72,10 @@ def response_of(
     for at, (index, array) in enumerate(zip(wanted, response.outputs, strict=True)):
         spec = model.outputs[index]
         output: Document = {
-            "name": spec.name, "datatype": spec.datatype, "shape": list(array.shape)
-        }  # fmt: skip
+            "name": spec.name,
+            "datatype": spec.datatype,
+            "shape": list(array.shape),
+        }
         if form.binary[at]:
             raw = raw_tensors.to_raw(array)
             output["parameters"] = {_BINARY_SIZE: len(raw)}

@@ -46,9 +46,9 @@ def request_of(
     return request, OutputForm(raw=raw)
 
 
-def response_of(response: InferenceResponse, form: OutputForm, wanted: tuple[int, ...]) -> (
-    oip.ModelInferResponse
-):  # fmt: skip
+def response_of(
+    response: InferenceResponse, form: OutputForm, wanted: tuple[int, ...]
+) -> oip.ModelInferResponse:
     """Returns the message for `response`, raw if asked raw or if an output has no other form."""
     model = response.model
     message = oip.ModelInferResponse(

@@ -80,8 +80,10 @@ class Writer:
             first: The chunk that opens a chat.
         """
         choice: dict[str, Any] = {
-            "index": 0, "logprobs": None, "finish_reason": finish_reason or None,
-        }  # fmt: skip
+            "index": 0,
+            "logprobs": None,
+            "finish_reason": finish_reason or None,
+        }
         if not self.chat:
             choice["text"] = text
         elif first:

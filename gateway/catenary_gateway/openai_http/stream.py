@@ -23,9 +23,12 @@ READ_GRACE_S = 30.0
 
 
 async def stream_answer(
-    request: web.Request, wanted: Wanted, writer: Writer, generation: Generation,
+    request: web.Request,
+    wanted: Wanted,
+    writer: Writer,
+    generation: Generation,
     headers: dict[str, str],
-) -> web.StreamResponse:  # fmt: skip
+) -> web.StreamResponse:
     """Streams an answer, waiting for its first token before anything is sent.
 
     Raises:

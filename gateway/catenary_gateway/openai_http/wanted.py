@@ -224,10 +224,11 @@ _REFUSED = {
     **_table(("skip_special_tokens",), _is(True), "special tokens are always left out"),
     **_table(
         ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        _NOTHING, "structured answers are not offered",
+        _NOTHING,
+        "structured answers are not offered",
     ),
     **_table(("response_format",), _is_plain_text, "structured answers are not offered"),
-}  # fmt: skip
+}
 _REFUSED_IN_CHATS = {
     **_table(("logprobs",), _is(False), "is not offered"),
     **_table(("top_logprobs",), _is(0), "is not offered"),

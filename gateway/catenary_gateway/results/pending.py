@@ -56,9 +56,17 @@ class PendingRequest:
     """
 
     __slots__ = (
-        "arrival", "attempts", "deadline_ns", "future", "have", "missing", "number", "outputs",
-        "request", "submitted_ns",
-    )  # fmt: skip
+        "arrival",
+        "attempts",
+        "deadline_ns",
+        "future",
+        "have",
+        "missing",
+        "number",
+        "outputs",
+        "request",
+        "submitted_ns",
+    )
 
     def __init__(
         self,
@@ -150,9 +158,11 @@ class PendingRequest:
         for name, output in zip(self._wanted(), self.outputs, strict=True):
             view = views.get(name)
             batched = self.request.model.batched
-            same = view is not None and view.dtype == output.dtype and (
-                view.shape[1:] == output.shape[1:] if batched else view.shape == output.shape
-            )  # fmt: skip
+            same = (
+                view is not None
+                and view.dtype == output.dtype
+                and (view.shape[1:] == output.shape[1:] if batched else view.shape == output.shape)
+            )
             if view is None or not same:
                 raise InternalError(f"results differ in the shape or datatype of {name!r}")
             if batched:

@@ -72,9 +72,7 @@ class CacheStore:
         """Reserves the address space."""
         self.shape = shape
         self._maps: list[mmap.mmap] = []
-        self.arrays = [
-            (self._reserve(rows), self._reserve(rows)) for rows in shape.rows
-        ]  # fmt: skip
+        self.arrays = [(self._reserve(rows), self._reserve(rows)) for rows in shape.rows]
         """Per block: keys, values."""
 
     @property

@@ -45,9 +45,14 @@ from catenary_services.errors import InvalidInput
 from catenary_services.model_repository import ModelRepository
 
 _TIMES = (
-    "prefill_ns", "prefill_token_ns", "decode_ns", "decode_session_ns",
-    "decode_context_token_ns", "decode_lone_ns", "prefill_floor_ns",
-)  # fmt: skip
+    "prefill_ns",
+    "prefill_token_ns",
+    "decode_ns",
+    "decode_session_ns",
+    "decode_context_token_ns",
+    "decode_lone_ns",
+    "prefill_floor_ns",
+)
 """In the order of `DecoderCost`."""
 _NUMBERS: dict[Form | None, np.dtype[Any]] = {
     Form.TORCH_FLOAT16: np.dtype(np.float16),

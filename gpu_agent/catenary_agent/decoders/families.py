@@ -11,9 +11,22 @@ from collections.abc import Mapping
 from typing import Any
 
 FAMILIES = (
-    "llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "starcoder2", "glm", "glm4", "smollm3",
-    "ministral", "seed_oss", "granite", "cohere", "cohere2",
-)  # fmt: skip
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "olmo2",
+    "starcoder2",
+    "glm",
+    "glm4",
+    "smollm3",
+    "ministral",
+    "seed_oss",
+    "granite",
+    "cohere",
+    "cohere2",
+)
 """PyTorch agents run these."""
 GRAPH_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Of these the graph is made that agents on a CPU cut."""

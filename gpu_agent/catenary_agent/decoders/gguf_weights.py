@@ -211,6 +211,8 @@ def _q4_k(data: _Array) -> tuple[_Array, _Array, _Array]:
 
 
 _SPLIT: dict[str, Callable[[_Array], tuple[_Array, _Array, _Array]]] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k,
-}  # fmt: skip
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q4_K": _q4_k,
+}
 """Type -> codes [blocks, 32], scales and offsets: a weight is code * scale + offset."""

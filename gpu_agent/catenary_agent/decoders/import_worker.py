@@ -38,10 +38,18 @@ from catenary_services.jail.child import Room
 from catenary_services.model_repository import ModelRepository
 
 COPIED = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-    "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 _BUILDER = "onnxruntime_genai.models.builder"
 
 
@@ -259,8 +267,10 @@ def keep_gguf(file: Path, folder: Path, *, keep: bool, tell: Callable[[str], Non
     }
     if keep:
         facts["quantization_config"] = {
-            "quant_method": Layout.PLAIN, "bits": 4, "group_size": GROUP,
-        }  # fmt: skip
+            "quant_method": Layout.PLAIN,
+            "bits": 4,
+            "group_size": GROUP,
+        }
     (folder / "config.json").write_text(json.dumps(facts, indent=1) + "\n")
     _save_tokenizer(file, folder)
 
@@ -278,9 +288,20 @@ def build_graph(folder: Path, precision: str, target: Path) -> None:
     """Writes `onnx-<precision>/` into `target`."""
     with tempfile.TemporaryDirectory() as cache:
         sys.argv = [
-            _BUILDER, "-i", str(folder), "-o", str(target / f"onnx-{precision}"), "-p", precision,
-            "-e", "cpu", "-c", cache, "--extra_options", "hf_remote=false",
-        ]  # fmt: skip
+            _BUILDER,
+            "-i",
+            str(folder),
+            "-o",
+            str(target / f"onnx-{precision}"),
+            "-p",
+            precision,
+            "-e",
+            "cpu",
+            "-c",
+            cache,
+            "--extra_options",
+            "hf_remote=false",
+        ]
         runpy.run_module(_BUILDER, run_name="__main__", alter_sys=True)
 
 

@@ -14,9 +14,12 @@ from typing import Any
 from catenary_services.errors import InvalidInput
 
 _LLAMA_3_ROPE = {
-    "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
-}  # fmt: skip
+}
 _BIAS_SPREAD = 0.02
 
 
@@ -31,9 +34,20 @@ class RandomTensor:
 
 
 def _model(  # noqa: PLR0913, PLR0917  (the columns of a table)
-    family: str, hidden: int, inner: int, layers: int, heads: int, groups: int, words: int,
-    context: int, theta: float, *, head: int = 0, tied: bool = False, **others: Any,
-) -> dict[str, Any]:  # fmt: skip
+    family: str,
+    hidden: int,
+    inner: int,
+    layers: int,
+    heads: int,
+    groups: int,
+    words: int,
+    context: int,
+    theta: float,
+    *,
+    head: int = 0,
+    tied: bool = False,
+    **others: Any,
+) -> dict[str, Any]:
     """Returns a configuration; `groups` are the key-value heads, `inner` the width of the MLP."""
     return {
         "architectures": [_ARCHITECTURES[family]],
@@ -75,16 +89,14 @@ SHAPES: Mapping[str, dict[str, Any]] = {
     "llama-2-13b": _model("llama", 5120, 13824, 40, 40, 40, 32000, 4096, 1e4),
     "llama-3-8b": _model("llama", 4096, 14336, 32, 32, 8, 128256, 8192, 5e5),
     "llama-3-70b": _model("llama", 8192, 28672, 80, 64, 8, 128256, 8192, 5e5),
-    "mistral-7b": _model(
-        "mistral", 4096, 14336, 32, 32, 8, 32768, 32768, 1e6, sliding_window=None
-    ),
+    "mistral-7b": _model("mistral", 4096, 14336, 32, 32, 8, 32768, 32768, 1e6, sliding_window=None),
     "qwen2.5-0.5b": _model("qwen2", 896, 4864, 24, 14, 2, 151936, 32768, 1e6, tied=True),
     "qwen2.5-7b": _model("qwen2", 3584, 18944, 28, 28, 4, 152064, 32768, 1e6),
     "qwen3-0.6b": _model("qwen3", 1024, 3072, 28, 16, 8, 151936, 40960, 1e6, head=128, tied=True),
     "qwen3-4b": _model("qwen3", 2560, 9728, 36, 32, 8, 151936, 40960, 1e6, head=128, tied=True),
     "qwen3-8b": _model("qwen3", 4096, 12288, 36, 32, 8, 151936, 40960, 1e6, head=128),
     "qwen3-14b": _model("qwen3", 5120, 17408, 40, 40, 8, 151936, 40960, 1e6, head=128),
-}  # fmt: skip
+}
 
 
 def shape_of(name: str, layers: int = 0) -> dict[str, Any]:

@@ -82,9 +82,7 @@ class Segment:
         names = ((HIDDEN_IN, given), (self._graph.lengths, lengths), (self._graph.total, total))
         for name, array in names:
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        binding.bind_output(
-            HIDDEN_OUT, "cpu", 0, result.dtype, result.shape, result.ctypes.data
-        )  # fmt: skip
+        binding.bind_output(HIDDEN_OUT, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
         return binding
 
     def _bind_caches(self, binding: Any, store: CacheStore, first_row: int, end_row: int) -> None:

@@ -125,9 +125,12 @@ def quantised(
 
 
 def from_files(
-    stored: Stored, read: Callable[[str], torch.Tensor], bias: torch.Tensor | None,
-    dtype: torch.dtype, index: torch.Tensor | None,
-) -> FourBit:  # fmt: skip
+    stored: Stored,
+    read: Callable[[str], torch.Tensor],
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    index: torch.Tensor | None,
+) -> FourBit:
     """Returns a layer whose codes are those of a file.
 
     Args:

@@ -365,9 +365,12 @@ def _quantised(
         parts = stored.parts(*shape)
         index = f"{name}.g_idx"
         return from_files(
-            stored, lambda part: files.read(f"{name}.{part}", parts[part]), bias, dtype,
+            stored,
+            lambda part: files.read(f"{name}.{part}", parts[part]),
+            bias,
+            dtype,
             files.read(index, shape[1:]) if index in files.places else None,
-        )  # fmt: skip
+        )
     if stored is not None or not is_quantised(numbers.precision, *shape):
         return None
     return quantised(files.read(f"{name}.weight", shape), bias, numbers.precision, dtype)

@@ -18,10 +18,24 @@ _LARGEST_HEADER_BYTES = 100_000_000
 _MOST_TENSORS = 100_000
 _MOST_DIMENSIONS = 16
 _BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16,
-    "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "I64": 64,
+    "U64": 64,
+    "F64": 64,
     "C64": 64,
-}  # fmt: skip
+}
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -61,8 +75,15 @@ def stored_tensors(file: Path) -> dict[str, StoredTensor]:
         if len(tensors) > _MOST_TENSORS:
             raise ValueError(f"it has more than {_MOST_TENSORS} tensors")
         _check_disjoint(tensors, 8 + length)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error,
-            RecursionError) as error:  # fmt: skip
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        struct.error,
+        RecursionError,
+    ) as error:
         raise InvalidInput(file.name, f"is not a safetensors file: {error}") from None
     return tensors
 

@@ -69,7 +69,7 @@ class Engine:
         limits: EngineLimits | None = None,
         tracer: Tracer | None = None,
         meter: Meter | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Tells the scheduler through `tell`, which must neither block nor raise."""
         limits = limits or EngineLimits()
         self.agent_id = agent_id

@@ -18,8 +18,10 @@ from catenary_agent.executors.device import Device
 from catenary_services.errors import NotSupported
 
 TENSORRT, CUDA, CPU = (
-    "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider",
-)  # fmt: skip
+    "TensorrtExecutionProvider",
+    "CUDAExecutionProvider",
+    "CPUExecutionProvider",
+)
 _SHAPES_KEPT = 16
 """Sets of buffers; the one that is oldest goes first."""
 
@@ -50,9 +52,11 @@ def tuning_options(provider: str, engine_cache: Path | None) -> dict[str, str]:
         return {"cudnn_conv_algo_search": "HEURISTIC"}
     folder = str(engine_cache)
     return {
-        "trt_engine_cache_enable": "1", "trt_engine_cache_path": folder,
-        "trt_timing_cache_enable": "1", "trt_timing_cache_path": folder,
-    }  # fmt: skip
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": folder,
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": folder,
+    }
 
 
 def choose_providers(

@@ -47,10 +47,20 @@ from catenary_services.model_repository import ModelRepository
 
 _CAST = ".float16"
 _SHAPES_KEPT = 64
-_DATA_DEPENDENT = frozenset({
-    "Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Range", "Scan", "StringSplit",
-    "TopK", "Unique",
-})  # fmt: skip
+_DATA_DEPENDENT = frozenset(
+    {
+        "Compress",
+        "If",
+        "Loop",
+        "NonMaxSuppression",
+        "NonZero",
+        "Range",
+        "Scan",
+        "StringSplit",
+        "TopK",
+        "Unique",
+    }
+)
 _COPIED_BYTES = 128 * 1024
 """Results up to this size are copied to where they belong: binding buffers costs more (35 us)."""
 _EXTERNAL_BYTES = 1 << 30

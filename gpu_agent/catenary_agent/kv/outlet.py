@@ -20,9 +20,17 @@ class CacheOutlet:
     """
 
     __slots__ = (
-        "_cut", "_end", "_pieces", "_stopped", "first_block", "introduced", "last_block", "peer",
-        "session_id", "unsettled",
-    )  # fmt: skip
+        "_cut",
+        "_end",
+        "_pieces",
+        "_stopped",
+        "first_block",
+        "introduced",
+        "last_block",
+        "peer",
+        "session_id",
+        "unsettled",
+    )
 
     def __init__(self, session_id: int, peer: str, first_block: int, last_block: int) -> None:
         self.session_id = session_id

@@ -20,10 +20,24 @@ from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
 
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _NORMS = frozenset({"BatchNormalization", "InstanceNormalization"})
-_ACTIVATIONS = frozenset({
-    "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Selu",
-    "Sigmoid", "Softplus", "Swish", "Tanh",
-})  # fmt: skip
+_ACTIVATIONS = frozenset(
+    {
+        "Clip",
+        "Elu",
+        "Gelu",
+        "HardSigmoid",
+        "HardSwish",
+        "LeakyRelu",
+        "Mish",
+        "PRelu",
+        "Relu",
+        "Selu",
+        "Sigmoid",
+        "Softplus",
+        "Swish",
+        "Tanh",
+    }
+)
 _ARITHMETIC = frozenset({"Add", "Mul", "Sum"})
 _PLAIN = frozenset({"Identity", "Dropout"})
 

@@ -143,9 +143,12 @@ def _checked(final: Path, name: PartName, *, quiet: bool = False) -> Reading | N
     except (CatenaryError, OSError, msgspec.DecodeError) as error:
         if not quiet:
             _log.warning(
-                "part_rebuilt", part=str(final), machine=machine(), reason=str(error),
+                "part_rebuilt",
+                part=str(final),
+                machine=machine(),
+                reason=str(error),
                 note="the cached part is thrown away and made anew from the model's file",
-            )  # fmt: skip
+            )
         return None
 
 

@@ -77,9 +77,11 @@ def probe_model(inputs: Sequence[TensorSpec], run: RunAll, example: Values | Non
     if len(free) == len(inputs):
         second = random_inputs(inputs, 2, sizes[0], seed=1)
         pair = {
-            name: np.concatenate((array, second[name][:1])) if example is None else
-            np.concatenate((array, array)) for name, array in small.items()
-        }  # fmt: skip
+            name: np.concatenate((array, second[name][:1]))
+            if example is None
+            else np.concatenate((array, array))
+            for name, array in small.items()
+        }
         two = _attempt(run, pair)
         if two is not None:
             batched = frozenset(name for name in one if _follows(one[name], two.get(name)))

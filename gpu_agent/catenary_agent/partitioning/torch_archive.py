@@ -66,8 +66,16 @@ def check_archive(path: Path, *, in_place: bool = False) -> None:
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             _check_members(path.name, archive, in_place)
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError,
-            RecursionError, NotImplementedError) as error:  # fmt: skip
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        NotImplementedError,
+    ) as error:
         raise InvalidInput(path.name, f"is not an exported program: {error}") from error
 
 

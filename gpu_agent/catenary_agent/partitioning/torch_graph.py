@@ -22,16 +22,36 @@ from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
 
 DATATYPE_OF_TORCH = {
-    torch.bool: "BOOL", torch.uint8: "UINT8", torch.int8: "INT8", torch.int16: "INT16",
-    torch.int32: "INT32", torch.int64: "INT64", torch.float16: "FP16", torch.float32: "FP32",
+    torch.bool: "BOOL",
+    torch.uint8: "UINT8",
+    torch.int8: "INT8",
+    torch.int16: "INT16",
+    torch.int32: "INT32",
+    torch.int64: "INT64",
+    torch.float16: "FP16",
+    torch.float32: "FP32",
     torch.float64: "FP64",
-}  # fmt: skip
+}
 
 _HEAVY = ("conv", "linear", "addmm", "mm", "bmm", "matmul", "batch_norm")
 _FOLLOWERS = (
-    "relu", "relu_", "hardtanh", "hardtanh_", "clamp", "clamp_", "silu", "silu_",
-    "gelu", "sigmoid", "sigmoid_", "hardsigmoid", "hardswish", "hardswish_", "leaky_relu", "tanh",
-)  # fmt: skip
+    "relu",
+    "relu_",
+    "hardtanh",
+    "hardtanh_",
+    "clamp",
+    "clamp_",
+    "silu",
+    "silu_",
+    "gelu",
+    "sigmoid",
+    "sigmoid_",
+    "hardsigmoid",
+    "hardswish",
+    "hardswish_",
+    "leaky_relu",
+    "tanh",
+)
 
 
 @dataclass(frozen=True, slots=True)

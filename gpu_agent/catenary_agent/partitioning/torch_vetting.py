@@ -21,42 +21,132 @@ from catenary_services.errors import InvalidInput
 
 _OPERATORS = Path(__file__).with_name("torch_operators.txt")
 _ATEN = "torch.ops."
-_OF_SIZES = frozenset({
-    *(f"torch.ops.aten.{name}" for name in (
-        "sym_size.int", "sym_stride.int", "sym_numel.default", "sym_storage_offset.default",
-        "_assert_scalar.default", "_assert_tensor_metadata.default",
-        "sym_constrain_range.default", "sym_constrain_range_for_size.default",
-    )),
-    *(f"_operator.{name}" for name in (
-        "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pos", "abs", "eq", "ne", "lt",
-        "le", "gt", "ge", "and_", "or_", "not_", "getitem",
-    )),
-    *(f"math.{name}" for name in ("ceil", "floor", "trunc")),
-    *(f"torch.sym_{name}" for name in ("max", "min", "not", "int", "float", "ite", "sum")),
-})  # fmt: skip
+_OF_SIZES = frozenset(
+    {
+        *(
+            f"torch.ops.aten.{name}"
+            for name in (
+                "sym_size.int",
+                "sym_stride.int",
+                "sym_numel.default",
+                "sym_storage_offset.default",
+                "_assert_scalar.default",
+                "_assert_tensor_metadata.default",
+                "sym_constrain_range.default",
+                "sym_constrain_range_for_size.default",
+            )
+        ),
+        *(
+            f"_operator.{name}"
+            for name in (
+                "add",
+                "sub",
+                "mul",
+                "floordiv",
+                "truediv",
+                "mod",
+                "neg",
+                "pos",
+                "abs",
+                "eq",
+                "ne",
+                "lt",
+                "le",
+                "gt",
+                "ge",
+                "and_",
+                "or_",
+                "not_",
+                "getitem",
+            )
+        ),
+        *(f"math.{name}" for name in ("ceil", "floor", "trunc")),
+        *(f"torch.sym_{name}" for name in ("max", "min", "not", "int", "float", "ite", "sum")),
+    }
+)
 """What exporters write to compute and check sizes."""
 _CHANGING = {
-    "aten.dropout.default": "train", "aten.feature_dropout.default": "train",
-    "aten.batch_norm.default": "training", "aten.lstm.input": "train", "aten.gru.input": "train",
-    "aten.rnn_tanh.input": "train", "aten.rnn_relu.input": "train",
-}  # fmt: skip
+    "aten.dropout.default": "train",
+    "aten.feature_dropout.default": "train",
+    "aten.batch_norm.default": "training",
+    "aten.lstm.input": "train",
+    "aten.gru.input": "train",
+    "aten.rnn_tanh.input": "train",
+    "aten.rnn_relu.input": "train",
+}
 """Operators that draw random numbers or change statistics if this argument is not false."""
 _FALSE = {"as_bool": False}
-_MAKERS = frozenset({
-    "zeros", "ones", "full", "arange", "eye", "linspace", "new_zeros", "new_ones", "new_full",
-    "expand", "repeat", "tile", "broadcast_to", "constant_pad_nd", "pad", "upsample", "one_hot",
-    "repeat_interleave", "tril_indices", "triu_indices", "logspace",
-})  # fmt: skip
-_SIZE_ARGUMENTS = frozenset({
-    "size", "repeats", "dims", "pad", "end", "start", "n", "m", "steps", "output_size",
-    "num_classes", "scale_factor", "scale_factors",
-})  # fmt: skip
-_ARGUMENTS = frozenset({
-    "as_none", "as_tensor", "as_tensors", "as_int", "as_ints", "as_float", "as_floats", "as_string",
-    "as_sym_int", "as_sym_ints", "as_scalar_type", "as_memory_format", "as_layout", "as_device",
-    "as_bool", "as_bools", "as_sym_bool", "as_sym_bools", "as_optional_tensors", "as_sym_float",
-    "as_sym_floats", "as_optional_tensor", "as_complex", "as_int_lists", "as_float_lists",
-})  # fmt: skip
+_MAKERS = frozenset(
+    {
+        "zeros",
+        "ones",
+        "full",
+        "arange",
+        "eye",
+        "linspace",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "expand",
+        "repeat",
+        "tile",
+        "broadcast_to",
+        "constant_pad_nd",
+        "pad",
+        "upsample",
+        "one_hot",
+        "repeat_interleave",
+        "tril_indices",
+        "triu_indices",
+        "logspace",
+    }
+)
+_SIZE_ARGUMENTS = frozenset(
+    {
+        "size",
+        "repeats",
+        "dims",
+        "pad",
+        "end",
+        "start",
+        "n",
+        "m",
+        "steps",
+        "output_size",
+        "num_classes",
+        "scale_factor",
+        "scale_factors",
+    }
+)
+_ARGUMENTS = frozenset(
+    {
+        "as_none",
+        "as_tensor",
+        "as_tensors",
+        "as_int",
+        "as_ints",
+        "as_float",
+        "as_floats",
+        "as_string",
+        "as_sym_int",
+        "as_sym_ints",
+        "as_scalar_type",
+        "as_memory_format",
+        "as_layout",
+        "as_device",
+        "as_bool",
+        "as_bools",
+        "as_sym_bool",
+        "as_sym_bools",
+        "as_optional_tensors",
+        "as_sym_float",
+        "as_sym_floats",
+        "as_optional_tensor",
+        "as_complex",
+        "as_int_lists",
+        "as_float_lists",
+    }
+)
 _INPUTS = frozenset({"user_input", "parameter", "buffer", "tensor_constant", "constant_input"})
 _OUTPUTS = frozenset({"user_output"})
 
@@ -78,15 +168,50 @@ _LONGEST_TEXT = 16_384
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}")
 _TREES = frozenset({None, "builtins.tuple", "builtins.list", "builtins.dict"})
 _ASKED_OF_TENSORS = frozenset({"size", "shape", "stride", "storage_offset", "ndim", "dim"})
-_QUOTIENTS = frozenset({
-    "Mod", "FloorDiv", "CleanDiv", "CeilDiv", "PythonMod", "ModularIndexing", "IntTrueDiv",
-    "FloatTrueDiv",
-})  # fmt: skip
+_QUOTIENTS = frozenset(
+    {
+        "Mod",
+        "FloorDiv",
+        "CleanDiv",
+        "CeilDiv",
+        "PythonMod",
+        "ModularIndexing",
+        "IntTrueDiv",
+        "FloatTrueDiv",
+    }
+)
 _FUNCTIONS = _QUOTIENTS | {
-    "Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Max", "Min", "Abs", "Eq", "Ne",
-    "Lt", "Le", "Gt", "Ge", "And", "Or", "Not", "floor", "ceiling", "ToFloat", "TruncToInt",
-    "TruncToFloat", "RoundToInt", "Where", "Identity", "max", "min", "abs",
-}  # fmt: skip
+    "Symbol",
+    "Integer",
+    "Float",
+    "Rational",
+    "Add",
+    "Mul",
+    "Pow",
+    "Max",
+    "Min",
+    "Abs",
+    "Eq",
+    "Ne",
+    "Lt",
+    "Le",
+    "Gt",
+    "Ge",
+    "And",
+    "Or",
+    "Not",
+    "floor",
+    "ceiling",
+    "ToFloat",
+    "TruncToInt",
+    "TruncToFloat",
+    "RoundToInt",
+    "Where",
+    "Identity",
+    "max",
+    "min",
+    "abs",
+}
 _LARGEST_POWER = 4
 _BINARY = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Div)
 
@@ -387,9 +512,20 @@ def _is_harmless(node: ast.AST) -> bool:  # noqa: PLR0911 - one case each
             return False
     return isinstance(
         node,
-        ast.Expression | ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.Compare | ast.keyword | ast.Load
-        | ast.Subscript | ast.operator | ast.unaryop | ast.boolop | ast.cmpop | ast.Tuple,
-    )  # fmt: skip
+        ast.Expression
+        | ast.BoolOp
+        | ast.BinOp
+        | ast.UnaryOp
+        | ast.Compare
+        | ast.keyword
+        | ast.Load
+        | ast.Subscript
+        | ast.operator
+        | ast.unaryop
+        | ast.boolop
+        | ast.cmpop
+        | ast.Tuple,
+    )
 
 
 def _integers(value: Any) -> Iterator[int]:

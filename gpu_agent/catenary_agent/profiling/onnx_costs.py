@@ -23,16 +23,68 @@ from catenary_services.domain.tensors import DTYPE_OF
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_ELEMENT_WISE = frozenset({
-    "Abs", "Add", "And", "BatchNormalization", "Cast", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal",
-    "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
-    "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mish", "Mul", "Neg", "Not", "Or",
-    "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus",
-    "Softsign", "Sqrt", "Sub", "Sum", "Tanh", "Where",
-})  # fmt: skip
-_FREE = frozenset({
-    "Dropout", "Flatten", "Identity", "Pad", "Reshape", "Shape", "Squeeze", "Unsqueeze",
-})  # fmt: skip
+_ELEMENT_WISE = frozenset(
+    {
+        "Abs",
+        "Add",
+        "And",
+        "BatchNormalization",
+        "Cast",
+        "Ceil",
+        "Clip",
+        "Cos",
+        "Div",
+        "Elu",
+        "Equal",
+        "Erf",
+        "Exp",
+        "Floor",
+        "Gelu",
+        "Greater",
+        "GreaterOrEqual",
+        "HardSigmoid",
+        "HardSwish",
+        "LeakyRelu",
+        "Less",
+        "LessOrEqual",
+        "Log",
+        "Max",
+        "Min",
+        "Mish",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "PRelu",
+        "Pow",
+        "Reciprocal",
+        "Relu",
+        "Round",
+        "Selu",
+        "Sigmoid",
+        "Sign",
+        "Sin",
+        "Softplus",
+        "Softsign",
+        "Sqrt",
+        "Sub",
+        "Sum",
+        "Tanh",
+        "Where",
+    }
+)
+_FREE = frozenset(
+    {
+        "Dropout",
+        "Flatten",
+        "Identity",
+        "Pad",
+        "Reshape",
+        "Shape",
+        "Squeeze",
+        "Unsqueeze",
+    }
+)
 """Rename or reshape; padding becomes part of the convolution behind it in runtimes that fuse."""
 _FEW_CHANNELS = 16
 """Convolutions with fewer input channels per group do not fill tensor cores."""

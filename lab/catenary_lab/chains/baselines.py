@@ -114,11 +114,12 @@ def petals_paths(cluster: Cluster, seed: int, options: PetalsOptions) -> PlacedP
         lambda here, there: _rtt_ns(cluster, numbers, here, there),
         [
             cluster.servers[number].speed.block_s(mean.input_tokens, mean.output_tokens)
-            * NANOSECONDS_PER_SECOND / mean.output_tokens
+            * NANOSECONDS_PER_SECOND
+            / mean.output_tokens
             for number in numbers
         ],
         model.sessions(cache_bytes),
-    )  # fmt: skip
+    )
     return PlacedPaths(tuple(windows), petals_dispatcher(MODEL, paths, model.blocks, metric))
 
 
@@ -141,9 +142,13 @@ def bprr_paths(cluster: Cluster, rate_per_s: float, options: BprrOptions) -> Pla
                 BprrServer(server.gpu.memory_gb, server.rtt_ms, float(planned.block_s) * 1000)
                 for server, planned in zip(cluster.servers, task.servers, strict=True)
             ),
-            model.blocks, model.block_gb, model.cache_gb, rate_per_s, model.output_tokens,
+            model.blocks,
+            model.block_gb,
+            model.cache_gb,
+            rate_per_s,
+            model.output_tokens,
         )
-    )  # fmt: skip
+    )
     numbers, paths = _path_servers(cluster, placed.windows, placed.slots)
     if not complete(placed.windows, model.blocks):
         return PlacedPaths(placed.windows, None)

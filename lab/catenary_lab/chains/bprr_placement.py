@@ -68,8 +68,9 @@ class BprrPlacement:
 
 def target_concurrency(task: BprrTask) -> int:
     """Returns R: jobs at a time by a square-root rule, no more than memory can hold, 1 or more."""
-    guessed = min(max(ceil(task.blocks / _BLOCKS_PER_GUESSED_SERVER), _FEWEST_GUESSED),
-                  _MOST_GUESSED)  # fmt: skip
+    guessed = min(
+        max(ceil(task.blocks / _BLOCKS_PER_GUESSED_SERVER), _FEWEST_GUESSED), _MOST_GUESSED
+    )
     times = [server.block_ms for server in task.servers]
     rtt = sum(server.rtt_ms for server in task.servers) / len(task.servers)
     computing = (_SHARE_FAST * min(times) + _SHARE_SLOW * max(times)) * task.blocks / guessed

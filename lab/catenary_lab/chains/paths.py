@@ -160,11 +160,16 @@ def links_between(servers: Sequence[PathServer], blocks: int, costs: LinkCosts) 
             if server.first_block <= before.last_block < server.last_block
         ]
         back = costs.back_ns(number) if server.last_block == blocks else 0
-        ways.append([
-            Link(before, server.last_block - at,
-                 costs.link_ns(before, number, server.last_block - at) + back)
-            for before, at in entries
-        ])  # fmt: skip
+        ways.append(
+            [
+                Link(
+                    before,
+                    server.last_block - at,
+                    costs.link_ns(before, number, server.last_block - at) + back,
+                )
+                for before, at in entries
+            ]
+        )
     return ways
 
 

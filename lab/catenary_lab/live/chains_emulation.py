@@ -71,10 +71,15 @@ class Emulation:
         )
         repository.write_manifest(
             ModelManifest(
-                key=KEY, platform="decoder", file="model.safetensors", slo_ns=_SLO_NS, max_batch=1,
-                float16_boundaries=False, session_tokens=self.session_tokens,
+                key=KEY,
+                platform="decoder",
+                file="model.safetensors",
+                slo_ns=_SLO_NS,
+                max_batch=1,
+                float16_boundaries=False,
+                session_tokens=self.session_tokens,
             )
-        )  # fmt: skip
+        )
         repository.write_decoder_table(KEY, table)
         repository.write_block_table(KEY, _blocks(model.blocks))
         words = {str(number): number for number in range(VOCABULARY)}

@@ -25,10 +25,15 @@ async def generate_load(module: str, order: Mapping[str, Any], folder: Path) -> 
     answer.unlink(missing_ok=True)
     await asyncio.to_thread(file.write_text, json.dumps(order))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, str(file), str(answer),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+        sys.executable,
+        "-m",
+        module,
+        str(file),
+        str(answer),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    )
     try:
         _, complaints = await process.communicate()
     except BaseException:

@@ -55,9 +55,12 @@ async def run_live(run: PackingRun, folder: Path, progress: Progress) -> Packing
         own = folder / str(number)
         progress(f"{layout.name}: preparing {run.model}")
         await asyncio.to_thread(
-            install, run.model, own / "models", session_tokens=run.session_tokens,
+            install,
+            run.model,
+            own / "models",
+            session_tokens=run.session_tokens,
             max_batch=run.max_batch,
-        )  # fmt: skip
+        )
         async with (
             _running(run, layout, own, progress) as cluster,
             _clients(cluster) as client,
@@ -95,9 +98,15 @@ async def _measured(
         for chain in model.chains
     )
     return LayoutMeasured(
-        layout, chains, reference, answers, tuple(mover.moved), sent, drained,
+        layout,
+        chains,
+        reference,
+        answers,
+        tuple(mover.moved),
+        sent,
+        drained,
         time.monotonic() - started,
-    )  # fmt: skip
+    )
 
 
 async def _while_moving(

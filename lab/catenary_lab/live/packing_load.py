@@ -22,14 +22,33 @@ _TIMEOUT_S = 600.0
 _LONGEST_S = 5.0
 """For each move that is wanted: what takes longer in the mean is given up."""
 _TOPICS = (
-    "a sailing boat", "the moon", "bread", "a bicycle", "volcanoes", "the printing press",
-    "honey bees", "glass", "a lighthouse", "rainbows", "the compass", "coffee", "bridges",
-    "penguins", "clocks", "rivers", "magnets", "chess", "tea", "kites",
-)  # fmt: skip
+    "a sailing boat",
+    "the moon",
+    "bread",
+    "a bicycle",
+    "volcanoes",
+    "the printing press",
+    "honey bees",
+    "glass",
+    "a lighthouse",
+    "rainbows",
+    "the compass",
+    "coffee",
+    "bridges",
+    "penguins",
+    "clocks",
+    "rivers",
+    "magnets",
+    "chess",
+    "tea",
+    "kites",
+)
 _WISHES = (
-    "Write a short story about {}.", "Explain how {} came to be.", "Describe {} to a child.",
+    "Write a short story about {}.",
+    "Explain how {} came to be.",
+    "Describe {} to a child.",
     "List ten facts about {}.",
-)  # fmt: skip
+)
 
 
 def prompt_of(number: int) -> str:
@@ -44,9 +63,14 @@ def prompt_of(number: int) -> str:
 async def answer_of(client: catenary.AsyncClient, model: str, prompt: int, tokens: int) -> Answer:
     """Returns the greedy answer to a prompt, of exactly so many tokens unless it breaks off."""
     stream = client.chat(
-        model, prompt_of(prompt), stream=True, max_tokens=tokens, ignore_eos=True, timings=True,
+        model,
+        prompt_of(prompt),
+        stream=True,
+        max_tokens=tokens,
+        ignore_eos=True,
+        timings=True,
         timeout_s=_TIMEOUT_S,
-    )  # fmt: skip
+    )
     problem = ""
     try:
         async for _ in stream:
@@ -137,15 +161,23 @@ class Mover:
         """Returns what came of moving a session."""
         try:
             found = await self._client.move_session(
-                session.session_id, chain_id=chain_id, mode=mode, wait_s=wait_s,
+                session.session_id,
+                chain_id=chain_id,
+                mode=mode,
+                wait_s=wait_s,
                 timeout_s=wait_s + 10.0,
-            )  # fmt: skip
+            )
         except CatenaryError as error:
             return Moved(mode, "none", f"{error.reason}: {error.message}")
         return Moved(
-            found.mode, found.outcome, found.problem, found.tokens, found.rounds,
-            found.duration_ns / 1e6, found.held_ns / 1e6,
-        )  # fmt: skip
+            found.mode,
+            found.outcome,
+            found.problem,
+            found.tokens,
+            found.rounds,
+            found.duration_ns / 1e6,
+            found.held_ns / 1e6,
+        )
 
     async def _has_ended(self, session: SessionInfo) -> bool:
         """True if there is no such session any more: a move that failed has left it nothing."""

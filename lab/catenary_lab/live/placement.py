@@ -63,9 +63,12 @@ async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeas
     started = time.monotonic()
     progress(f"preparing {run.model}")
     key = await asyncio.to_thread(
-        install, run.model, folder / "models", session_tokens=run.session_tokens,
+        install,
+        run.model,
+        folder / "models",
+        session_tokens=run.session_tokens,
         max_batch=run.max_batch,
-    )  # fmt: skip
+    )
     async with _running(run, folder, progress) as cluster, _admin(cluster) as admin:
         await _warm_up(run, cluster, folder, key)
         lines = await _lines(admin)
@@ -74,10 +77,15 @@ async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeas
         lengths = Lengths(run.prompt.mean, run.answer.mean)
         worker = capability(lines, objectives, lengths, run.max_batch, run.theta)
         order = StepsOrder(
-            f"127.0.0.1:{cluster.grpc_port}", run.model, _vocabulary(folder, key),
-            objectives.first_token_ns / 1e6, objectives.per_token_ns / 1e6, _TIMEOUT_S, run.seed,
+            f"127.0.0.1:{cluster.grpc_port}",
+            run.model,
+            _vocabulary(folder, key),
+            objectives.first_token_ns / 1e6,
+            objectives.per_token_ns / 1e6,
+            _TIMEOUT_S,
+            run.seed,
             drawn(run, worker.rate_per_s),
-        )  # fmt: skip
+        )
         progress(
             f"a load of 1 is {worker.rate_per_s:.2f} requests/s; {len(order.requests)} of them"
         )
@@ -87,9 +95,15 @@ async def run_live(run: StepsRun, folder: Path, progress: Progress) -> StepsMeas
             outcome = await run_load(order, folder)
             await _settled(agents, run.settle_s)
         return StepsMeasured(
-            lines, await _lines(admin), objectives, worker, outcome.requests, tuple(agents),
-            outcome.send_lag_p99_s, time.monotonic() - started,
-        )  # fmt: skip
+            lines,
+            await _lines(admin),
+            objectives,
+            worker,
+            outcome.requests,
+            tuple(agents),
+            outcome.send_lag_p99_s,
+            time.monotonic() - started,
+        )
 
 
 async def _warm_up(run: StepsRun, cluster: LocalCluster, folder: Path, key: ModelKey) -> None:

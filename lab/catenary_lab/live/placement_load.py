@@ -115,9 +115,13 @@ class _Generator:
     async def _call(self, asked: Asked, prompt: list[int], due: float) -> Answered:
         self._lags_s.append(time.monotonic() - due)
         stream = self._client.generate(
-            self._order.model, prompt, stream=True, max_tokens=asked.answer_tokens,
-            ignore_eos=True, timeout_s=self._order.timeout_s,
-        )  # fmt: skip
+            self._order.model,
+            prompt,
+            stream=True,
+            max_tokens=asked.answer_tokens,
+            ignore_eos=True,
+            timeout_s=self._order.timeout_s,
+        )
         problem = ""
         try:
             async for _ in stream:

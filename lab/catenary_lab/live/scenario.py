@@ -134,10 +134,13 @@ class LiveScenario:
         live: dict[tuple[int, str], float] = {}
         started = time.monotonic()
         async with running(
-            problem, dilated.agents, dilated.plan, folder,
+            problem,
+            dilated.agents,
+            dilated.plan,
+            folder,
             scheduler={"max_linger_ms": "inf", "safety_margin_ms": SAFETY_MARGIN_MS},
             progress=progress,
-        ) as cluster:  # fmt: skip
+        ) as cluster:
             progress(f"{cluster.processes} processes after {time.monotonic() - started:.0f} s")
             await self._warm_up(cluster)
             for seed in seeds:

@@ -14,9 +14,7 @@ from catenary_scheduler.packing.mell.pool import Pool
 from catenary_scheduler.packing.moves import EpochResult, Item, Move
 from catenary_scheduler.packing.policies import Policy
 
-PolicyName = Literal[
-    "best-fit", "worst-fit", "load-balancing", "mell", "mell-batched", "pack"
-]  # fmt: skip
+PolicyName = Literal["best-fit", "worst-fit", "load-balancing", "mell", "mell-batched", "pack"]
 """mell: the paper's rules, one operation after the other; mell-batched: an epoch's operations
 together; pack: the same bound with few moves, as deployments run it."""
 

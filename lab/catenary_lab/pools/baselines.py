@@ -133,9 +133,12 @@ def _on_share(
 
 
 def _best(
-    problem: PoolingProblem, model: PooledModel, max_partitions: int, counts: Sequence[int],
+    problem: PoolingProblem,
+    model: PooledModel,
+    max_partitions: int,
+    counts: Sequence[int],
     times: int,
-) -> list[Chosen]:  # fmt: skip
+) -> list[Chosen]:
     """Returns the best pipelines on a tiny cluster, so many times; none if there are none."""
     classes = tuple(
         replace(gpu, count=count, levels=(1,))

@@ -75,9 +75,16 @@ class ReactiveDispatcher:
         self._timers: list[tuple[Nanoseconds, int, RequestId]] = []
         self._sent: dict[BatchId, _Sent] = {}
         self._counters = dict.fromkeys(
-            ("arrived_requests", "rejected_requests", "decisions", "dispatched_batches",
-             "dispatched_rows", "retried_rows"), 0,
-        )  # fmt: skip
+            (
+                "arrived_requests",
+                "rejected_requests",
+                "decisions",
+                "dispatched_batches",
+                "dispatched_rows",
+                "retried_rows",
+            ),
+            0,
+        )
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
         """Folds one event into the state and returns what is to be done, in order."""

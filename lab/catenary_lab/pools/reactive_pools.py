@@ -29,9 +29,12 @@ class Row:
     __slots__ = ("at", "attempt", "key", "model", "number", "open", "queued", "request")
 
     def __init__(
-        self, request: RequestId, number: int, model: ModelKey,
+        self,
+        request: RequestId,
+        number: int,
+        model: ModelKey,
         key: tuple[int, Nanoseconds, int, int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.request = request
         self.number = number
         """Its place in the request."""
@@ -98,14 +101,23 @@ class Stage:
     """A pool, what a batch costs there, and how long the stages behind it take as planned."""
 
     __slots__ = (
-        "batch_size", "compute_ns", "following", "later_ns", "members", "order", "partition",
+        "batch_size",
+        "compute_ns",
+        "following",
+        "later_ns",
+        "members",
+        "order",
+        "partition",
         "transfer_ns",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, partition: PartitionKey, members: list[Vgpu],
-        compute_ns: tuple[Nanoseconds, ...], transfer_ns: tuple[Nanoseconds, ...],
-    ) -> None:  # fmt: skip
+        self,
+        partition: PartitionKey,
+        members: list[Vgpu],
+        compute_ns: tuple[Nanoseconds, ...],
+        transfer_ns: tuple[Nanoseconds, ...],
+    ) -> None:
         self.partition = partition
         self.members = members
         self.compute_ns = compute_ns

@@ -26,6 +26,10 @@ def run_command(flags: Mapping[str, Any], *, as_json: bool) -> None:
     form = Form(flags["quick"], flags["live"], flags["workers"])
     reports = run_scenarios(flags["scenarios"], form, tell)
     present(
-        reports, DOCUMENT, flags["out"], as_json=as_json,
-        paths=flags["scenarios"], quick=flags["quick"],
-    )  # fmt: skip
+        reports,
+        DOCUMENT,
+        flags["out"],
+        as_json=as_json,
+        paths=flags["scenarios"],
+        quick=flags["quick"],
+    )

@@ -26,9 +26,14 @@ class Kind:
 
 
 def run_command(
-    kind: Kind, paths: tuple[Path, ...], *, schema: bool, out: Path | None, as_json: bool,
+    kind: Kind,
+    paths: tuple[Path, ...],
+    *,
+    schema: bool,
+    out: Path | None,
+    as_json: bool,
     **options: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Runs scenario files and prints or writes what they found.
 
     Args:

@@ -88,11 +88,20 @@ def report(name: str, scenario: Live, findings: Sequence[LiveFindings]) -> Repor
         ),
         Table(
             "Every live run beside its simulation (same arrivals; latencies undilated)",
-            ("run", "model", "requests", "in time, simulated", "in time, live",
-             "p50 ms, simulated", "p50 ms, live", "p99 ms, simulated", "p99 ms, live"),
+            (
+                "run",
+                "model",
+                "requests",
+                "in time, simulated",
+                "in time, live",
+                "p50 ms, simulated",
+                "p50 ms, live",
+                "p99 ms, simulated",
+                "p99 ms, live",
+            ),
             tuple(row for run in runs for row in _run_rows(run, scenario.dilation)),
         ),
-    )  # fmt: skip
+    )
     cores = mean([run.cpu_cores for run in runs]) or 0.0
     lag_ms = max((run.live.send_lag_p99_ms for run in runs), default=0.0)
     processes = max((found.processes for found in findings), default=0)

@@ -51,9 +51,7 @@ def refuse_live(named: Iterable[Named[Any]], live_kind: type[Any]) -> None:
             raise InvalidInput(f"{each.name}.kind", "live needs real processes: give --live")
 
 
-def run_jobs(
-    jobs: Sequence[Job[Any]], workers: int, progress: Progress
-) -> Mapping[Job[Any], Any]:  # fmt: skip
+def run_jobs(jobs: Sequence[Job[Any]], workers: int, progress: Progress) -> Mapping[Job[Any], Any]:
     """Returns the result of every job, each run once; 0 workers: one per CPU."""
 
     def count(done: int, of: int) -> None:

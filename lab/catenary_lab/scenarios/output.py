@@ -19,9 +19,14 @@ Settings = Mapping[str, Any]
 
 
 def present(
-    reports: Sequence[Report], document: str, out: Path | None, *, as_json: bool,
-    paths: Sequence[Path], quick: bool,
-) -> None:  # fmt: skip
+    reports: Sequence[Report],
+    document: str,
+    out: Path | None,
+    *,
+    as_json: bool,
+    paths: Sequence[Path],
+    quick: bool,
+) -> None:
     """Prints or writes reports.
 
     Args:

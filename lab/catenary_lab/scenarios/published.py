@@ -60,12 +60,16 @@ def read_measured(dataset: Path) -> list[Measured]:
     with path.open(newline="", encoding="utf-8") as file:
         return [
             Measured(
-                row["set"], row["group"], row["cluster"], row["scheduler"], row["dnn"],
+                row["set"],
+                row["group"],
+                row["cluster"],
+                row["scheduler"],
+                row["dnn"],
                 float(row["lf_mean"]),
             )
             for row in csv.DictReader(file)
             if row["lf_mean"]
-        ]  # fmt: skip
+        ]
 
 
 def measured_mean(

@@ -136,8 +136,9 @@ async def _until(
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             keys = term.deployments.ready
-            reasons = [f"{key}: {term.cluster.reason(key)}" for key in keys if not
-                       term.is_ready(key)]  # fmt: skip
+            reasons = [
+                f"{key}: {term.cluster.reason(key)}" for key in keys if not term.is_ready(key)
+            ]
             said = [otherwise, *reasons]
             raise Unavailable("; ".join(text for text in said if text))
         await term.changed(left_s)

@@ -196,7 +196,7 @@ class Deployments:
             raise InvalidInput("partitions", f"{key} has {table.blocks} blocks")
         self.ready[key] = Deployment(
             wish, manifest, table, decoder, profile, size, self._packing, content
-        )  # fmt: skip
+        )
         self.problems.pop(reference, None)
         self._wanted.pop(reference, None)
         return key

@@ -21,8 +21,15 @@ class Cache:
     """
 
     __slots__ = (
-        "agent", "capacity", "partition", "resource", "token_capacity", "tokens", "unseen", "used",
-    )  # fmt: skip
+        "agent",
+        "capacity",
+        "partition",
+        "resource",
+        "token_capacity",
+        "tokens",
+        "unseen",
+        "used",
+    )
 
     def __init__(self, agent: AgentId, partition: PartitionKey) -> None:
         self.agent = agent

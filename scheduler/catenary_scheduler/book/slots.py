@@ -330,6 +330,12 @@ class SlotLedger:
 
 def _record(holding: _Holding, at: int) -> Reservation:
     return Reservation(
-        BatchId(0), 0, holding.caches[at].resource, holding.since, holding.expires,
-        holding.expires, slots=holding.slots[at], session=holding.session,
-    )  # fmt: skip
+        BatchId(0),
+        0,
+        holding.caches[at].resource,
+        holding.since,
+        holding.expires,
+        holding.expires,
+        slots=holding.slots[at],
+        session=holding.session,
+    )

@@ -52,9 +52,13 @@ class InForce:
     """
 
     def __init__(
-        self, dispatching: Dispatching, deployments: Deployments, measured: Measured,
-        pace: Callable[[], ServiceTime], latency: Callable[[], ChainLatency],
-    ) -> None:  # fmt: skip
+        self,
+        dispatching: Dispatching,
+        deployments: Deployments,
+        measured: Measured,
+        pace: Callable[[], ServiceTime],
+        latency: Callable[[], ChainLatency],
+    ) -> None:
         self._dispatching = dispatching
         self._deployments = deployments
         self._measured = measured

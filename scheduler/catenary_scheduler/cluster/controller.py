@@ -96,9 +96,13 @@ class Cluster:
     """
 
     def __init__(
-        self, stage: Stage, deployments: Deployments, planner: Planner, measured: Measured,
+        self,
+        stage: Stage,
+        deployments: Deployments,
+        planner: Planner,
+        measured: Measured,
         limits: Limits,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._stage = stage
         self._deployments = deployments
         self._orders = LoadOrders(limits.load_timeout_s, limits.load_attempts, stage.availability)
@@ -107,10 +111,12 @@ class Cluster:
         self._fleet.expect_content(self.content.expected)
         roster, shape = self._fleet.roster, planner.session_shape
         self._in_force = InForce(
-            stage, deployments, measured,
+            stage,
+            deployments,
+            measured,
             lambda: service_times(deployments, measured, roster, shape),
             lambda: latency_lines(deployments, measured, roster),
-        )  # fmt: skip
+        )
         self._steering = Steering(self, limits.switch_timeout_ns)
         self._ready: dict[ModelKey, str] = {}
         self._resume_until_s: float | None = None
@@ -211,9 +217,14 @@ class Cluster:
         self.reconcile(now_s)
 
     def partition_failed(
-        self, agent_id: AgentId, key: PartitionKey, problem: str, *, out_of_memory: bool,
+        self,
+        agent_id: AgentId,
+        key: PartitionKey,
+        problem: str,
+        *,
+        out_of_memory: bool,
         now_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """An order could not be carried out."""
         _log.warning("partition_failed", agent=agent_id, partition=str(key), error=problem)
         self._orders.failed(agent_id, key, problem, now_s, out_of_memory=out_of_memory)

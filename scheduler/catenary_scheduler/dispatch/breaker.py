@@ -263,18 +263,25 @@ class Breakers:
             self._show(agent, partition, breaker, was, now)
 
     def _show(
-        self, agent: AgentId, partition: PartitionKey, breaker: Breaker, was: Circuit,
+        self,
+        agent: AgentId,
+        partition: PartitionKey,
+        breaker: Breaker,
+        was: Circuit,
         now: Nanoseconds,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Has the view say what is so now, if that is anything new."""
         circuit, view = breaker.circuit, self._availability
         if circuit is not was:
             self.opened += circuit is Circuit.OPEN
             if circuit in _IMPAIRED:
                 view.impair(
-                    agent, Impairment.BROKEN, until=breaker.until, partition=partition,
+                    agent,
+                    Impairment.BROKEN,
+                    until=breaker.until,
+                    partition=partition,
                     why=breaker.why,
-                )  # fmt: skip
+                )
             else:
                 view.clear(agent, Impairment.BROKEN, partition=partition)
         if breaker.is_spotless(now):

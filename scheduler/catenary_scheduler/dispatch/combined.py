@@ -58,10 +58,18 @@ class CombinedDispatcher:
             case RequestArrived() | StageReported() | BatchFailed():
                 return self.pooled.handle(event, now)
             case (
-                SessionRequested() | SessionsClosed() | SessionsHeld() | SessionsFound()
-                | SessionFailed() | SessionsProgressed() | LatencyRefitted() | MoveWanted()
-                | SessionMoved() | BoundariesMeasured() | CachesReported()
-            ):  # fmt: skip
+                SessionRequested()
+                | SessionsClosed()
+                | SessionsHeld()
+                | SessionsFound()
+                | SessionFailed()
+                | SessionsProgressed()
+                | LatencyRefitted()
+                | MoveWanted()
+                | SessionMoved()
+                | BoundariesMeasured()
+                | CachesReported()
+            ):
                 return self.chained.handle(event, now)
             case RequestCancelled() | RequestCompleted():
                 if self.chained.has(event.request):

@@ -257,11 +257,27 @@ class Tick:
 
 
 Event = (
-    RequestArrived | RequestCancelled | RequestCompleted | StageReported | BatchFailed
-    | SessionRequested | SessionsClosed | SessionsHeld | SessionsFound | SessionFailed
-    | SessionsProgressed | LatencyRefitted | MoveWanted | SessionMoved
-    | BoundariesMeasured | CachesReported | AgentJoined | AgentLost | PlanActivated | Tick
-)  # fmt: skip
+    RequestArrived
+    | RequestCancelled
+    | RequestCompleted
+    | StageReported
+    | BatchFailed
+    | SessionRequested
+    | SessionsClosed
+    | SessionsHeld
+    | SessionsFound
+    | SessionFailed
+    | SessionsProgressed
+    | LatencyRefitted
+    | MoveWanted
+    | SessionMoved
+    | BoundariesMeasured
+    | CachesReported
+    | AgentJoined
+    | AgentLost
+    | PlanActivated
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,25 @@ from catenary_services.domain.plan import Agent, Plan
 from catenary_services.errors import NoActivePlan, PartitionLost
 
 _COUNTERS = (
-    "arrived_requests", "completed_requests", "cancelled_requests", "rejected_requests",
+    "arrived_requests",
+    "completed_requests",
+    "cancelled_requests",
+    "rejected_requests",
     "decisions",
-    "dispatched_batches", "dispatched_rows", "retried_rows", "overdue_batches",
-    "withheld_retries", "failed_batches", "failed_requests",
-    "undelivered_requests", "corrections", "displaced_batches", "late_corrections",
-    "drift_ns_sum", "drift_ns_max",
-)  # fmt: skip
+    "dispatched_batches",
+    "dispatched_rows",
+    "retried_rows",
+    "overdue_batches",
+    "withheld_retries",
+    "failed_batches",
+    "failed_requests",
+    "undelivered_requests",
+    "corrections",
+    "displaced_batches",
+    "late_corrections",
+    "drift_ns_sum",
+    "drift_ns_max",
+)
 
 
 class Ledger:
@@ -115,10 +127,14 @@ class Ledger:
         self.counters["rejected_requests"] += 1
         self.commands.append(
             Reject(
-                request.request_id, reason, message, retry_after_ns, earliest_finish_ns,
+                request.request_id,
+                reason,
+                message,
+                retry_after_ns,
+                earliest_finish_ns,
                 details or {},
             )
-        )  # fmt: skip
+        )
         self.forget(request)
 
     def unserved(self, request: Request) -> None:

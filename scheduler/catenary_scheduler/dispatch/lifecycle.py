@@ -173,8 +173,9 @@ class Lifecycle(Ledger):
         for part in batch.rows:
             part.failures += ((agent, evidence),)
         for request in batch.requests():
-            failures = [each for part in batch.rows if part.request is request
-                        for each in part.failures]  # fmt: skip
+            failures = [
+                each for part in batch.rows if part.request is request for each in part.failures
+            ]
             agents = sorted({agent for agent, _ in failures})
             if len(agents) >= AGENTS_OF_A_VERDICT:
                 self.counters["failed_requests"] += 1
@@ -256,9 +257,11 @@ class Lifecycle(Ledger):
     def _refusal(self, event: RequestArrived) -> Reject | None:
         if event.rows < 1:
             return Reject(
-                event.request, InvalidInput.reason, "rows: must be at least 1",
+                event.request,
+                InvalidInput.reason,
+                "rows: must be at least 1",
                 details={"field": "rows"},
-            )  # fmt: skip
+            )
         if event.in_flight:  # admitted before, by another scheduler
             return None
         config = self.config
@@ -271,9 +274,11 @@ class Lifecycle(Ledger):
             )
         if event.deadline_ns <= self.now:
             return Reject(
-                event.request, DeadlineExceeded.reason, "the deadline is over already",
+                event.request,
+                DeadlineExceeded.reason,
+                "the deadline is over already",
                 details={"stage": "arrival"},
-            )  # fmt: skip
+            )
         queue = self.queues.get(event.model)
         queued = queue.rows if queue is not None else 0
         if (

@@ -235,11 +235,15 @@ class PooledDispatcher:
             batch_row += part.count
         hops = tuple(
             PlannedHop(
-                step.member.agent, partition, step.start, step.compute_ns,
-                step.transfer_start, step.transfer_ns,
+                step.member.agent,
+                partition,
+                step.start,
+                step.compute_ns,
+                step.transfer_start,
+                step.transfer_ns,
             )
             for step, partition in zip(steps, decision.route.partitions, strict=True)
-        )  # fmt: skip
+        )
         agents = tuple([hop.agent for hop in hops])
         life.tracker.add_batch(Batch(batch_id, rows, agents, decision.route.partitions))
         life.commands.append(DispatchBatch(batch_id, batch_row, tuple(slices), hops, finish))

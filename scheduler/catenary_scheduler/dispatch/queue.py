@@ -62,11 +62,13 @@ class ModelQueue:
         if len(self._priorities) == 1 and not self.wary:
             return self.rows  # no deadline is before the head's
         head = self.head
-        return sum([
-            rows.count
-            for _, rows in self._entries
-            if rows.request.deadline >= finish and _go_together(head, rows)
-        ])  # fmt: skip
+        return sum(
+            [
+                rows.count
+                for _, rows in self._entries
+                if rows.request.deadline >= finish and _go_together(head, rows)
+            ]
+        )
 
     def take(self, count: int, finish: Nanoseconds) -> list[Rows]:
         """Removes the first `count` rows that may be in a batch that ends at `finish`."""

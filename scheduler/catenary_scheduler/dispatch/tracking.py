@@ -15,9 +15,17 @@ class Request:
     """
 
     __slots__ = (
-        "arrived", "batches", "deadline", "model", "priority", "queued_rows", "request_id",
-        "rows", "sequence", "timer",
-    )  # fmt: skip
+        "arrived",
+        "batches",
+        "deadline",
+        "model",
+        "priority",
+        "queued_rows",
+        "request_id",
+        "rows",
+        "sequence",
+        "timer",
+    )
 
     def __init__(self, event: RequestArrived, arrived: Nanoseconds, sequence: int) -> None:
         self.request_id = event.request

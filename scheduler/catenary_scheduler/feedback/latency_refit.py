@@ -31,9 +31,14 @@ _KINDS: dict[str, Callable[[Observed], ErrorWindow]] = {
     "cache": lambda observed: observed.cache_errors,
 }
 _COEFFICIENTS = (
-    "prefill_token_ns", "prefill_ns", "prefill_floor_ns", "decode_context_token_ns",
-    "decode_session_ns", "decode_ns", "decode_lone_ns",
-)  # fmt: skip
+    "prefill_token_ns",
+    "prefill_ns",
+    "prefill_floor_ns",
+    "decode_context_token_ns",
+    "decode_session_ns",
+    "decode_ns",
+    "decode_lone_ns",
+)
 NOTHING_SEEN = -1.0
 
 Hops = tuple[ChainHop, ...]

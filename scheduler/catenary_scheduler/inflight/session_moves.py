@@ -76,9 +76,11 @@ class SessionMoves:
     """
 
     def __init__(
-        self, dispatcher: ChainedDispatcher, feed: Callable[[Event, Nanoseconds], None],
+        self,
+        dispatcher: ChainedDispatcher,
+        feed: Callable[[Event, Nanoseconds], None],
         metrics: Metrics,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._dispatcher = dispatcher
         self._feed = feed
         self._metrics = metrics

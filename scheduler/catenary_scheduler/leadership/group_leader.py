@@ -139,9 +139,12 @@ class Shard:
         """Leaves the lease to others for a while, whatever went wrong, and tries again."""
         pause_s = self.trouble.failed(failure, time.monotonic())
         _log.error(
-            "leading_failed", group=self.group, failures=self.trouble.failures,
-            again_after_s=round(pause_s, 3), exc_info=failure,
-        )  # fmt: skip
+            "leading_failed",
+            group=self.group,
+            failures=self.trouble.failures,
+            again_after_s=round(pause_s, 3),
+            exc_info=failure,
+        )
         self._around.metrics.takeover_failures.inc()
         self.contacted.set()
         with suppress(*REDIS_FAILURES):

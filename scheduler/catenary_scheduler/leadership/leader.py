@@ -136,23 +136,31 @@ class Term:
         self.times = BookedTimes()
         self.slow_and_silent = SlowAndSilent(
             SlowAndSilentRules(settings.straggler_factor, settings.silence_s / 2),
-            self.availability, self._connected_agents, self.note,
-        )  # fmt: skip
+            self.availability,
+            self._connected_agents,
+            self.note,
+        )
         book, first = Book(), first_id(lease.epoch)
         self.book, self.slots = book, book.slots
         self.first_id = first
         self.live = LiveSessions(book.slots)
         self.dispatcher = CombinedDispatcher(
             PooledDispatcher(
-                settings.dispatching(), book=book, availability=self.availability,
-                times=self.times, first_batch=first,
+                settings.dispatching(),
+                book=book,
+                availability=self.availability,
+                times=self.times,
+                first_batch=first,
             ),
             ChainedDispatcher(
-                settings.dispatching_sessions(), book, availability=self.availability,
-                policy=settings.chain_policy, first_session=first,
+                settings.dispatching_sessions(),
+                book,
+                availability=self.availability,
+                policy=settings.chain_policy,
+                first_session=first,
             ),
             book,
-        )  # fmt: skip
+        )
         self.planner = planner_of(settings, self.deployments, self.measured, self.availability)
         limits = Limits(
             settings.load_timeout_s,
@@ -199,12 +207,22 @@ class Term:
         self._journal = Journal()
         self._persistence = Persistence(
             Sources(
-                self.dispatcher, self.in_flight, self.live, self.cluster, self.deployments,
-                self.measured, self.peers, self.file_mark, self.planner,
-                self.autoscaler, self.lengths, self.availability, self.drains,
+                self.dispatcher,
+                self.in_flight,
+                self.live,
+                self.cluster,
+                self.deployments,
+                self.measured,
+                self.peers,
+                self.file_mark,
+                self.planner,
+                self.autoscaler,
+                self.lengths,
+                self.availability,
+                self.drains,
             ),
             self._journal,
-        )  # fmt: skip
+        )
         self.write_behind = WriteBehind(
             store,
             lease,

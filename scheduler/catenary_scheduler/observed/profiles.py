@@ -128,6 +128,12 @@ def _stored(cost: GenerationCost) -> StoredGeneration:
 def _cost(stored: StoredGeneration) -> GenerationCost:
     prompt, prompt_token, step, session, context_token, lone, floor, chunk = astuple_of(stored)
     return GenerationCost(
-        round(prompt), round(prompt_token), round(step), round(session), context_token,
-        round(lone), round(floor), round(chunk),
-    )  # fmt: skip
+        round(prompt),
+        round(prompt_token),
+        round(step),
+        round(session),
+        context_token,
+        round(lone),
+        round(floor),
+        round(chunk),
+    )

@@ -99,9 +99,15 @@ def _generating(
         )
     caches = tuple(_cache(model.model, host) for host in model.hosts)
     return ModelPlan(
-        model.model, model.slo_ns, (), chains=tuple(chains), caches=caches,
-        session_tokens=model.session_tokens, objectives=model.objectives, packing=model.packing,
-    )  # fmt: skip
+        model.model,
+        model.slo_ns,
+        (),
+        chains=tuple(chains),
+        caches=caches,
+        session_tokens=model.session_tokens,
+        objectives=model.objectives,
+        packing=model.packing,
+    )
 
 
 def _chain(
@@ -127,9 +133,13 @@ def _chain(
         raise PlanInfeasible(f"{model.model}: chain {number} ends at {expected} of {blocks} blocks")
     hops = tuple(_hop(model.model, hop) for hop in placed.hops)
     return Chain(
-        f"{model.model}/{number}", hops, placed.capacity, service_ns=0, role=placed.role,
+        f"{model.model}/{number}",
+        hops,
+        placed.capacity,
+        service_ns=0,
+        role=placed.role,
         cache_tokens=float(placed.cache_tokens or placed.capacity * model.session_tokens),
-    )  # fmt: skip
+    )
 
 
 def _hop(model: ModelKey, hop: HopPlacement) -> ChainHop:

@@ -164,9 +164,11 @@ def _objectives(
     if not any(name in fields for name in OBJECTIVE_KEYS):
         return default
     return TokenObjectives(
-        *(slo_of(fields[name], f"{path}.{name}") if name in fields else 0
-          for name in OBJECTIVE_KEYS)
-    )  # fmt: skip
+        *(
+            slo_of(fields[name], f"{path}.{name}") if name in fields else 0
+            for name in OBJECTIVE_KEYS
+        )
+    )
 
 
 def _milliseconds(duration: Nanoseconds) -> int | float:
@@ -201,9 +203,16 @@ def _model(entry: object, path: str, defaults: PlacementDefaults) -> ModelPlacem
         chains, hosts = chains_of_document(fields, path, tokens)
         packing = packing_goal(fields.get("packing", own.packing), f"{path}.packing")
         return ModelPlacement(
-            ModelKey(name, version), slo_ns, float16, (), chains, hosts, session_tokens=tokens,
-            objectives=_objectives(fields, path, own.objectives), packing=packing,
-        )  # fmt: skip
+            ModelKey(name, version),
+            slo_ns,
+            float16,
+            (),
+            chains,
+            hosts,
+            session_tokens=tokens,
+            objectives=_objectives(fields, path, own.objectives),
+            packing=packing,
+        )
     pipelines = tuple(
         _pipeline(pipeline, f"{path}.pipelines[{i}]")
         for i, pipeline in items_of(fields["pipelines"], f"{path}.pipelines")

@@ -47,10 +47,11 @@ def survival_of(model: ModelPlan, servers: Mapping[AgentId, ServerId]) -> Surviv
     return Survival(
         tuple(agent for agent in agents if not is_served_without(model, {agent})),
         tuple(
-            server for server, lost in sorted(by_server.items())
+            server
+            for server, lost in sorted(by_server.items())
             if not is_served_without(model, lost)
         ),
-    )  # fmt: skip
+    )
 
 
 def is_served_without(model: ModelPlan, lost: set[AgentId]) -> bool:

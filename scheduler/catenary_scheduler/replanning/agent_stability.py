@@ -24,9 +24,14 @@ class Patience:
 
 
 def eligible(
-    roster: Roster, availability: Availability, planned: Set[AgentId], patience: Patience, *,
-    started_s: float, now_s: float,
-) -> frozenset[AgentId]:  # fmt: skip
+    roster: Roster,
+    availability: Availability,
+    planned: Set[AgentId],
+    patience: Patience,
+    *,
+    started_s: float,
+    now_s: float,
+) -> frozenset[AgentId]:
     """Returns the agents that could be planned with.
 
     They are those that are there, and those of the plan that may come back.

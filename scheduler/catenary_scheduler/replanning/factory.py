@@ -27,9 +27,13 @@ def planner_of(
     rules = PlanningRules(settings.plan_margin, settings.plan_max_partitions)
     solver = Solver(settings.plan_time_limit_s)
     chains = ChainMaker(
-        deployments, measured, solver.compose, settings.chain_agents, settings.split_prefill_agents,
+        deployments,
+        measured,
+        solver.compose,
+        settings.chain_agents,
+        settings.split_prefill_agents,
         settings.cache_oversubscription,
-    )  # fmt: skip
+    )
     maker = PlanMaker(settings.planner, rules, deployments, measured, solver.solve, chains)
     patience = Patience(settings.settle_s, settings.replan_after_s, settings.expected_agents)
     replanning = Replanning(settings.replan_policy())

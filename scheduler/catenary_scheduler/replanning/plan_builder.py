@@ -94,9 +94,14 @@ class PlanMaker:
     """Makes plans as the setting `planner` says."""
 
     def __init__(
-        self, mode: Mode, rules: PlanningRules, deployments: Deployments, measured: Measured,
-        solve: Solve, chains: ChainMaker | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        mode: Mode,
+        rules: PlanningRules,
+        deployments: Deployments,
+        measured: Measured,
+        solve: Solve,
+        chains: ChainMaker | None = None,
+    ) -> None:
         self.mode = mode
         self._chains = chains
         self._rules = rules

@@ -39,9 +39,14 @@ class Planner:
     """
 
     def __init__(
-        self, maker: PlanMaker, patience: Patience, replanning: Replanning, started_s: float,
-        demand: SessionDemand | None = None, availability: Availability | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        maker: PlanMaker,
+        patience: Patience,
+        replanning: Replanning,
+        started_s: float,
+        demand: SessionDemand | None = None,
+        availability: Availability | None = None,
+    ) -> None:
         self._availability = availability or Availability()
         self._around: Unable = {}
         """Who was planned around, by model, when the proposal was made."""
@@ -117,9 +122,12 @@ class Planner:
         self._try_again(now_s)
 
     def restore(
-        self, placement: Placement, models: Sequence[DeployedModel], notes: PlanNotes | None,
+        self,
+        placement: Placement,
+        models: Sequence[DeployedModel],
+        notes: PlanNotes | None,
         now: Nanoseconds,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Goes on from what a predecessor had."""
         self._placement = placement
         self._agents = frozenset(agents_of(placement))
@@ -145,9 +153,13 @@ class Planner:
             return self._kept(roster)
         patience = self._patience
         there = eligible(
-            roster, self._availability, self._agents | self._left_out, patience,
-            started_s=self._started_s, now_s=now_s,
-        )  # fmt: skip
+            roster,
+            self._availability,
+            self._agents | self._left_out,
+            patience,
+            started_s=self._started_s,
+            now_s=now_s,
+        )
         agents = self._fit(there)
         if agents != self._agents or tuple(models) != self._models:
             if not is_settled(roster, self._agents, agents, patience, now_s):
@@ -173,9 +185,14 @@ class Planner:
         return self._kept(roster)
 
     def _plan(
-        self, cause: str, roster: Roster, now_s: float, *, if_better: bool = False,
+        self,
+        cause: str,
+        roster: Roster,
+        now_s: float,
+        *,
+        if_better: bool = False,
         chains_only: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._asked, self._retry_at_s = "", None
         if self._task is not None:
             self._task.cancel()
@@ -242,8 +259,12 @@ class Planner:
         if if_better and self.notes is not None and not _is_worth_it(self.notes, made.notes):
             _log.info("plan_kept", cause=made.notes.cause)
             return
-        _log.info("plan_made", planner=made.notes.planner, cause=made.notes.cause,
-                  fallback=made.notes.fallback)  # fmt: skip
+        _log.info(
+            "plan_made",
+            planner=made.notes.planner,
+            cause=made.notes.cause,
+            fallback=made.notes.fallback,
+        )
         if made.placement != self._placement:
             self._before = self.notes
         self._demand.planned(made.session_loads, now)

@@ -89,10 +89,14 @@ class Solver:
 
     async def _ask(self, question: Task | ChainCluster) -> object:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", self._module,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE, env=_environment(),
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            self._module,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=_environment(),
+        )
         talking = asyncio.ensure_future(process.communicate(pickle.dumps(question)))
         try:
             done, _ = await asyncio.wait({talking}, timeout=self._time_limit_s + _GRACE_S)

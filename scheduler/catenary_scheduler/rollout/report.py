@@ -67,9 +67,14 @@ class SwitchReport:
             StoredDowntime((key.name, key.version), ns) for key, ns in self.downtime_ns
         )
         return StoredSwitch(
-            self.from_plan, self.to_plan, self.phase.value, self.cause, self.problem,
-            self.duration_ns, downtime,
-        )  # fmt: skip
+            self.from_plan,
+            self.to_plan,
+            self.phase.value,
+            self.cause,
+            self.problem,
+            self.duration_ns,
+            downtime,
+        )
 
     def as_event(self) -> tuple[str, dict[str, str]]:
         """Returns kind and facts for the log and the event stream."""

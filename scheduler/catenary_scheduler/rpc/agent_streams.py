@@ -256,9 +256,15 @@ class AgentSessions:
             wire_messages.partition_of(each.key): _loaded(each, None) for each in hello.partitions
         }
         record = AgentRecord(
-            agent, hello.incarnation, hello.peer, hello.device, time.monotonic(), session,
-            loaded=loaded, software_version=hello.software_version,
-        )  # fmt: skip
+            agent,
+            hello.incarnation,
+            hello.peer,
+            hello.device,
+            time.monotonic(),
+            session,
+            loaded=loaded,
+            software_version=hello.software_version,
+        )
         _log.info("agent_joined", agent=agent.agent_id, device=hello.device, hosts=len(loaded))
         self._leader.audits.gone(agent.agent_id)
         if self._leader.stuck.came(agent.agent_id):
@@ -347,13 +353,18 @@ class AgentSessions:
             failed = message.partition_failed
             if failed.failure.reason in _OF_CONTENT:
                 self._cluster.content.refused(
-                    agent_id, wire_messages.partition_of(failed.key),
-                    failed.failure.message, failed.content_digest,
-                )  # fmt: skip
+                    agent_id,
+                    wire_messages.partition_of(failed.key),
+                    failed.failure.message,
+                    failed.content_digest,
+                )
             self._cluster.partition_failed(
-                agent_id, wire_messages.partition_of(failed.key), failed.failure.message,
-                out_of_memory=failed.out_of_memory, now_s=now_s,
-            )  # fmt: skip
+                agent_id,
+                wire_messages.partition_of(failed.key),
+                failed.failure.message,
+                out_of_memory=failed.out_of_memory,
+                now_s=now_s,
+            )
         elif kind == "holdings":
             self._leader.audits.agent_says(record, message.holdings)
         elif kind == "order_refused":

@@ -215,9 +215,13 @@ class GatewaySessions:
             if model == arrived.model:
                 return arrived
             return RequestArrived(
-                arrived.request, model, arrived.rows, arrived.deadline_ns, arrived.priority,
+                arrived.request,
+                model,
+                arrived.rows,
+                arrived.deadline_ns,
+                arrived.priority,
                 arrived.in_flight,
-            )  # fmt: skip
+            )
 
         self._enter(gateway, message.request_id, message.traceparent, event, now)
 

@@ -181,9 +181,10 @@ class Plausibility:
             return
         if not expected_ns <= busy_ns * _MOST_OFF <= expected_ns * _MOST_OFF**2:
             raise InvalidMessage(
-                "GenerationReport", "decode_ns",
+                "GenerationReport",
+                "decode_ns",
                 f"{busy_ns} ns for what was measured to take {expected_ns:.0f} ns",
-            )  # fmt: skip
+            )
 
     def _caches_sent(
         self, record: AgentRecord, sent: scheduler_pb2.CachesSent, _: Nanoseconds
@@ -250,9 +251,10 @@ class Plausibility:
 def _fits(loaded: scheduler_pb2.PartitionLoaded, memory_bytes: int) -> None:
     if memory_bytes and loaded.memory_bytes > memory_bytes:
         raise InvalidMessage(
-            "PartitionLoaded", "memory_bytes",
+            "PartitionLoaded",
+            "memory_bytes",
             f"{loaded.memory_bytes} of {memory_bytes} that the agent has",
-        )  # fmt: skip
+        )
 
 
 def _is_blamable(kind: str, failure: common_pb2.Failure, batch: DispatchBatch) -> None:

@@ -154,8 +154,7 @@ def book_facts(term: Term, *, settled: bool) -> BookFacts:
         split=frozenset(term.live.split()),
         followed=followed,
         booked={
-            batch: agents_of(book.ahead(batch)) for batch in book.batches()
-            if batch not in followed
+            batch: agents_of(book.ahead(batch)) for batch in book.batches() if batch not in followed
         },
         in_flight=frozenset(term.in_flight.batches()),
         requests=frozenset((*open_requests, *term.waiting.requests())),
@@ -165,7 +164,7 @@ def book_facts(term: Term, *, settled: bool) -> BookFacts:
         hosted={agent: frozenset(record.loaded) for agent, record in roster.items()},
         first_id=term.first_id,
         settled=settled,
-    )  # fmt: skip
+    )
 
 
 def holdings_of(agent: AgentId, message: scheduler_pb2.Holdings) -> AgentHoldings:

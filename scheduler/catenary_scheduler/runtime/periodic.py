@@ -34,9 +34,12 @@ _PLACEMENTS = {
 }
 """Label of the metric: counter of the dispatcher."""
 _PACKING = {
-    "begun": "packing_moves", "full": "packing_full", "harmful": "packing_harmful",
-    "worthless": "packing_worthless", "deferred": "packing_deferred",
-}  # fmt: skip
+    "begun": "packing_moves",
+    "full": "packing_full",
+    "harmful": "packing_harmful",
+    "worthless": "packing_worthless",
+    "deferred": "packing_deferred",
+}
 _MIGRATIONS = {"kv": "kv_moves", "tokens": "tokens_moves"}
 _MIGRATION_FAILURES = {
     reason: f"failed_moves_{reason}" for reason in ("deadline", "agent", "lost", "closed", "over")
@@ -188,16 +191,28 @@ def _show(term: Term, metrics: Metrics) -> None:
 def show_nothing(metrics: Metrics) -> None:
     """Takes back what only a leader knows, so that sums over all schedulers are right."""
     for gauge in (
-        metrics.redis_pending, metrics.batches_in_flight, metrics.live_reservations,
-        metrics.gateways, metrics.sessions_moving, metrics.sessions_stray, metrics.stragglers,
-        metrics.fragile_models, metrics.packed_chains, metrics.packed_chains_in_use,
-        metrics.agents_wanted, metrics.agents_now,
-    ):  # fmt: skip
+        metrics.redis_pending,
+        metrics.batches_in_flight,
+        metrics.live_reservations,
+        metrics.gateways,
+        metrics.sessions_moving,
+        metrics.sessions_stray,
+        metrics.stragglers,
+        metrics.fragile_models,
+        metrics.packed_chains,
+        metrics.packed_chains_in_use,
+        metrics.agents_wanted,
+        metrics.agents_now,
+    ):
         gauge.set(0)
     for labelled in (
-        metrics.agents, metrics.impaired_agents, metrics.agent_slowdown, metrics.queued_requests,
-        metrics.link_rate, metrics.link_utilisation,
-    ):  # fmt: skip
+        metrics.agents,
+        metrics.impaired_agents,
+        metrics.agent_slowdown,
+        metrics.queued_requests,
+        metrics.link_rate,
+        metrics.link_utilisation,
+    ):
         labelled.clear()
     metrics.keep_chains(set())
     metrics.keep_scaled(set())

@@ -104,9 +104,12 @@ class ModelScaling:
         self._answer.generated(tokens)
 
     def finished(
-        self, outcome: tuple[int, int, int], objectives: TokenObjectives | None,
-        arrived_ns: Nanoseconds, now: Nanoseconds,
-    ) -> None:  # fmt: skip
+        self,
+        outcome: tuple[int, int, int],
+        objectives: TokenObjectives | None,
+        arrived_ns: Nanoseconds,
+        now: Nanoseconds,
+    ) -> None:
         """A session has all its tokens.
 
         Args:

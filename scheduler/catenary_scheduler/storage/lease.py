@@ -166,11 +166,14 @@ class Lease:
         answer = await _ACQUIRE.run(
             self._redis,
             [
-                self._keys.lease, self._keys.epoch, self._keys.clock,
-                self._keys.quarantine, self._keys.events,
+                self._keys.lease,
+                self._keys.epoch,
+                self._keys.clock,
+                self._keys.quarantine,
+                self._keys.events,
             ],
             [self.token, self._ttl_ms, floor, self._stride, str(self._keys.group), least],
-        )  # fmt: skip
+        )
         epoch, found, left_ms, spoiled = cast(tuple[int, int, int, int], answer)
         if spoiled:
             self._spoiled()

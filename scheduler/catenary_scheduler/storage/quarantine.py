@@ -184,6 +184,9 @@ def _arguments(damage: Sequence[Damage]) -> list[bytes | str]:
         text
         for each in damage
         for text in (
-            each.name, each.why[:200], str(each.size), each.value[:LARGEST_KEPT_BYTES],
+            each.name,
+            each.why[:200],
+            str(each.size),
+            each.value[:LARGEST_KEPT_BYTES],
         )
-    ]  # fmt: skip
+    ]

@@ -65,9 +65,14 @@ async def read_hashes(redis: Redis, keys: Mapping[str, str]) -> dict[str, RawTab
         async with redis.pipeline(transaction=False) as pipeline:
             for table in turn:
                 pipeline.eval(
-                    _PAGE_OF_HASH, 1, keys[table], cursors[table], _PAGE,
-                    LARGEST_VALUE_BYTES, LARGEST_KEPT_BYTES,
-                )  # fmt: skip
+                    _PAGE_OF_HASH,
+                    1,
+                    keys[table],
+                    cursors[table],
+                    _PAGE,
+                    LARGEST_VALUE_BYTES,
+                    LARGEST_KEPT_BYTES,
+                )
             answers = await pipeline.execute(raise_on_error=False)
         pass_cancellation()
         for table, answer in zip(turn, answers, strict=True):

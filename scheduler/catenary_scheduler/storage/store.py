@@ -143,9 +143,19 @@ class StoredState:
         why = "taking over failed with it"
         whole = tuple(Damage(table, b"", why) for table in (*Table, *self.books))
         return StoredState(
-            {}, StoredPlan(), StoredMeasurements(), {}, {}, {}, {}, {}, [],
-            None, self.now, damage=(*self.damage, *whole),
-        )  # fmt: skip
+            {},
+            StoredPlan(),
+            StoredMeasurements(),
+            {},
+            {},
+            {},
+            {},
+            {},
+            [],
+            None,
+            self.now,
+            damage=(*self.damage, *whole),
+        )
 
 
 class Behind(Exception):  # noqa: N818 - what happened
@@ -183,9 +193,12 @@ class Store:
                 was put away, so that the rest of that table is missing now.
         """
         keys = [
-            self._keys.lease, self._keys.epoch, self._keys.clock,
-            self._keys.quarantine, self._keys.events,
-        ]  # fmt: skip
+            self._keys.lease,
+            self._keys.epoch,
+            self._keys.clock,
+            self._keys.quarantine,
+            self._keys.events,
+        ]
         places: dict[str, int] = {}
         commands: list[list[str | int]] = []
         for command, key, arguments in self._commands(changes):
@@ -218,8 +231,12 @@ class Store:
             if table not in _FIXED:
                 self._books.add(table)
             key = self._keys.table(table)
-            pairs = [text for name, value in fields.items() if value is not None
-                     for text in (name, value)]  # fmt: skip
+            pairs = [
+                text
+                for name, value in fields.items()
+                if value is not None
+                for text in (name, value)
+            ]
             gone = [name for name, value in fields.items() if value is None]
             yield from (("HSET", key, part) for part in _parts(pairs))
             yield from (("HDEL", key, part) for part in _parts(gone))

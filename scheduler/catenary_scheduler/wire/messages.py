@@ -65,9 +65,13 @@ def stage_reported(message: scheduler_pb2.StageReport, now: Nanoseconds) -> even
         )
     arrived = now - message.transfer_ended_ago_ns
     return events.StageReported(
-        BatchId(message.batch_id), message.position, end - message.compute_ns, end,
-        arrived - message.transfer_ns, arrived,
-    )  # fmt: skip
+        BatchId(message.batch_id),
+        message.position,
+        end - message.compute_ns,
+        end,
+        arrived - message.transfer_ns,
+        arrived,
+    )
 
 
 def batch_failed(batch_id: int, failure: common_pb2.Failure) -> events.BatchFailed:

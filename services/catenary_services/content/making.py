@@ -93,7 +93,14 @@ def _meaning(path: Path) -> str | None:
         else:
             return None
         text = json.dumps(said, sort_keys=True)
-    except (InvalidInput, yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError,
-            RecursionError):  # fmt: skip
+    except (
+        InvalidInput,
+        yaml.YAMLError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):
         return None  # what cannot be understood counts as it is; whoever reads it will say so
     return hashlib.sha256(text.encode()).hexdigest()

@@ -239,9 +239,15 @@ class DecoderTable:
             if each.form == form and form is not None:
                 return replace(each, sampler=self._sampler(form))
         return HeldSizes(
-            form, (self.block_bytes,) * self.blocks, self.embedding_bytes, self.head_bytes, 0, 0, 0,
+            form,
+            (self.block_bytes,) * self.blocks,
+            self.embedding_bytes,
+            self.head_bytes,
+            0,
+            0,
+            0,
             self.cache_bytes_per_token,
-        )  # fmt: skip
+        )
 
     def _sampler(self, form: Form) -> SamplerSizes:
         in_torch = form in _TORCH_FORMS

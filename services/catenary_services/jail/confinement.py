@@ -21,12 +21,31 @@ from catenary_services.jail.orders import JailLimits, Order, Protection
 _NEW_NETWORK = 0x40000000
 _FILE_DESCRIPTORS = 1024
 _READABLE = (
-    "/usr", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
-    "/etc/localtime", "/etc/mime.types", "/etc/nsswitch.conf", "/etc/os-release", "/etc/passwd",
-    "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version",
-    "/proc/filesystems", "/proc/sys/vm", "/sys/devices/system", "/sys/fs/cgroup",
-    "/sys/kernel/mm/transparent_hugepage", "/dev/urandom", "/dev/random",
-)  # fmt: skip
+    "/usr",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/nsswitch.conf",
+    "/etc/os-release",
+    "/etc/passwd",
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/version",
+    "/proc/filesystems",
+    "/proc/sys/vm",
+    "/sys/devices/system",
+    "/sys/fs/cgroup",
+    "/sys/kernel/mm/transparent_hugepage",
+    "/dev/urandom",
+    "/dev/random",
+)
 """Libraries, and what they want to know of the machine. Nothing of it is secret."""
 _DEVICES = ("/dev/null", "/dev/zero")
 

@@ -38,11 +38,20 @@ _WORDS_KEPT = 4096
 _WORDS_SHOWN = 400
 _AFTERWARDS_S = 5.0
 _QUIET = {
-    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONDONTWRITEBYTECODE": "1", "USER": "catenary-jail", "LOGNAME": "catenary-jail",
-    "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2", "CUDA_VISIBLE_DEVICES": "", "PATH": "/nowhere",
-}  # fmt: skip
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "USER": "catenary-jail",
+    "LOGNAME": "catenary-jail",
+    "LANG": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "2",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PATH": "/nowhere",
+}
 """The whole environment but folders: no keys, no proxies, no devices."""
 
 
@@ -297,6 +306,11 @@ def _is_about_memory(text: str) -> bool:
     lower = text.lower()
     return any(
         each in lower
-        for each in ("can't allocate memory", "bad_alloc", "cannot allocate memory",
-                     "unable to allocate", "failed to allocate memory")
-    )  # fmt: skip
+        for each in (
+            "can't allocate memory",
+            "bad_alloc",
+            "cannot allocate memory",
+            "unable to allocate",
+            "failed to allocate memory",
+        )
+    )

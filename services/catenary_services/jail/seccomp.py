@@ -34,8 +34,25 @@ class _Calls:
 
 
 _NEW = (
-    424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 438, 440, 442, 443, 447, 448, 450,
-)  # fmt: skip
+    424,
+    425,
+    426,
+    427,
+    428,
+    429,
+    430,
+    431,
+    432,
+    433,
+    434,
+    438,
+    440,
+    442,
+    443,
+    447,
+    448,
+    450,
+)
 """The same everywhere: pidfd_send_signal, io_uring, mounts anew, pidfd_open and _getfd,
 process_madvise, mount_setattr, quotactl_fd, memfd_secret, process_mrelease and
 set_mempolicy_home_node."""
@@ -49,22 +66,92 @@ _CALLS = {
         prlimit64=302,
         refused=(
             *range(41, 56),  # sockets
-            288, 299, 307,  # accept4, recvmmsg, sendmmsg
-            57, 58, 59, 322,  # fork, vfork, execve, execveat
-            62, 200, 129, 297,  # kill, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo
-            101, 310, 311, 312,  # ptrace, process_vm_readv and _writev, kcmp
-            29, 30, 31, 67, 64, 65, 66, 220, 68, 69, 70, 71,  # System V memory, semaphores, queues
-            240, 241, 242, 243, 244, 245,  # POSIX queues
-            86, 88, 265, 266, 133, 259,  # link, symlink, linkat, symlinkat, mknod, mknodat
-            155, 161, 165, 166, 167, 168,  # pivot_root, chroot, mount, umount2, swap
-            272, 308,  # unshare, setns
-            248, 249, 250,  # keys
-            321, 298, 323, 319,  # bpf, perf_event_open, userfaultfd, memfd_create
-            303, 304,  # name_to_handle_at, open_by_handle_at
-            246, 320, 169, 174, 175, 176, 313, 172, 173,  # kexec, reboot, modules, ports
-            103, 163, 179, 135, 300, 301, 212, 153,  # syslog, acct, quota, personality, fanotify
-            164, 170, 171, 227, 159, 305,  # clocks and names of the host
-            141, 142, 144, 251, 314, 256, 279,  # priorities and places of other processes
+            288,
+            299,
+            307,  # accept4, recvmmsg, sendmmsg
+            57,
+            58,
+            59,
+            322,  # fork, vfork, execve, execveat
+            62,
+            200,
+            129,
+            297,  # kill, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo
+            101,
+            310,
+            311,
+            312,  # ptrace, process_vm_readv and _writev, kcmp
+            29,
+            30,
+            31,
+            67,
+            64,
+            65,
+            66,
+            220,
+            68,
+            69,
+            70,
+            71,  # System V memory, semaphores, queues
+            240,
+            241,
+            242,
+            243,
+            244,
+            245,  # POSIX queues
+            86,
+            88,
+            265,
+            266,
+            133,
+            259,  # link, symlink, linkat, symlinkat, mknod, mknodat
+            155,
+            161,
+            165,
+            166,
+            167,
+            168,  # pivot_root, chroot, mount, umount2, swap
+            272,
+            308,  # unshare, setns
+            248,
+            249,
+            250,  # keys
+            321,
+            298,
+            323,
+            319,  # bpf, perf_event_open, userfaultfd, memfd_create
+            303,
+            304,  # name_to_handle_at, open_by_handle_at
+            246,
+            320,
+            169,
+            174,
+            175,
+            176,
+            313,
+            172,
+            173,  # kexec, reboot, modules, ports
+            103,
+            163,
+            179,
+            135,
+            300,
+            301,
+            212,
+            153,  # syslog, acct, quota, personality, fanotify
+            164,
+            170,
+            171,
+            227,
+            159,
+            305,  # clocks and names of the host
+            141,
+            142,
+            144,
+            251,
+            314,
+            256,
+            279,  # priorities and places of other processes
         ),
     ),
     "aarch64": _Calls(
@@ -73,24 +160,71 @@ _CALLS = {
         tgkill=131,
         prlimit64=261,
         refused=(
-            *range(198, 213), 242, 243, 269,
-            221, 281,
-            129, 130, 138, 240,
-            117, 270, 271, 272,
+            *range(198, 213),
+            242,
+            243,
+            269,
+            221,
+            281,
+            129,
+            130,
+            138,
+            240,
+            117,
+            270,
+            271,
+            272,
             *range(180, 198),
-            33, 36, 37,
-            39, 40, 41, 51, 224, 225,
-            97, 268,
-            217, 218, 219,
-            280, 241, 282, 279,
-            264, 265,
-            104, 294, 142, 105, 106, 273,
-            116, 89, 60, 92, 262, 263, 18, 58,
-            112, 161, 162, 170, 171, 266,
-            118, 119, 140, 274, 30, 238, 239,
+            33,
+            36,
+            37,
+            39,
+            40,
+            41,
+            51,
+            224,
+            225,
+            97,
+            268,
+            217,
+            218,
+            219,
+            280,
+            241,
+            282,
+            279,
+            264,
+            265,
+            104,
+            294,
+            142,
+            105,
+            106,
+            273,
+            116,
+            89,
+            60,
+            92,
+            262,
+            263,
+            18,
+            58,
+            112,
+            161,
+            162,
+            170,
+            171,
+            266,
+            118,
+            119,
+            140,
+            274,
+            30,
+            238,
+            239,
         ),
     ),
-}  # fmt: skip
+}
 
 
 def is_known() -> bool:

@@ -59,9 +59,10 @@ class Checker:
             checker_of(f.message_type).passes if is_nested(f) else None for f, _ in self._fields
         ]
         self.passes: Passes = compiled(
-            descriptor.name, list(zip(self._fields, passes, strict=True)),
+            descriptor.name,
+            list(zip(self._fields, passes, strict=True)),
             [is_true for _, is_true in self._relations],
-        )  # fmt: skip
+        )
         self.walk = walk_of(descriptor)
 
     def offence(self, message: Any, data: bytes | None = None) -> InvalidMessage | None:

@@ -61,8 +61,10 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = MappingProxyType(
         "catenary.v1.Hop": (
             _BLOCKS,
             AtMost(
-                "reserved_duration_ns", "ends beyond all time",
-                ("reserved_start_ns", "reserved_duration_ns"), (1 << 63) - 1,
+                "reserved_duration_ns",
+                "ends beyond all time",
+                ("reserved_start_ns", "reserved_duration_ns"),
+                (1 << 63) - 1,
             ),
         ),
         "catenary.v1.HopTiming": (_BLOCKS,),
@@ -77,24 +79,32 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = MappingProxyType(
         ),
         "catenary.v1.DispatchBatch": (
             AtMost(
-                "slices", "reach beyond batch_rows",
-                ("slices.batch_row", "slices.rows"), "batch_rows",
+                "slices",
+                "reach beyond batch_rows",
+                ("slices.batch_row", "slices.rows"),
+                "batch_rows",
             ),
         ),
         "catenary.v1.SubmitRequest": (
             AtMost(
-                "in_flight", "reach beyond the rows of the request",
-                ("in_flight.request_row", "in_flight.rows"), "rows",
+                "in_flight",
+                "reach beyond the rows of the request",
+                ("in_flight.request_row", "in_flight.rows"),
+                "rows",
             ),
         ),
         "catenary.v1.SubmitSession": (
             AtMost(
-                "progress.generated_tokens", "is more than max_tokens",
-                ("progress.generated_tokens",), "max_tokens",
+                "progress.generated_tokens",
+                "is more than max_tokens",
+                ("progress.generated_tokens",),
+                "max_tokens",
             ),
             AtMost(
-                "progress.decode_ns", "is more than waited_ns",
-                ("progress.first_token_ns", "progress.decode_ns"), "waited_ns",
+                "progress.decode_ns",
+                "is more than waited_ns",
+                ("progress.first_token_ns", "progress.decode_ns"),
+                "waited_ns",
             ),
         ),
         "catenary.v1.BatchInAgent": (  # the position of a result is one behind the last hop
@@ -115,7 +125,7 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = MappingProxyType(
         "catenary.v1.GatewayHello": (Same("peer.peer_id", "is not gateway_id", "gateway_id"),),
         "catenary.v1.AgentHello": (Same("peer.peer_id", "is not agent_id", "agent_id"),),
     }
-)  # fmt: skip
+)
 
 
 def holds(descriptor: Descriptor, relation: Relation) -> Callable[[Any], bool]:

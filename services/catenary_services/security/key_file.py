@@ -34,9 +34,19 @@ LONGEST_NAME = 128
 LONGEST_SCOPE = 256
 _FIELD = "api_keys_file"
 _KNOWN = frozenset(
-    {"name", "sha256", "scopes", "max_priority", "requests_per_s", "burst", "tokens_per_s",
-     "token_burst", "share", "expires"}
-)  # fmt: skip
+    {
+        "name",
+        "sha256",
+        "scopes",
+        "max_priority",
+        "requests_per_s",
+        "burst",
+        "tokens_per_s",
+        "token_burst",
+        "share",
+        "expires",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

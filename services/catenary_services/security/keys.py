@@ -25,9 +25,16 @@ from catenary_services.security.key_file import StoredKey, add_key, digest_of, r
 from catenary_services.security.key_limits import UNLIMITED, USUAL, KeyLimits
 
 __all__ = [
-    "ANYONE", "POLL_S", "SCOPE_ADMIN", "SCOPE_ALL", "SCOPE_INFER", "SCOPE_VIEW", "ApiKeys",
-    "Principal", "add_key",
-]  # fmt: skip
+    "ANYONE",
+    "POLL_S",
+    "SCOPE_ADMIN",
+    "SCOPE_ALL",
+    "SCOPE_INFER",
+    "SCOPE_VIEW",
+    "ApiKeys",
+    "Principal",
+    "add_key",
+]
 
 SCOPE_INFER = "infer"
 """Any model. `infer:<model>` allows one."""

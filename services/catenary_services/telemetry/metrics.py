@@ -19,17 +19,60 @@ from catenary_services.telemetry.names import MetricName
 _MOST_SCRAPES = 32
 _SCRAPE_SILENCE_S = 5.0
 LATENCY_BUCKETS = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
     10.0,
-)  # fmt: skip
+)
 """Seconds. Fine around the deadlines vision models are served with."""
 
 GENERATION_BUCKETS = (
-    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
-)  # fmt: skip
+    0.01,
+    0.02,
+    0.04,
+    0.08,
+    0.16,
+    0.32,
+    0.64,
+    1.28,
+    2.56,
+    5.12,
+    10.24,
+    20.48,
+    40.96,
+    81.92,
+)
 FIRST_TOKEN_BUCKETS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-)  # fmt: skip
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+)
 TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 """Seconds; as OpenTelemetry's conventions for generative AI advise."""
 
@@ -233,8 +276,11 @@ class Metrics:
     def keep_scaled(self, models: Set[str]) -> None:
         """Stops showing the scaling of all models but these."""
         gauges = (
-            self.workers_wanted, self.workers, self.session_rate, self.session_attainment,
-        )  # fmt: skip
+            self.workers_wanted,
+            self.workers,
+            self.session_rate,
+            self.session_attainment,
+        )
         for gone in self._scaled - models:
             for gauge in gauges:
                 gauge.remove(gone)
@@ -290,9 +336,10 @@ def start_metrics_server(
         Unavailable: the address is taken or not ours.
     """
     handler = type(
-        "_Scrape", (prometheus_client.MetricsHandler,),
+        "_Scrape",
+        (prometheus_client.MetricsHandler,),
         {"registry": registry, "timeout": _SCRAPE_SILENCE_S},
-    )  # fmt: skip
+    )
     try:
         server = _MetricsServer((host, port), handler)
     except OSError as error:

@@ -22,9 +22,10 @@ GENERATIVE_AI = "gen_ai"
 
 # Gateway.
 REQUESTS = MetricName(
-    "requests", "Requests answered, by outcome: OK or the reason of the error.",
+    "requests",
+    "Requests answered, by outcome: OK or the reason of the error.",
     ("model", "outcome"),
-)  # fmt: skip
+)
 REQUEST_SECONDS = MetricName(
     "request_duration_seconds", "From a request's arrival to its answer.", ("model",)
 )
@@ -37,16 +38,19 @@ SLO_REQUESTS = MetricName(
     "slo_requests", "Requests with a deadline, by whether they met it.", ("model", "met")
 )
 KEY_REQUESTS = MetricName(
-    "key_requests", "Requests by the name of their API key and what became of them.",
+    "key_requests",
+    "Requests by the name of their API key and what became of them.",
     ("key", "outcome"),
-)  # fmt: skip
+)
 QUOTA_REJECTIONS = MetricName(
     "quota_rejections", "Requests refused because their API key used up its quota.", ("key",)
 )
 UNANSWERED_LIMIT = MetricName(
-    "unanswered_limit", "Rows, or generations without a first token, that may be unanswered at a "
-    "time; +Inf while there is no overload.", ("model",),
-)  # fmt: skip
+    "unanswered_limit",
+    "Rows, or generations without a first token, that may be unanswered at a "
+    "time; +Inf while there is no overload.",
+    ("model",),
+)
 REDISPATCHES = MetricName(
     "redispatches", "Batches sent again after a loss, by its reason.", ("reason",)
 )
@@ -56,53 +60,65 @@ REROUTES = MetricName(
 
 # Gateway, generation. Those with another prefix are OpenTelemetry's (semantic-conventions-genai).
 _GENERATIVE_AI_LABELS = (
-    "gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model",
-)  # fmt: skip
+    "gen_ai_operation_name",
+    "gen_ai_provider_name",
+    "gen_ai_request_model",
+)
 GENERATIVE_AI_REQUEST_SECONDS = MetricName(
-    "server_request_duration_seconds", "From a generation's arrival to its last token.",
-    (*_GENERATIVE_AI_LABELS, "error_type"), GENERATIVE_AI,
-)  # fmt: skip
+    "server_request_duration_seconds",
+    "From a generation's arrival to its last token.",
+    (*_GENERATIVE_AI_LABELS, "error_type"),
+    GENERATIVE_AI,
+)
 GENERATIVE_AI_FIRST_TOKEN_SECONDS = MetricName(
-    "server_time_to_first_token_seconds", "From a generation's arrival to its first token.",
-    _GENERATIVE_AI_LABELS, GENERATIVE_AI,
-)  # fmt: skip
+    "server_time_to_first_token_seconds",
+    "From a generation's arrival to its first token.",
+    _GENERATIVE_AI_LABELS,
+    GENERATIVE_AI,
+)
 GENERATIVE_AI_TOKEN_SECONDS = MetricName(
     "server_time_per_output_token_seconds",
     "From a generation's first token to its last, by the tokens behind the first.",
-    _GENERATIVE_AI_LABELS, GENERATIVE_AI,
-)  # fmt: skip
+    _GENERATIVE_AI_LABELS,
+    GENERATIVE_AI,
+)
 FIRST_TOKEN, PER_TOKEN = "time_to_first_token", "time_per_output_token"
 """Values of the label `objective`."""
 TOKEN_OBJECTIVES = MetricName(
-    "token_objectives", "Objectives of generations that had any, by whether they were met.",
+    "token_objectives",
+    "Objectives of generations that had any, by whether they were met.",
     ("model", "objective", "met"),
-)  # fmt: skip
+)
 PREDICTION_RATIO = MetricName(
-    "token_prediction_ratio", "Measured time over what was predicted when the generation started.",
+    "token_prediction_ratio",
+    "Measured time over what was predicted when the generation started.",
     ("model", "objective"),
-)  # fmt: skip
+)
 INTER_TOKEN_SECONDS = MetricName(
     "inter_token_latency_seconds", "From one token of a generation to the next.", ("model",)
 )
 PROMPT_TOKENS = MetricName("prompt_tokens", "Tokens of prompts answered.", ("model",))
 GENERATION_TOKENS = MetricName("generation_tokens", "Tokens generated.", ("model",))
 GENERATIONS = MetricName(
-    "generations", "Generations completed, by what ended them: stop or length.",
+    "generations",
+    "Generations completed, by what ended them: stop or length.",
     ("model", "finished_reason"),
-)  # fmt: skip
+)
 SESSIONS_RUNNING = MetricName("sessions_running", "Generations that have a chain.")
 SESSIONS_WAITING = MetricName("sessions_waiting", "Generations that wait for a chain.")
 MOVED, MOVE_FAILED = "moved", "failed"
 """Values of the label `outcome`."""
 GENERATION_MOVES = MetricName(
-    "generation_moves", "Running generations that moved to another chain, by what travelled (kv or "
+    "generation_moves",
+    "Running generations that moved to another chain, by what travelled (kv or "
     "tokens), as the gateway saw it: failed ones went on where they were.",
     ("model", "mode", "outcome"),
-)  # fmt: skip
+)
 MOVE_STALL_SECONDS = MetricName(
-    "move_stall_seconds", "From the last token of a generation on one chain to its first on the "
-    "chain it moved to.", ("model", "mode"),
-)  # fmt: skip
+    "move_stall_seconds",
+    "From the last token of a generation on one chain to its first on the chain it moved to.",
+    ("model", "mode"),
+)
 
 # Scheduler.
 ADMISSION_REJECTED = MetricName(
@@ -143,26 +159,30 @@ RESERVATION_CONFLICTS = MetricName(
     "reservation_conflicts", "Batches moved because an earlier one took longer than booked."
 )
 LATENCY_LINES = MetricName(
-    "latency_line_nanoseconds", "Coefficients of a chain's latency lines, as agents report by now.",
+    "latency_line_nanoseconds",
+    "Coefficients of a chain's latency lines, as agents report by now.",
     ("model", "chain", "coefficient"),
-)  # fmt: skip
+)
 PREDICTION_ERROR = MetricName(
     "latency_prediction_error_ratio",
     "Mean of |measured / predicted - 1| over late reports: of prompts, of decode steps, of caches.",
     ("model", "kind"),
 )
 PREDICTION_ERROR_MAX = MetricName(
-    "latency_prediction_error_max_ratio", "The largest of the errors behind the mean.",
+    "latency_prediction_error_max_ratio",
+    "The largest of the errors behind the mean.",
     ("model", "kind"),
-)  # fmt: skip
+)
 LINK_RATE = MetricName(
-    "link_bytes_per_second", "How fast key-value caches travel between agents, as measured lately.",
+    "link_bytes_per_second",
+    "How fast key-value caches travel between agents, as measured lately.",
     ("source", "target"),
-)  # fmt: skip
+)
 LINK_UTILISATION = MetricName(
-    "link_utilisation_ratio", "Share of late seconds in which caches were on their way.",
+    "link_utilisation_ratio",
+    "Share of late seconds in which caches were on their way.",
     ("source", "target"),
-)  # fmt: skip
+)
 AGENTS = MetricName("agents", "Agents known, by state.", ("state",))
 IMPAIRED_AGENTS = MetricName(
     "impaired_agents", "Agents connected that something speaks against, by what.", ("impairment",)
@@ -174,40 +194,48 @@ WORKERS_WANTED = MetricName(
 )
 WORKERS = MetricName("workers", "Chains a model that generates text is served by.", ("model",))
 SESSION_RATE = MetricName(
-    "session_arrivals_per_second", "Sessions asked for per second since the rate changed last.",
+    "session_arrivals_per_second",
+    "Sessions asked for per second since the rate changed last.",
     ("model",),
-)  # fmt: skip
+)
 PLACEMENTS = MetricName(
-    "placements", "Generations with objectives: placed; of them forced, where no worker met all "
+    "placements",
+    "Generations with objectives: placed; of them forced, where no worker met all "
     "constraints in time, and rebalanced; and inadmissible, which no worker could serve. "
     "Preempted: sessions of any kind that had to wait, and go on, because caches were full.",
     ("outcome",),
-)  # fmt: skip
+)
 PLACEMENT_THETA = MetricName(
     "placement_theta_ratio", "Share of a worker's slack that placement uses; least of all models."
 )
 SESSION_ATTAINMENT = MetricName(
-    "session_attainment_ratio", "Share of the sessions finished lately that met their objectives.",
+    "session_attainment_ratio",
+    "Share of the sessions finished lately that met their objectives.",
     ("model",),
-)  # fmt: skip
+)
 PACKING_MOVES = MetricName(
-    "packing_moves", "Moves that packing wanted: begun, or not made because the chain was full, an "
+    "packing_moves",
+    "Moves that packing wanted: begun, or not made because the chain was full, an "
     "objective would be missed (harmful), the session ends soon (worthless) or links and chains "
-    "have no time (deferred).", ("outcome",),
-)  # fmt: skip
+    "have no time (deferred).",
+    ("outcome",),
+)
 PACKED_CHAINS = MetricName(
     "packed_chains", "Chains of models whose sessions are packed or balanced."
 )
 PACKED_CHAINS_IN_USE = MetricName("packed_chains_in_use", "Of them, those that hold sessions.")
 MIGRATIONS = MetricName(
-    "migrations", "Running sessions that moved to another chain, by what travelled: kv or tokens.",
+    "migrations",
+    "Running sessions that moved to another chain, by what travelled: kv or tokens.",
     ("mode",),
-)  # fmt: skip
+)
 MIGRATION_FAILURES = MetricName(
-    "migration_failures", "Moves that left their session where it was, by why: deadline (not done "
+    "migration_failures",
+    "Moves that left their session where it was, by why: deadline (not done "
     "in time), agent (one could not), lost (one is gone), closed (one gave the new session up), "
-    "over (the request ended, or lost its session).", ("reason",),
-)  # fmt: skip
+    "over (the request ended, or lost its session).",
+    ("reason",),
+)
 MIGRATION_BYTES = MetricName(
     "migration_bytes", "Key-value caches that agents sent each other, as they report."
 )
@@ -264,9 +292,10 @@ TAKEOVER_FAILURES = MetricName(
     "takeover_failures", "Terms of leadership that could not begin, or ended by an error of ours."
 )
 QUARANTINED_PEERS = MetricName(
-    "quarantined_peers", "Times a peer was put in quarantine for what it said, by its role.",
+    "quarantined_peers",
+    "Times a peer was put in quarantine for what it said, by its role.",
     ("role",),
-)  # fmt: skip
+)
 REDIS_FAILURES = MetricName(
     "redis_failures", "Attempts to write to Redis that failed, by what was wrong.", ("reason",)
 )
@@ -278,9 +307,11 @@ FRAMES_REFUSED = MetricName(
 
 # Every process inside the cluster.
 INVALID_MESSAGES = MetricName(
-    "invalid_messages", "Messages that said what cannot be, by the role of the sender; "
-    "the log names peer, message and field.", ("role",),
-)  # fmt: skip
+    "invalid_messages",
+    "Messages that said what cannot be, by the role of the sender; "
+    "the log names peer, message and field.",
+    ("role",),
+)
 
 # Every process with TLS.
 CERTIFICATE_EXPIRY = MetricName(
@@ -308,33 +339,42 @@ GENERATION_STEP_SECONDS = MetricName(
     "generation_step_seconds", "Time of one iteration of text generation.", ("model",)
 )
 GENERATION_ROWS = MetricName(
-    "generation_rows", "Tokens that went through this agent, by phase: prefill or decode.",
+    "generation_rows",
+    "Tokens that went through this agent, by phase: prefill or decode.",
     ("model", "phase"),
-)  # fmt: skip
+)
 GENERATION_SESSIONS = MetricName("generation_sessions", "Sessions that hold block slots.")
 GENERATION_SESSIONS_ENDED = MetricName(
-    "generation_sessions_ended", "Sessions that left this agent, by outcome: OK or a reason.",
+    "generation_sessions_ended",
+    "Sessions that left this agent, by outcome: OK or a reason.",
     ("model", "outcome"),
-)  # fmt: skip
+)
 CACHE_BYTES = MetricName(
     "cache_bytes", "Bytes of key-value caches that left for other agents.", ("model",)
 )
 HANDOVER_SECONDS = MetricName(
-    "handover_seconds", "From the first token, sampled on the ring of the prompt, until the ring "
-    "that generates has all caches.", ("model",),
-)  # fmt: skip
+    "handover_seconds",
+    "From the first token, sampled on the ring of the prompt, until the ring "
+    "that generates has all caches.",
+    ("model",),
+)
 SESSION_MOVES = MetricName(
-    "session_moves", "Running sessions that this agent handed over to another chain, by what "
-    "travelled: kv or tokens.", ("model", "mode"),
-)  # fmt: skip
+    "session_moves",
+    "Running sessions that this agent handed over to another chain, by what "
+    "travelled: kv or tokens.",
+    ("model", "mode"),
+)
 SESSION_MOVES_FAILED = MetricName(
-    "session_moves_failed", "Moves led by this agent that left their session here, by reason.",
+    "session_moves_failed",
+    "Moves led by this agent that left their session here, by reason.",
     ("model", "reason"),
-)  # fmt: skip
+)
 SESSION_TAKEOVER_SECONDS = MetricName(
-    "session_takeover_seconds", "From the hand-over of a session that moved until it could go on "
-    "at the first agent of its new chain.", ("model", "mode"),
-)  # fmt: skip
+    "session_takeover_seconds",
+    "From the hand-over of a session that moved until it could go on "
+    "at the first agent of its new chain.",
+    ("model", "mode"),
+)
 BLOCK_SLOTS = MetricName("block_slots", "Key-value cache slots, one session in one block each.")
 BLOCK_SLOTS_USED = MetricName("block_slots_used", "Block slots that sessions hold.")
 

@@ -170,13 +170,14 @@ class Tracer:
                     for link in links
                 ],
                 kind=kind,
-                status=Status(StatusCode.UNSET) if error is None
+                status=Status(StatusCode.UNSET)
+                if error is None
                 else Status(StatusCode.ERROR, error),
                 start_time=start_unix_ns,
                 end_time=max(start_unix_ns, end_unix_ns),
                 instrumentation_scope=self._scope,
             )
-        )  # fmt: skip
+        )
 
     def force_flush(self, timeout_s: float = 5.0) -> bool:
         """Exports what is queued, blocking; False if that failed or took too long."""

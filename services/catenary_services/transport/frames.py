@@ -201,9 +201,9 @@ def _view(field: str, header: TensorHeader, payload: memoryview) -> npt.NDArray[
     elements = math.prod(shape)
     if elements * dtype.itemsize != header.nbytes:
         raise InvalidInput(
-            f"{field}.nbytes", f"{header.nbytes}, but {header.datatype} {list(shape)} has "
-            f"{elements * dtype.itemsize}"
-        )  # fmt: skip
+            f"{field}.nbytes",
+            f"{header.nbytes}, but {header.datatype} {list(shape)} has {elements * dtype.itemsize}",
+        )
     if elements == 0:
         # frombuffer refuses empty buffers; NumPy itself refuses zeros beside huge dimensions.
         try:

@@ -163,9 +163,13 @@ class TcpStream(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     async def send(
-        self, head: bytes, payload: memoryview, done: Callable[[], None], timeout_s: float,
+        self,
+        head: bytes,
+        payload: memoryview,
+        done: Callable[[], None],
+        timeout_s: float,
         lost_frame: Lost | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Writes `head` and `payload`; calls `done` once `payload` may be written again.
 
         `lost_frame` is told if the connection ends later, and they may not have arrived.

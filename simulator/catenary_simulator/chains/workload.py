@@ -106,10 +106,13 @@ def read_trace(path: Path) -> Trace:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = [
-                (_seconds(line["TIMESTAMP"]), float(line["ContextTokens"]),
-                 float(line["GeneratedTokens"]))
+                (
+                    _seconds(line["TIMESTAMP"]),
+                    float(line["ContextTokens"]),
+                    float(line["GeneratedTokens"]),
+                )
                 for line in csv.DictReader(file)
-            ]  # fmt: skip
+            ]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput("trace", f"{path}: {error!r}") from None
     columns = np.array(lines, dtype=np.float64).reshape(-1, 3)

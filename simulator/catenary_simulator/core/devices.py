@@ -38,14 +38,27 @@ class Device:
     """A virtual GPU: one batch at a time, the earliest reservation first."""
 
     __slots__ = (
-        "busy_ns", "bytes_per_second", "clock_error_ns", "costs", "downlink", "group",
-        "ready", "running", "share", "uplink",
-    )  # fmt: skip
+        "busy_ns",
+        "bytes_per_second",
+        "clock_error_ns",
+        "costs",
+        "downlink",
+        "group",
+        "ready",
+        "running",
+        "share",
+        "uplink",
+    )
 
     def __init__(
-        self, group: str, share: float, uplink: Link, downlink: Link,
-        bytes_per_second: int, clock_error_ns: Nanoseconds,
-    ) -> None:  # fmt: skip
+        self,
+        group: str,
+        share: float,
+        uplink: Link,
+        downlink: Link,
+        bytes_per_second: int,
+        clock_error_ns: Nanoseconds,
+    ) -> None:
         self.group = group
         """Its GPU class."""
         self.share = share
@@ -77,9 +90,16 @@ class Job:
     """A batch on its way."""
 
     __slots__ = (
-        "batch", "cancelled", "compute_start", "hops", "position", "requests", "transfer_end",
-        "transfer_start", "transfers_left",
-    )  # fmt: skip
+        "batch",
+        "cancelled",
+        "compute_start",
+        "hops",
+        "position",
+        "requests",
+        "transfer_end",
+        "transfer_start",
+        "transfers_left",
+    )
 
     def __init__(self, batch: BatchId, requests: list[RequestId], hops: list[Hop]) -> None:
         self.batch = batch

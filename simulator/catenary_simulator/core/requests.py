@@ -20,13 +20,23 @@ class Requests:
     """
 
     __slots__ = (
-        "arrived", "at", "deadlines", "ended", "finished_at", "model_of", "models", "state",
-    )  # fmt: skip
+        "arrived",
+        "at",
+        "deadlines",
+        "ended",
+        "finished_at",
+        "model_of",
+        "models",
+        "state",
+    )
 
     def __init__(
-        self, models: list[ModelKey], arrived: list[Nanoseconds], model_of: list[int],
+        self,
+        models: list[ModelKey],
+        arrived: list[Nanoseconds],
+        model_of: list[int],
         slos: list[Nanoseconds],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.models = models
         self.arrived = arrived
         self.model_of = model_of

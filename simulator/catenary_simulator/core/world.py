@@ -33,9 +33,22 @@ class World:
     """Devices, links and the batches on them, on a virtual clock."""
 
     __slots__ = (
-        "_compute_noise", "_delay", "_duration", "_jobs", "_located", "_numbers", "_transfer_noise",
-        "batches", "devices", "events", "heap", "reports", "requests", "rows_of", "transfers",
-    )  # fmt: skip
+        "_compute_noise",
+        "_delay",
+        "_duration",
+        "_jobs",
+        "_located",
+        "_numbers",
+        "_transfer_noise",
+        "batches",
+        "devices",
+        "events",
+        "heap",
+        "reports",
+        "requests",
+        "rows_of",
+        "transfers",
+    )
 
     def __init__(
         self,

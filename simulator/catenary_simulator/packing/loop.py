@@ -74,9 +74,14 @@ class PackingLoop:
     """
 
     def __init__(
-        self, policy: Policy, capacity: int, sessions: Workload, pace: Pace,
-        transfers: Transfers | None = None, stopwatch: Callable[[], int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        policy: Policy,
+        capacity: int,
+        sessions: Workload,
+        pace: Pace,
+        transfers: Transfers | None = None,
+        stopwatch: Callable[[], int] | None = None,
+    ) -> None:
         self.counts = Counts()
         self._policy = policy
         self._capacity = capacity
@@ -184,11 +189,13 @@ class PackingLoop:
         """Returns the moves by the places of the GPUs in their machines."""
         return [
             Wanted(
-                move.item, self._slots.of(move.source), self._slots.of(move.target),
+                move.item,
+                self._slots.of(move.source),
+                self._slots.of(move.target),
                 self._present[move.item].held_after(0),
             )
             for move in result.moves
-        ]  # fmt: skip
+        ]
 
     def _generate(self) -> None:
         step = self._pace.step_tokens

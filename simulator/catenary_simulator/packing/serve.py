@@ -86,10 +86,13 @@ def serve_packing(run: PackingRun, sessions: Workload) -> PackingResult:
     kept, unfit = fitting(sessions, capacity * BLOCK_TOKENS, cut=run.cut)
     warm_up = round(run.warm_up_s / run.epoch_s)
     pace = Pace(
-        warm_up + max(1, round(run.duration_s / run.epoch_s)), warm_up, run.epoch_s, step_tokens,
+        warm_up + max(1, round(run.duration_s / run.epoch_s)),
+        warm_up,
+        run.epoch_s,
+        step_tokens,
         None if run.patience_s is None else round(run.patience_s / run.epoch_s),
         run.policy.reserve,
-    )  # fmt: skip
+    )
     transfers = None if run.network is None else Transfers(run.network, gpu.token_bytes)
     policy = run.policy.make(capacity, run.most_gpus)
     loop = PackingLoop(policy, capacity, kept, pace, transfers, run.stopwatch)

@@ -219,10 +219,15 @@ class PlacementLoop:
         longest = max(self._ways.answer_tokens, session.answer_tokens)
         self._events.append(
             SessionRequested(
-                request, self._model, session.prompt_tokens, longest, _DEADLINE_NS,
-                arrived_ns=self._now_ns(), objectives=self.objectives,
+                request,
+                self._model,
+                session.prompt_tokens,
+                longest,
+                _DEADLINE_NS,
+                arrived_ns=self._now_ns(),
+                objectives=self.objectives,
             )
-        )  # fmt: skip
+        )
 
     def _all_arrived(self) -> None:
         """Takes what is measured while requests arrive."""

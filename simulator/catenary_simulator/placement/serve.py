@@ -121,11 +121,16 @@ def plan_of(run: Run, names: list[str]) -> Plan:
     role: ChainRole = "decode" if run.kind.split_decode else "mixed"
     chains = tuple(
         Chain(
-            f"chain-{name}", (ChainHop(AgentId(name), part, 0, 1),), _SLOTS, 1, role=role,
-            lines=run.kind.believed or run.kind.lines, cache_tokens=run.kind.cache_tokens,
+            f"chain-{name}",
+            (ChainHop(AgentId(name), part, 0, 1),),
+            _SLOTS,
+            1,
+            role=role,
+            lines=run.kind.believed or run.kind.lines,
+            cache_tokens=run.kind.cache_tokens,
         )
         for name in names
-    )  # fmt: skip
+    )
     caches = tuple(CacheCapacity(AgentId(name), part, _SLOTS) for name in names)
     served = ModelPlan(MODEL, _NEVER, (), chains=chains, caches=caches, objectives=run.objectives)
     return Plan(PlanId("simulated"), (served,))

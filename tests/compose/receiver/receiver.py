@@ -34,16 +34,20 @@ class Receiver(services.TraceServiceServicer):  # type: ignore[misc]
             resource = {each.key: each.value.string_value for each in batch.resource.attributes}
             for scope in batch.scope_spans:
                 for span in scope.spans:
-                    lines.append(json.dumps({
-                        "service": resource.get("service.name", ""),
-                        "instance": resource.get("service.instance.id", ""),
-                        "trace": span.trace_id.hex(),
-                        "span": span.span_id.hex(),
-                        "parent": span.parent_span_id.hex(),
-                        "name": span.name,
-                        "start_ns": span.start_time_unix_nano,
-                        "end_ns": span.end_time_unix_nano,
-                    }))  # fmt: skip
+                    lines.append(
+                        json.dumps(
+                            {
+                                "service": resource.get("service.name", ""),
+                                "instance": resource.get("service.instance.id", ""),
+                                "trace": span.trace_id.hex(),
+                                "span": span.span_id.hex(),
+                                "parent": span.parent_span_id.hex(),
+                                "name": span.name,
+                                "start_ns": span.start_time_unix_nano,
+                                "end_ns": span.end_time_unix_nano,
+                            }
+                        )
+                    )
         with FILE.open("a", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in lines)
         return messages.ExportTraceServiceResponse()

@@ -89,8 +89,15 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
 def test_nothing_is_inline_and_text_never_becomes_markup() -> None:
     assert page().inline == []
     for name, text in FILES.items():
-        for forbidden in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(",
-                          "new Function", "javascript:"):  # fmt: skip
+        for forbidden in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacent",
+            "document.write",
+            "eval(",
+            "new Function",
+            "javascript:",
+        ):
             assert forbidden not in text, f"{forbidden} in {name}"
         assert "localStorage" not in text, "keys stay in their tab"
 

@@ -135,8 +135,12 @@ async def test_the_page_and_its_assets_are_public_and_hold_to_their_origin(
                 assert (response.status, await response.read()) == (304, b"")
                 assert response.headers["Content-Security-Policy"] == policy
             assert body
-        for path in ("/dashboard/assets/api.py", "/dashboard/assets/..%2fapi.py",
-                     "/dashboard/assets/%2e%2e/api.py", "/dashboard/assets/"):  # fmt: skip
+        for path in (
+            "/dashboard/assets/api.py",
+            "/dashboard/assets/..%2fapi.py",
+            "/dashboard/assets/%2e%2e/api.py",
+            "/dashboard/assets/",
+        ):
             async with session.get(path) as response:
                 assert response.status == 404, path
 
@@ -192,8 +196,12 @@ async def test_what_is_asked_wrongly_is_the_callers_mistake(
     running: Stage, counted: Counter[str]
 ) -> None:
     async with browser(running) as session:
-        for wrong in ("timelines?seconds=0", "timelines?seconds=x", "trace?request_id=nobody",
-                      f"trace?request_id={'a' * 300}"):  # fmt: skip
+        for wrong in (
+            "timelines?seconds=0",
+            "timelines?seconds=x",
+            "trace?request_id=nobody",
+            f"trace?request_id={'a' * 300}",
+        ):
             assert (await asked(session, wrong))[0] == 400, wrong
         async with session.post("/dashboard/v1/status") as response:
             assert response.status == 405

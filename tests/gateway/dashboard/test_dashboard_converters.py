@@ -21,8 +21,9 @@ def test_every_field_keeps_its_name_and_value() -> None:
     assert found["agents"][3]["utilisation_ratio"] == answer.agents[3].utilisation_ratio
     assert found["models"][4]["chains"][6]["hops"][2]["last_block"] == 30
     assert found["models"][0]["pipelines_served"][0]["stages"][1]["agent_ids"] == [
-        "agent-2", "agent-3",
-    ]  # fmt: skip
+        "agent-2",
+        "agent-3",
+    ]
 
 
 def test_an_absent_message_is_null_and_an_empty_list_is_a_list() -> None:
@@ -57,13 +58,15 @@ def test_bookings_are_rows_in_microseconds() -> None:
     assert found["truncated"] is True
     assert found["resources"] == [
         {
-            "kind": "gpu", "owner": "agent-0", "group": 1,
+            "kind": "gpu",
+            "owner": "agent-0",
+            "group": 1,
             "bookings": [
                 [str(2**62), 0, 3, -1501, 250, 0, 0],
                 ["2", 0, 0, 0, 0, -9, -1],
             ],
         }
-    ]  # fmt: skip
+    ]
     assert len(found["columns"]) == len(found["resources"][0]["bookings"][0])  # type: ignore[index,arg-type]
 
 

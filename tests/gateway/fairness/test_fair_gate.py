@@ -87,9 +87,11 @@ class Device:
 
     def _arrived(self, key: str, now: float) -> None:
         ask = Ask(
-            key, self.shares.get(key, 1.0), self.priorities.get(key, 0),
+            key,
+            self.shares.get(key, 1.0),
+            self.priorities.get(key, 0),
             budget_ns=int(self.slo_s * SECOND),
-        )  # fmt: skip
+        )
         entry = self.gate.admit(ask, int(now * SECOND))
         if entry is None:
             self.outcomes[key].refused += 1
@@ -256,12 +258,15 @@ def test_requests_that_a_dead_cluster_lost_do_not_keep_later_ones_out() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["admit", "answered", "lost", "left"]), st.sampled_from("abc"),
-            st.integers(-2, 2), st.integers(1, 5), st.integers(0, SECOND // 2),
+            st.sampled_from(["admit", "answered", "lost", "left"]),
+            st.sampled_from("abc"),
+            st.integers(-2, 2),
+            st.integers(1, 5),
+            st.integers(0, SECOND // 2),
         ),
         max_size=120,
     )
-)  # fmt: skip
+)
 def test_what_is_unanswered_is_what_was_let_in_and_has_not_left(
     steps: list[tuple[str, str, int, int, int]],
 ) -> None:

@@ -31,9 +31,16 @@ PROMPT = tokens_of("Go: ")
 TRUTH = PROMPT + tokens_of(ANSWER)
 CODEC = TextCodec(tiny_tokenizer(), None)
 KINDS = [
-    "start", *["token"] * 4, "again", "skip", "fail", "reconnect", *["move", "hand over"] * 2, "overtake",
+    "start",
+    *["token"] * 4,
+    "again",
+    "skip",
+    "fail",
+    "reconnect",
+    *["move", "hand over"] * 2,
+    "overtake",
     "link lost",
-]  # fmt: skip
+]
 EVENTS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3)), max_size=60)
 
 
@@ -94,9 +101,14 @@ class World:
         catalog.update(scheduler_pb2.ModelTable(models=[generating()]))
         sampling = SamplingParameters(max_tokens=200).resolved(len(PROMPT), 512, 1)
         request = GenerationRequest(
-            catalog.find("tiny", ""), "id", TEXT_COMPLETION, array("I", PROMPT), sampling,
-            CODEC, GenerationTerms(),
-        )  # fmt: skip
+            catalog.find("tiny", ""),
+            "id",
+            TEXT_COMPLETION,
+            array("I", PROMPT),
+            sampling,
+            CODEC,
+            GenerationTerms(),
+        )
         now = time.monotonic_ns()
         arrival = Arrival("m", now, time.time_ns(), TraceContext(1, 1, False), None)
         self.generation = self.plane.open(request, arrival)
@@ -110,9 +122,12 @@ class World:
     async def start(self, agent: str, moved: int = 0) -> None:
         self.sessions += 1
         order = scheduler_pb2.StartSession(
-            epoch=1, session_id=self.sessions, request_id=7, moved_session_id=moved,
+            epoch=1,
+            session_id=self.sessions,
+            request_id=7,
+            moved_session_id=moved,
             route=[common_pb2.Hop(agent_id=agent)],
-        )  # fmt: skip
+        )
         if moved:
             self.moves[self.sessions] = moved
         self.plane.start(order)
@@ -137,9 +152,11 @@ class World:
             return
         last = position == len(TRUTH) - 1
         token = frame_pb2.SessionToken(
-            session_id=session_id, position=position, token_id=TRUTH[position],
+            session_id=session_id,
+            position=position,
+            token_id=TRUTH[position],
             finish_reason="length" if last else "",
-        )  # fmt: skip
+        )
         self.plane.tokens(frame_pb2.FrameHeader(session_tokens=[token]))
 
     async def happen(self, event: str, which: int) -> None:
@@ -236,8 +253,11 @@ def test_an_opening_that_a_broken_link_may_have_lost_is_told_to_the_scheduler_on
         assert world.wires.said("session_failed") == 0
         second(PartitionLost("nothing was acknowledged"))
         second(PartitionLost("nothing was acknowledged"))
-        [failed] = [each.session_failed for each in world.wires.messages
-                    if each.WhichOneof("kind") == "session_failed"]  # fmt: skip
+        [failed] = [
+            each.session_failed
+            for each in world.wires.messages
+            if each.WhichOneof("kind") == "session_failed"
+        ]
         assert (failed.session_id, failed.failure.reason) == (2, "PARTITION_LOST")
         assert failed.failure.retryable
         await world.start("agent")

@@ -62,8 +62,9 @@ async def test_a_gateway_that_comes_back_says_what_is_not_over(tmp_path: Path) -
         again = await stage.scheduler.hear("submit_session")
         answer = await said(stage)
         assert (answer.number, [each.request_id for each in answer.requests]) == (
-            0, [again.request_id]
-        )  # fmt: skip
+            0,
+            [again.request_id],
+        )
         await session.say("Hello!", finish="stop")
         await reading
 

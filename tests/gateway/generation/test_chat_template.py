@@ -185,8 +185,11 @@ async def test_expected_codecs_are_read_before_anyone_asks(tmp_path: Path) -> No
 
 async def test_files_that_make_no_sense_are_reported(tmp_path: Path) -> None:
     folder = text_model(tmp_path)
-    for name, text in (("tokenizer.json", "{}"), ("tokenizer_config.json", "[]"),
-                       ("chat_template.jinja", "{% if %}")):  # fmt: skip
+    for name, text in (
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "[]"),
+        ("chat_template.jinja", "{% if %}"),
+    ):
         kept = (folder / name).read_text()
         (folder / name).write_text(text)
         with pytest.raises(NoActivePlan):

@@ -354,8 +354,10 @@ async def test_a_new_scheduler_is_told_of_the_session_that_generates(tmp_path: P
 async def test_trace_and_spans_show_the_parts(tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
     async with generating(tmp_path, exporter=exporter, asked={"timings": True}) as (
-        stage, stream, first,
-    ):  # fmt: skip
+        stage,
+        stream,
+        first,
+    ):
         second = await moving(stage, first)
         await second.say("bc", finish="length")
         await stream.ends_with("abc")
@@ -366,9 +368,17 @@ async def test_trace_and_spans_show_the_parts(tmp_path: Path) -> None:
             )
         phases = ["agent.transfer", "agent.wait", "agent.compute", "agent.send"]
         assert [span.name for span in trace.spans] == [
-            "gateway.receive", "gateway.queue", "gateway.send", "gateway.first_token", *phases,
-            "gateway.move", "gateway.stall", *phases, "gateway.next_tokens", *phases,
-        ]  # fmt: skip
+            "gateway.receive",
+            "gateway.queue",
+            "gateway.send",
+            "gateway.first_token",
+            *phases,
+            "gateway.move",
+            "gateway.stall",
+            *phases,
+            "gateway.next_tokens",
+            *phases,
+        ]
         move, stall = (
             next(span for span in trace.spans if span.name == name)
             for name in ("gateway.move", "gateway.stall")

@@ -142,13 +142,17 @@ async def test_the_last_response_compares_measured_predicted_and_wanted(tmp_path
     async with text_stage(tmp_path, exporter=exporter, trace_sample_ratio=1.0) as stage:
         stage.agent.script = answering
         promising(
-            stage, first_token_slo_ns=60_000 * MS, per_token_slo_ns=1,
-            predicted_first_token_ns=10**12, predicted_per_token_ns=10**12,
-        )  # fmt: skip
+            stage,
+            first_token_slo_ns=60_000 * MS,
+            per_token_slo_ns=1,
+            predicted_first_token_ns=10**12,
+            predicted_per_token_ns=10**12,
+        )
         said = (await answer_of(stage)).objectives
         assert (said.time_to_first_token_slo_ns, said.time_per_output_token_slo_ns) == (
-            60_000 * MS, 1,
-        )  # fmt: skip
+            60_000 * MS,
+            1,
+        )
         assert 0 < said.time_to_first_token_ns < 5 * 10**9
         assert 0 < said.time_per_output_token_ns < 5 * 10**9
         assert said.predicted_time_to_first_token_ns == 10**12

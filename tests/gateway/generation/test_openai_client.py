@@ -71,8 +71,10 @@ async def test_chat_and_completion_answer_whole(running: TextStage) -> None:
         (choice,) = chat.choices
         assert (choice.message.role, choice.message.content) == ("assistant", "Hello!")
         assert (choice.finish_reason, chat.model, chat.object) == (
-            "stop", "tiny", "chat.completion",
-        )  # fmt: skip
+            "stop",
+            "tiny",
+            "chat.completion",
+        )
         assert chat.id.startswith("chatcmpl-")
         assert chat.usage is not None
         assert (chat.usage.completion_tokens, chat.usage.total_tokens) == (7, 28)
@@ -106,10 +108,12 @@ async def test_chat_and_completion_stream(running: TextStage) -> None:
         parts = [
             chunk
             async for chunk in await client.completions.create(
-                model="tiny", prompt="x", stream=True,
+                model="tiny",
+                prompt="x",
+                stream=True,
                 stream_options={"include_usage": False, "continuous_usage_stats": True},
             )
-        ]  # fmt: skip
+        ]
         assert "".join(part.choices[0].text for part in parts) == "Hello!"
         assert parts[-1].usage is not None
         assert parts[-1].usage.completion_tokens == 7
@@ -142,11 +146,23 @@ async def test_parameters_reach_the_agent(running: TextStage) -> None:
         assert (usual.temperature, usual.top_p, usual.top_k) == (1.0, 1.0, 0)
         assert usual.max_tokens == 512 - 21, "a chat may go on as long as there is room"
         got = await sampling(
-            max_completion_tokens=9, max_tokens=5, temperature=0, top_p=0.5, seed=-1,
-            presence_penalty=1, frequency_penalty=-1, logit_bias={"7": -100, "0": 1.5},
-            extra_body={"top_k": 3, "min_p": 0.25, "min_tokens": 2, "ignore_eos": True,
-                        "repetition_penalty": 1.5, "something_else": {"x": 1}},
-        )  # fmt: skip
+            max_completion_tokens=9,
+            max_tokens=5,
+            temperature=0,
+            top_p=0.5,
+            seed=-1,
+            presence_penalty=1,
+            frequency_penalty=-1,
+            logit_bias={"7": -100, "0": 1.5},
+            extra_body={
+                "top_k": 3,
+                "min_p": 0.25,
+                "min_tokens": 2,
+                "ignore_eos": True,
+                "repetition_penalty": 1.5,
+                "something_else": {"x": 1},
+            },
+        )
         assert (got.max_tokens, got.min_tokens, got.temperature, got.top_p) == (9, 2, 0, 0.5)
         assert (got.top_k, got.repetition_penalty, got.ignore_eos) == (3, 1.5, True)
         assert (got.presence_penalty, got.frequency_penalty) == (1, -1)
@@ -204,13 +220,22 @@ WRONG = [
     ("messages", {"messages": []}),
     ("messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
     ("messages[0].content", {"messages": [{"role": "user"}]}),
-    ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [
-        {"type": "image_url", "image_url": {"url": "http://x"}}]}]}),
+    (
+        "messages[0].content[0].type",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "http://x"}}],
+                }
+            ]
+        },
+    ),
     ("messages[0].tool_calls", {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}),
     ("chat_template_kwargs", {"extra_body": {"chat_template_kwargs": {"messages": []}}}),
     ("x-slo-ttft-ms", {"extra_headers": {"x-slo-ttft-ms": "fast"}}),
     ("x-deadline-ms", {"extra_headers": {"x-deadline-ms": "-1"}}),
-]  # fmt: skip
+]
 
 
 async def test_what_cannot_be_honoured_is_refused_by_name(running: TextStage) -> None:
@@ -221,12 +246,17 @@ async def test_what_cannot_be_honoured_is_refused_by_name(running: TextStage) ->
             error = raised.value
             assert (error.param, error.type) == (param, "invalid_request_error"), asked
         for param, asked in [
-            ("echo", {"echo": True}), ("suffix", {"suffix": "x"}), ("logprobs", {"logprobs": 0}),
-            ("best_of", {"best_of": 2}), ("prompt", {"prompt": ["a", "b"]}),
-            ("prompt", {"prompt": ""}), ("prompt", {"prompt": [1, 1000]}),
-            ("prompt", {"prompt": [1, "a"]}), ("prompt", {"prompt": [[1], [2]]}),
+            ("echo", {"echo": True}),
+            ("suffix", {"suffix": "x"}),
+            ("logprobs", {"logprobs": 0}),
+            ("best_of", {"best_of": 2}),
+            ("prompt", {"prompt": ["a", "b"]}),
+            ("prompt", {"prompt": ""}),
+            ("prompt", {"prompt": [1, 1000]}),
+            ("prompt", {"prompt": [1, "a"]}),
+            ("prompt", {"prompt": [[1], [2]]}),
             ("model", {"model": "toy"}),
-        ]:  # fmt: skip
+        ]:
             with pytest.raises(openai.BadRequestError) as raised:
                 await client.completions.create(**({"model": "tiny", "prompt": "a"} | asked))
             assert raised.value.param == param, asked
@@ -236,10 +266,19 @@ async def test_what_cannot_be_honoured_is_refused_by_name(running: TextStage) ->
 async def test_harmless_forms_of_what_is_not_offered_are_ignored(running: TextStage) -> None:
     async with client_of(running) as client:
         answer = await client.chat.completions.create(
-            **ASKED, n=1, logprobs=False, tools=[], tool_choice="none", user="me",
-            response_format={"type": "text"}, modalities=["text"], logit_bias={},
-            metadata={"a": "b"}, store=False, parallel_tool_calls=False,
-        )  # fmt: skip
+            **ASKED,
+            n=1,
+            logprobs=False,
+            tools=[],
+            tool_choice="none",
+            user="me",
+            response_format={"type": "text"},
+            modalities=["text"],
+            logit_bias={},
+            metadata={"a": "b"},
+            store=False,
+            parallel_tool_calls=False,
+        )
         assert answer.choices[0].message.content == "Hello!"
 
 
@@ -248,8 +287,11 @@ async def test_errors_are_typed(running: TextStage, tmp_path: Path) -> None:
         with pytest.raises(openai.NotFoundError) as missing:
             await client.chat.completions.create(model="gpt-4", messages=SAID)
         assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-        for asked in ({"messages": [{"role": "user", "content": "a" * 600}]}, {"max_tokens": 500},
-                      {"messages": [{"role": "user", "content": "a" * 90_000}]}):  # fmt: skip
+        for asked in (
+            {"messages": [{"role": "user", "content": "a" * 600}]},
+            {"max_tokens": 500},
+            {"messages": [{"role": "user", "content": "a" * 90_000}]},
+        ):
             with pytest.raises(openai.BadRequestError) as too_long:
                 await client.chat.completions.create(**(ASKED | asked))
             assert too_long.value.code == "context_length_exceeded"
@@ -380,8 +422,11 @@ async def test_what_is_generated_is_counted(running: TextStage) -> None:
     assert value("catenary_generation_tokens_total") == 7
     assert value("catenary_generations_total", finished_reason="stop") == 1
     assert value("catenary_inter_token_latency_seconds_count") == 6
-    labels = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "catenary",
-              "gen_ai_request_model": "tiny:1"}  # fmt: skip
+    labels = {
+        "gen_ai_operation_name": "chat",
+        "gen_ai_provider_name": "catenary",
+        "gen_ai_request_model": "tiny:1",
+    }
     for name in ("time_to_first_token", "time_per_output_token"):
         assert registry.get_sample_value(f"gen_ai_server_{name}_seconds_count", labels) == 1
     labels["error_type"] = ""
@@ -454,10 +499,15 @@ HALF_CHARACTER = json.dumps(
 
 async def test_bodies_that_make_no_sense_are_refused(running: TextStage) -> None:
     async with aiohttp.ClientSession() as session:
-        for body, status in ((b"", 400), (b"[]", 400), (b"{", 400), (b"[" * 100_000, 400),
-                             (b'{"model": 5}', 400), (HALF_CHARACTER, 400),
-                             (json.dumps(ASKED | {"prompt": "a", "stop": "\ud800"}).encode(), 400),
-                             ):  # fmt: skip
+        for body, status in (
+            (b"", 400),
+            (b"[]", 400),
+            (b"{", 400),
+            (b"[" * 100_000, 400),
+            (b'{"model": 5}', 400),
+            (HALF_CHARACTER, 400),
+            (json.dumps(ASKED | {"prompt": "a", "stop": "\ud800"}).encode(), 400),
+        ):
             for path in ("chat/completions", "completions"):
                 async with session.post(f"{running.http}/v1/{path}", data=body) as answer:
                     assert answer.status == status

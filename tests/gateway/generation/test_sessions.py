@@ -122,9 +122,13 @@ async def test_a_chat_is_put_into_the_models_words(tmp_path: Path) -> None:
         opening = stage.agent.frames[0].session_rows[0].opening
         begin, end = 0, 1
         assert list(opening.token_ids) == [
-            begin, *tokens_of("user\nhi"), end, *tokens_of("\n"),
-            begin, *tokens_of("assistant\n"),
-        ]  # fmt: skip
+            begin,
+            *tokens_of("user\nhi"),
+            end,
+            *tokens_of("\n"),
+            begin,
+            *tokens_of("assistant\n"),
+        ]
         assert opening.sampling.max_tokens == 512 - len(opening.token_ids)
         assert opening.sampling.HasField("seed"), "the gateway chooses one"
 
@@ -469,10 +473,20 @@ async def test_timings_tell_of_every_token_and_the_trace_of_the_whole(tmp_path: 
             )
         assert (trace.model, trace.outcome) == ("tiny:1", "OK")
         assert [span.name for span in trace.spans] == [
-            "gateway.receive", "gateway.queue", "gateway.send", "gateway.first_token",
-            "agent.transfer", "agent.wait", "agent.compute", "agent.send", "gateway.next_tokens",
-            "agent.transfer", "agent.wait", "agent.compute", "agent.send",
-        ]  # fmt: skip
+            "gateway.receive",
+            "gateway.queue",
+            "gateway.send",
+            "gateway.first_token",
+            "agent.transfer",
+            "agent.wait",
+            "agent.compute",
+            "agent.send",
+            "gateway.next_tokens",
+            "agent.transfer",
+            "agent.wait",
+            "agent.compute",
+            "agent.send",
+        ]
         sums = [span.duration_ns for span in trace.spans if span.name == "agent.compute"]
         assert sums == [2000, 6 * 2000]
         assert not exporter.get_finished_spans(), "timed, but not sampled"

@@ -14,21 +14,55 @@ from catenary_gateway.tensors.json_documents import document_of
 from catenary_services.errors import InvalidInput
 
 FIELDS = (
-    "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p",
-    "top_k", "n", "best_of", "stream", "stream_options", "stop", "seed", "logprobs", "tools",
-    "min_tokens", "ignore_eos", "priority", "response_format", "echo", "suffix", "logit_bias",
-    "repetition_penalty", "presence_penalty", "min_p", "chat_template_kwargs", "whatever",
-)  # fmt: skip
+    "model",
+    "messages",
+    "prompt",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "n",
+    "best_of",
+    "stream",
+    "stream_options",
+    "stop",
+    "seed",
+    "logprobs",
+    "tools",
+    "min_tokens",
+    "ignore_eos",
+    "priority",
+    "response_format",
+    "echo",
+    "suffix",
+    "logit_bias",
+    "repetition_penalty",
+    "presence_penalty",
+    "min_p",
+    "chat_template_kwargs",
+    "whatever",
+)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
     | st.sampled_from(["user", "text", "role", "content"]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "x"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "x"]), inner, max_size=3
+        )
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 MEANT = {
-    "model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x",
-}  # fmt: skip
+    "model": "m",
+    "messages": [{"role": "user", "content": "x"}],
+    "prompt": "x",
+}
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6), st.booleans(), st.booleans())
@@ -65,10 +99,20 @@ def test_the_lowest_priority_number_goes_first_as_with_vllm() -> None:
 @pytest.mark.parametrize(
     "bias",
     [
-        {"x": 1}, {"-1": 1}, {"1.5": 1}, {"\u0661": 1}, {"1": "2"}, {"1": True}, {"1": 101},
-        {"1": None}, {"1": 1, "01": 2}, {str(token): 1 for token in range(1025)}, [1], {"9" * 11: 1},
+        {"x": 1},
+        {"-1": 1},
+        {"1.5": 1},
+        {"\u0661": 1},
+        {"1": "2"},
+        {"1": True},
+        {"1": 101},
+        {"1": None},
+        {"1": 1, "01": 2},
+        {str(token): 1 for token in range(1025)},
+        [1],
+        {"9" * 11: 1},
     ],
-)  # fmt: skip
+)
 def test_a_wrong_bias_is_refused_by_its_name(bias: object) -> None:
     with pytest.raises(InvalidInput) as caught:
         chat_of(MEANT | {"logit_bias": bias})

@@ -51,16 +51,24 @@ Reader = Callable[[ModelRepository, ModelKey], None]
 READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
     "onnx": (
         by_onnx,
-        ("model.yaml", "decoder.json", "model.safetensors", "onnx-fp32/model.onnx",
-         "onnx-fp32/model.onnx.data", RECORD_FILE),
+        (
+            "model.yaml",
+            "decoder.json",
+            "model.safetensors",
+            "onnx-fp32/model.onnx",
+            "onnx-fp32/model.onnx.data",
+            RECORD_FILE,
+        ),
     ),
     "torch": (
-        by_torch, ("model.yaml", "decoder.json", "model.safetensors", "config.json", RECORD_FILE)
+        by_torch,
+        ("model.yaml", "decoder.json", "model.safetensors", "config.json", RECORD_FILE),
     ),
     "gateway": (
-        by_gateway, ("tokenizer.json", "tokenizer_config.json", "config.json", RECORD_FILE)
+        by_gateway,
+        ("tokenizer.json", "tokenizer_config.json", "config.json", RECORD_FILE),
     ),
-}  # fmt: skip
+}
 
 
 def copied(target: Path) -> tuple[ModelRepository, ModelKey]:
@@ -86,9 +94,12 @@ def test_an_unaltered_copy_is_loaded(tmp_path: Path, reader: str) -> None:
 )
 @given(data=st.data(), share=st.floats(0, 1), bits=st.integers(1, 255))
 def test_a_copy_with_one_byte_altered_is_not_loaded(
-    tmp_path_factory: pytest.TempPathFactory, reader: str, data: st.DataObject, share: float,
+    tmp_path_factory: pytest.TempPathFactory,
+    reader: str,
+    data: st.DataObject,
+    share: float,
     bits: int,
-) -> None:  # fmt: skip
+) -> None:
     load, files = READERS[reader]
     repository, key = copied(tmp_path_factory.mktemp("altered") / "models")
     name = data.draw(st.sampled_from(files))

@@ -23,14 +23,27 @@ from decoder_ring import DecoderRing
 
 KEY = ModelKey("llama-2-7b", "1")
 TABLE = DecoderTable(
-    model_hash="0" * 64, blocks=8, hidden_size=16, attention_heads=4, key_value_heads=2,
-    head_size=4, vocabulary_size=50, context_tokens=64, end_token_ids=(2, 11), block_bytes=1000,
-    embedding_bytes=3200, head_bytes=3300, cache_bytes_per_token=64,
-)  # fmt: skip
+    model_hash="0" * 64,
+    blocks=8,
+    hidden_size=16,
+    attention_heads=4,
+    key_value_heads=2,
+    head_size=4,
+    vocabulary_size=50,
+    context_tokens=64,
+    end_token_ids=(2, 11),
+    block_bytes=1000,
+    embedding_bytes=3200,
+    head_bytes=3300,
+    cache_bytes_per_token=64,
+)
 TIMES = {
-    "prefill_ns": 1000, "prefill_token_ns": 200, "decode_ns": 5000, "decode_session_ns": 300,
+    "prefill_ns": 1000,
+    "prefill_token_ns": 200,
+    "decode_ns": 5000,
+    "decode_session_ns": 300,
     "head_blocks": 2,
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -38,10 +51,14 @@ def repository(tmp_path: Path) -> ModelRepository:
     made = ModelRepository(tmp_path / "models")
     made.write_manifest(
         ModelManifest(
-            key=KEY, platform="decoder", file="model.safetensors", slo_ns=1, max_batch=4,
+            key=KEY,
+            platform="decoder",
+            file="model.safetensors",
+            slo_ns=1,
+            max_batch=4,
             float16_boundaries=False,
         )
-    )  # fmt: skip
+    )
     made.write_decoder_table(KEY, TABLE)
     made.write_block_table(KEY, block_table(TABLE, (800,) * 7 + (1600,)))
     return made

@@ -45,10 +45,12 @@ def worker() -> Iterator[None]:
 
 def ring(repository: ModelRepository, key: ModelKey, *cuts: int) -> DecoderRing:
     edges = [0, *cuts, LAYERS]
-    return DecoderRing([
-        OnnxDecoder(repository, PartitionKey(key, a, b), CacheLayout((b - a) * 3, 64, (a,)))
-        for a, b in pairwise(edges)
-    ])  # fmt: skip
+    return DecoderRing(
+        [
+            OnnxDecoder(repository, PartitionKey(key, a, b), CacheLayout((b - a) * 3, 64, (a,)))
+            for a, b in pairwise(edges)
+        ]
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

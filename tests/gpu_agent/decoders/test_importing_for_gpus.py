@@ -49,13 +49,18 @@ def repository(tmp_path: Path) -> ModelRepository:
 
 def ring(repository: ModelRepository, layers: int, *cuts: int) -> DecoderRing:
     device = Device.parse("cpu")
-    return DecoderRing([
-        load_decoder(
-            repository, PartitionKey(KEY, a, b), device, CacheLayout((b - a) * 3, 64, (a,)),
-            library="torch",
-        )
-        for a, b in pairwise([0, *cuts, layers])
-    ])  # fmt: skip
+    return DecoderRing(
+        [
+            load_decoder(
+                repository,
+                PartitionKey(KEY, a, b),
+                device,
+                CacheLayout((b - a) * 3, 64, (a,)),
+                library="torch",
+            )
+            for a, b in pairwise([0, *cuts, layers])
+        ]
+    )
 
 
 def test_shards_are_linked_and_agents_read_what_they_need(
@@ -105,8 +110,10 @@ def test_nothing_is_built_and_no_library_of_graphs_is_asked_for(
     told = list[str]()
     import_decoder(repository, tmp_path / "source", KEY, GPU, told.append)
     assert told == [
-        "checking the weights", "taking over the weights", "recording what the files are"
-    ]  # fmt: skip
+        "checking the weights",
+        "taking over the weights",
+        "recording what the files are",
+    ]
 
 
 def test_a_family_without_graph_is_imported_for_gpus_only(
@@ -202,9 +209,16 @@ def broken(source: Path, what: str) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    ["ends within", "ends behind", "is missing or outside", "which is", "is in",
-     "is not in the model's files", "is no index"],
-)  # fmt: skip
+    [
+        "ends within",
+        "ends behind",
+        "is missing or outside",
+        "which is",
+        "is in",
+        "is not in the model's files",
+        "is no index",
+    ],
+)
 def test_weights_that_do_not_fit_are_refused_and_leave_nothing(
     what: str, tmp_path: Path, repository: ModelRepository
 ) -> None:

@@ -73,9 +73,7 @@ def decoder(
 
 def ring(repository: ModelRepository, cuts: tuple[int, ...], sessions: int = 8) -> DecoderRing:
     edges = [0, *cuts, LAYERS]
-    return DecoderRing([
-        decoder(repository, a, b, sessions * (b - a)) for a, b in pairwise(edges)
-    ])  # fmt: skip
+    return DecoderRing([decoder(repository, a, b, sessions * (b - a)) for a, b in pairwise(edges)])
 
 
 @pytest.mark.parametrize("cuts", [(), (3,), (1, 5), (1, 2, 3, 5)], ids=str)

@@ -50,8 +50,9 @@ def row_by_row_and_again(executor: TorchDecoder) -> float:
     """Returns how far logits of tokens that come one by one are from those of chunks."""
     tokens = np.random.default_rng(5).integers(3, VOCABULARY, TOKENS)
     executor.open_session(1, 0)
-    rows = [executor.step([StepItem(1, at, tokens[at : at + 1], "logits")])[0]
-            for at in range(TOKENS)]  # fmt: skip
+    rows = [
+        executor.step([StepItem(1, at, tokens[at : at + 1], "logits")])[0] for at in range(TOKENS)
+    ]
     differences = []
     for end in range(8, TOKENS + 1, 4):
         executor.open_session(2, 0)

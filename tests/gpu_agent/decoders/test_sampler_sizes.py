@@ -47,12 +47,19 @@ from tiny_decoders import LAYERS, make_tiny_decoder
 VOCABULARY = 32_000
 PYTHON_BYTES = 10_000
 PENALTIES: dict[str, Any] = {
-    "repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2,
-}  # fmt: skip
+    "repetition_penalty": 1.2,
+    "frequency_penalty": 0.3,
+    "presence_penalty": 0.2,
+}
 ALL: dict[str, Any] = {
-    "temperature": 2.0, "top_k": 20_000, "top_p": 0.99, "min_p": 1e-6, "min_tokens": 50,
-    "logit_bias": tuple((token, 0.5) for token in range(MAX_BIASED_TOKENS)), **PENALTIES,
-}  # fmt: skip
+    "temperature": 2.0,
+    "top_k": 20_000,
+    "top_p": 0.99,
+    "min_p": 1e-6,
+    "min_tokens": 50,
+    "logit_bias": tuple((token, 0.5) for token in range(MAX_BIASED_TOKENS)),
+    **PENALTIES,
+}
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "greedy with penalties": PENALTIES,

@@ -234,9 +234,14 @@ def test_counts_kept_on_a_device_follow_their_sessions() -> None:
     def session(number: int) -> Sampler:
         history = tuple(rng.integers(0, 200, 20).tolist())
         return sampler_of(
-            history, 12, temperature=1.0, seed=number, repetition_penalty=1.4,
-            presence_penalty=0.5, frequency_penalty=1.5,
-        )  # fmt: skip
+            history,
+            12,
+            temperature=1.0,
+            seed=number,
+            repetition_penalty=1.4,
+            presence_penalty=0.5,
+            frequency_penalty=1.5,
+        )
 
     open_sessions = {number: session(number) for number in range(3)}
     for number in range(3, 40):

@@ -119,8 +119,14 @@ def test_exported_rows_are_as_large_as_the_table_says(
 Step = tuple[int, int, int]
 """Sessions that generate, tokens of a prompt, and what each has cached before."""
 STEPS: list[Step] = [
-    (1, 0, 0), (24, 0, 0), (24, 0, 200), (0, 48, 0), (0, 200, 0), (0, 96, 200), (12, 96, 150),
-]  # fmt: skip
+    (1, 0, 0),
+    (24, 0, 0),
+    (24, 0, 200),
+    (0, 48, 0),
+    (0, 200, 0),
+    (0, 96, 200),
+    (12, 96, 150),
+]
 LARGE: list[Step] = [(0, 200, 0), (0, 96, 200), (12, 96, 150)]
 """Large enough for scratch memory not to matter."""
 
@@ -359,9 +365,14 @@ def test_what_decoders_run_with(
 
 
 CONFIG = {
-    "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "vocab_size": 32, "max_position_embeddings": 64, "intermediate_size": 16,
-}  # fmt: skip
+    "num_hidden_layers": 2,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 32,
+    "max_position_embeddings": 64,
+    "intermediate_size": 16,
+}
 
 
 def test_a_table_is_made_without_any_graph(tmp_path: Path) -> None:

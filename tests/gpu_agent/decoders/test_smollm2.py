@@ -66,10 +66,14 @@ def expected(repository: ModelRepository, chats: dict[int, list[int]]) -> dict[i
 def ring(request: pytest.FixtureRequest, repository: ModelRepository) -> Iterator[DecoderRing]:
     edges = [0, *request.param, 30]
     device = Device.parse("cpu")
-    made = DecoderRing([
-        load_decoder(repository, PartitionKey(KEY, a, b), device, CacheLayout(4 * (b - a), 128, (a,)))
-        for a, b in pairwise(edges)
-    ])  # fmt: skip
+    made = DecoderRing(
+        [
+            load_decoder(
+                repository, PartitionKey(KEY, a, b), device, CacheLayout(4 * (b - a), 128, (a,))
+            )
+            for a, b in pairwise(edges)
+        ]
+    )
     yield made
     made.close_all()
 

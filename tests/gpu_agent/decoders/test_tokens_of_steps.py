@@ -161,11 +161,15 @@ def test_another_precision_may_be_asked_for() -> None:
     repository, key, _ = imported_llama()
     made = [
         TorchDecoder(
-            repository, PartitionKey(key, 0, LAYERS), Device("cpu"), CacheLayout(12, 64, (0,)), 1,
+            repository,
+            PartitionKey(key, 0, LAYERS),
+            Device("cpu"),
+            CacheLayout(12, 64, (0,)),
+            1,
             dtype,
         )
         for dtype in ("auto", "bfloat16")
-    ]  # fmt: skip
+    ]
     # Angles of positions are float32 in both.
     assert [2 * size for size in made[1].sizes.block_bytes] == list(made[0].sizes.block_bytes)
     assert made[1].memory_bytes == made[1].sizes.weight_bytes(0, LAYERS)

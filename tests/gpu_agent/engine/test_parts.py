@@ -154,8 +154,12 @@ async def test_sampled_requests_get_a_hop_with_its_phases_and_others_get_nothing
     spans = {span.name: span for span in exporter.get_finished_spans()}
     await asyncio.to_thread(tracer.shutdown)
     assert set(spans) == {
-        "agent.hop", "agent.transfer", "agent.wait", "agent.compute", "agent.send"
-    }  # fmt: skip
+        "agent.hop",
+        "agent.transfer",
+        "agent.wait",
+        "agent.compute",
+        "agent.send",
+    }
     hop = spans["agent.hop"]
     assert f"{hop.parent.span_id:016x}" == "cd" * 8
     assert f"{hop.context.trace_id:032x}" == "ab" * 16

@@ -52,11 +52,13 @@ def chain(
     edges = [0, *cuts, repository.block_table(key).blocks]
     return [
         load_executor(
-            repository, PartitionKey(key, a, b), device=Device.parse("cpu"),
+            repository,
+            PartitionKey(key, a, b),
+            device=Device.parse("cpu"),
             float16_boundaries=float16,
         )
         for a, b in itertools.pairwise(edges)
-    ]  # fmt: skip
+    ]
 
 
 def run(executors: list[Executor], value: np.ndarray) -> np.ndarray:
@@ -139,9 +141,12 @@ def test_inputs_that_do_not_fit_are_named(repository: ModelRepository, key: Mode
     name = first.inputs[0].name
     good = np.zeros((1, 3, 224, 224), np.float32)
     for bad in (
-        good.astype(np.float64), good[0], good[:, :2], np.zeros((1, 3, 224, 225), np.float32),
+        good.astype(np.float64),
+        good[0],
+        good[:, :2],
+        np.zeros((1, 3, 224, 225), np.float32),
         np.zeros((0, 3, 224, 224), np.float32),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InvalidInput) as caught:
             first.run([bad])
         assert caught.value.field == name
@@ -182,15 +187,19 @@ def test_what_does_not_exist_is_refused(repository: ModelRepository) -> None:
             )
     with pytest.raises(ModelNotFound):
         load_executor(
-            repository, PartitionKey(ModelKey("none", "1"), 0, 1), device=cpu,
+            repository,
+            PartitionKey(ModelKey("none", "1"), 0, 1),
+            device=cpu,
             float16_boundaries=True,
-        )  # fmt: skip
+        )
     for key in (KEY, TORCH):
         with pytest.raises(NotSupported, match="cuda:99"):
             load_executor(
-                repository, PartitionKey(key, 0, 1), device=Device.parse("cuda:99"),
+                repository,
+                PartitionKey(key, 0, 1),
+                device=Device.parse("cuda:99"),
                 float16_boundaries=True,
-            )  # fmt: skip
+            )
 
 
 def test_what_is_no_image_is_refused(tmp_path: Path) -> None:

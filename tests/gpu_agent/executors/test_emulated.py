@@ -92,8 +92,9 @@ def test_a_profile_names_partitions_or_blocks(repository: ModelRepository, tmp_p
     assert measure(load(repository, 0, 1, device), 1) == (2 * MS,)
 
 
-@pytest.mark.parametrize("text", ["no json", "[]", '{"net": 1}', '{"net": {"0": []}}',
-                                  '{"net": {"0": [-1]}}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["no json", "[]", '{"net": 1}', '{"net": {"0": []}}', '{"net": {"0": [-1]}}']
+)
 def test_a_bad_profile_is_refused(repository: ModelRepository, tmp_path: Path, text: str) -> None:
     profile = tmp_path / "bad.json"
     profile.write_text(text)
@@ -114,8 +115,10 @@ def test_devices_are_parsed() -> None:
     assert (Device.parse("cuda:3").kind, Device.parse("cuda:3").index) == ("cuda", 3)
     assert Device.parse("emulated:p4").device_class == "p4"
     assert [str(Device.parse(t)) for t in ("cpu", "cuda:1", "emulated:v100")] == [
-        "cpu", "cuda:1", "emulated:v100",
-    ]  # fmt: skip
+        "cpu",
+        "cuda:1",
+        "emulated:v100",
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "gpu", "cuda:", "cuda:x", "emulated", "emulated:", "cpu:0"])

@@ -33,9 +33,11 @@ def test_tensorrt_is_used_only_with_a_folder_for_its_engines(tmp_path: Path) -> 
     assert trt[0] == TENSORRT
     assert trt[1] == {
         "device_id": "1",
-        "trt_engine_cache_enable": "1", "trt_engine_cache_path": str(tmp_path),
-        "trt_timing_cache_enable": "1", "trt_timing_cache_path": str(tmp_path),
-    }  # fmt: skip
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": str(tmp_path),
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": str(tmp_path),
+    }
     assert (cuda, last) == (without[0], CPU)
     # A folder alone installs nothing.
     assert choose_providers(GPU, 0, tmp_path, [CUDA, CPU]) == without
@@ -44,8 +46,10 @@ def test_tensorrt_is_used_only_with_a_folder_for_its_engines(tmp_path: Path) -> 
 def test_a_share_of_a_gpu_is_capped_beside_what_is_tuned() -> None:
     (_, options), _ = choose_providers(Device("cuda", 0, virtual_level=2), 100, None, [CUDA, CPU])
     assert options == {
-        "device_id": "0", "gpu_mem_limit": "50", "cudnn_conv_algo_search": "HEURISTIC",
-    }  # fmt: skip
+        "device_id": "0",
+        "gpu_mem_limit": "50",
+        "cudnn_conv_algo_search": "HEURISTIC",
+    }
 
 
 def test_the_wheel_for_cpus_is_refused_on_a_gpu() -> None:

@@ -45,9 +45,11 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelReposito
     made = ModelRepository(tmp_path)
     made.write_manifest(ModelManifest(KEY, "pytorch_exported", "model.pt2", 10**9, 8, True))
     program = torch.export.export(
-        Masked().eval(), (torch.zeros(2, 6, 16),),
-        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=False,
-    )  # fmt: skip
+        Masked().eval(),
+        (torch.zeros(2, 6, 16),),
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+        strict=False,
+    )
     torch.export.save(program, made.model_file(KEY))
     return made
 
@@ -96,7 +98,9 @@ def run(
     values = [value]
     for first, last in itertools.pairwise([0, *cuts, repository.block_table(KEY).blocks]):
         values = load_executor(
-            repository, PartitionKey(KEY, first, last), device=Device.parse("cpu"),
+            repository,
+            PartitionKey(KEY, first, last),
+            device=Device.parse("cpu"),
             float16_boundaries=float16,
-        ).run(values)  # fmt: skip
+        ).run(values)
     return values[0]

@@ -454,7 +454,8 @@ async def test_what_goes_wrong_around_a_step_costs_one_session(rings, monkeypatc
     await caller.open(3, opening(ONE, PROMPT, max_tokens=3))
     failures = await node.told.wait_for("session_failed", 2)
     assert {(each.session_id, each.failure.reason) for each in failures} == {
-        (1, "INTERNAL"), (2, "INTERNAL"),
-    }  # fmt: skip
+        (1, "INTERNAL"),
+        (2, "INTERNAL"),
+    }
     assert await caller.finished(3) == undisturbed(PROMPT, 3)
     await rings.all_free()

@@ -40,8 +40,9 @@ async def test_frames_of_a_while_are_one_message():
     await until(lambda: told)
     (message,) = [each.message().caches_sent for each in told]
     assert [(each.peer_id, each.bytes, each.sending_ns) for each in message.links] == [
-        ("a", 11, 15), ("b", 1, 2),
-    ]  # fmt: skip
+        ("a", 11, 15),
+        ("b", 1, 2),
+    ]
     sent.add("a", 9, 9)
     await until(lambda: len(told) == 2)
     assert [each.bytes for each in told[1].message().caches_sent.links] == [9]

@@ -263,10 +263,15 @@ def cache_frame(session_id: int, span: tuple[int, int, int, int], datatype: str 
         kind=frame_pb2.FRAME_KIND_SESSION_CACHE,
         epoch=1,
         cache=frame_pb2.SessionCache(
-            session_id=session_id, first_block=first_block, last_block=last_block,
-            first_token=first_token, last_token=last_token, datatype=datatype, **more,
+            session_id=session_id,
+            first_block=first_block,
+            last_block=last_block,
+            first_token=first_token,
+            last_token=last_token,
+            datatype=datatype,
+            **more,
         ),
-    )  # fmt: skip
+    )
 
 
 def rows_of(blocks: int, tokens: int) -> np.ndarray:

@@ -20,9 +20,13 @@ from catenary_services.errors import InvalidInput
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.integers(0, 5), st.integers(1, 9), st.integers(0, 50), st.integers(1, 90),
-    st.integers(1, 64), st.integers(1, 5000),
-)  # fmt: skip
+    st.integers(0, 5),
+    st.integers(1, 9),
+    st.integers(0, 50),
+    st.integers(1, 90),
+    st.integers(1, 64),
+    st.integers(1, 5000),
+)
 def test_pieces_are_bounded_and_come_in_order_without_gap(first, blocks, start, tokens, row, most):
     span = CacheSpan(first, first + blocks, start, start + tokens)
     waits = CacheIntake(first, first + blocks, start + tokens)

@@ -61,9 +61,12 @@ def with_weights(path: Path) -> onnx.ModelProto:
             continue
         repeats = np.array([-(-size // _PERIOD)], np.int64)
         for part, array in (
-            ("base", base), ("repeats", repeats), ("start", np.array([0], np.int64)),
-            ("end", np.array([size], np.int64)), ("shape", np.array(shape, np.int64)),
-        ):  # fmt: skip
+            ("base", base),
+            ("repeats", repeats),
+            ("start", np.array([0], np.int64)),
+            ("end", np.array([size], np.int64)),
+            ("shape", np.array(shape, np.int64)),
+        ):
             graph.initializer.append(numpy_helper.from_array(array, f"{name}/{part}"))
         nodes += [
             helper.make_node("Tile", [f"{name}/base", f"{name}/repeats"], [f"{name}/tiled"]),

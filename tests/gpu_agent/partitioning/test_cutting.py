@@ -41,9 +41,13 @@ def graphs(draw: st.DrawFn, largest: int = 9) -> CutGraph:
         else st.just(frozenset())
     )
     return CutGraph(
-        inputs, outputs, tuple(nodes), sizes, bonds,
+        inputs,
+        outputs,
+        tuple(nodes),
+        sizes,
+        bonds,
         draw(st.frozensets(st.sampled_from(values), max_size=1)),
-    )  # fmt: skip
+    )
 
 
 def crossing_by_definition(graph: CutGraph, position: int) -> set[str]:

@@ -18,12 +18,19 @@ from catenary_services.model_repository import ModelRepository
 
 CPU = Device.parse("cpu")
 LIGHT = (
-    "light_resnet50", "light_densenet121", "light_inception_v1", "light_inception_v2",
-    "light_squeezenet", "light_shufflenet", "light_vgg19",
-)  # fmt: skip
+    "light_resnet50",
+    "light_densenet121",
+    "light_inception_v1",
+    "light_inception_v2",
+    "light_squeezenet",
+    "light_shufflenet",
+    "light_vgg19",
+)
 OCR = (
-    "PP-OCRv6_det_small", "PP-OCRv6_rec_small", "ch_ppocr_mobile_v2.0_cls_mobile",
-)  # fmt: skip
+    "PP-OCRv6_det_small",
+    "PP-OCRv6_rec_small",
+    "ch_ppocr_mobile_v2.0_cls_mobile",
+)
 ALL = (*LIGHT, *OCR)
 HEAVY = {"light_vgg19": 4, "light_densenet121": 3, "light_resnet50": 3}
 """Of these the default suite tries one cut in so many; a run of one takes seconds."""

@@ -120,9 +120,12 @@ def test_a_part_that_changes_while_it_is_loaded_is_not_served(tmp_path: Path) ->
 
 def test_another_source_cut_library_or_cutter_is_another_part(tmp_path: Path) -> None:
     names = {
-        NAME, PartName("2" * 64, "1" * 64, "test"), PartName("0" * 64, "2" * 64, "test"),
-        PartName("0" * 64, "1" * 64, "other"), PartName("0" * 64, "1" * 64, "test", 99),
-    }  # fmt: skip
+        NAME,
+        PartName("2" * 64, "1" * 64, "test"),
+        PartName("0" * 64, "2" * 64, "test"),
+        PartName("0" * 64, "1" * 64, "other"),
+        PartName("0" * 64, "1" * 64, "test", 99),
+    }
     assert len({name.folder for name in names}) == 5
     assert all(use(tmp_path, name) == (WHOLE, True) for name in names)
     assert all(use(tmp_path, name) == (WHOLE, False) for name in names)

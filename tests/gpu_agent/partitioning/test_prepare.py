@@ -33,15 +33,20 @@ def _blocks_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "SMALLEST_BLOCK_NS", 1.0)
 
 
-def repository_of(folder: Path, nodes: Sequence[onnx.NodeProto], shape: list[object],
-                  weights: dict[str, np.ndarray] | None = None) -> ModelRepository:  # fmt: skip
+def repository_of(
+    folder: Path,
+    nodes: Sequence[onnx.NodeProto],
+    shape: list[object],
+    weights: dict[str, np.ndarray] | None = None,
+) -> ModelRepository:
     """A repository with a model from "x" to "y"."""
     graph = helper.make_graph(
-        list(nodes), "g",
+        list(nodes),
+        "g",
         [helper.make_tensor_value_info("x", FLOAT, shape)],
         [helper.make_tensor_value_info("y", FLOAT, None)],
         [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
     repository = ModelRepository(folder)
     repository.write_manifest(ModelManifest(KEY, "onnxruntime_onnx", "model.onnx", 10**9, 4, True))
@@ -64,9 +69,11 @@ def visible(folder: Path) -> list[Path]:
 
 def part(repository: ModelRepository, first: int, last: int):  # type: ignore[no-untyped-def]
     return load_executor(
-        repository, PartitionKey(KEY, first, last),
-        device=Device.parse("cpu"), float16_boundaries=False,
-    )  # fmt: skip
+        repository,
+        PartitionKey(KEY, first, last),
+        device=Device.parse("cpu"),
+        float16_boundaries=False,
+    )
 
 
 def relus(count: int, first: str = "x", last: str = "y") -> list[onnx.NodeProto]:
@@ -132,10 +139,15 @@ def test_a_value_captured_by_a_branch_crosses_the_cut(tmp_path: Path) -> None:
         *relus(4, "early", "late"),
         helper.make_node("ReduceSum", ["late"], ["sum"], keepdims=0),
         helper.make_node("Greater", ["sum", "zero"], ["positive"]),
-        helper.make_node("If", ["positive"], ["c"], then_branch=branch("t", "Add"),
-                         else_branch=branch("e", "Sub")),
+        helper.make_node(
+            "If",
+            ["positive"],
+            ["c"],
+            then_branch=branch("t", "Add"),
+            else_branch=branch("e", "Sub"),
+        ),
         helper.make_node("Softsign", ["c"], ["y"]),
-    ]  # fmt: skip
+    ]
     repository = repository_of(tmp_path, nodes, [2, 3], {"zero": np.array(0, np.float32)})
     table = prepare_model(repository, KEY, blocks=6)
     assert any({"early"} < {t.name for t in b.tensors} for b in table.boundaries)

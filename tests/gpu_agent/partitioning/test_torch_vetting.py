@@ -60,14 +60,31 @@ def test_a_listed_operator_only_computes_new_tensors(name: str) -> None:
     assert is_pure(operator)
 
 
-@pytest.mark.parametrize("name", [
-    "aten.from_file.default", "aten.set_.source_Storage", "aten.set_.source_Tensor",
-    "aten.resize_.default", "aten.add.out", "aten.rand.default", "aten.randn_like.default",
-    "aten.bernoulli.default", "aten.normal_.default", "aten.empty.memory_format",
-    "aten.new_empty.default", "aten.as_strided.default", "aten._unsafe_index.Tensor",
-    "aten.item.default", "aten.nonzero.default", "aten.copy_.default", "aten.record_stream.default",
-    "aten.rand.generator", "aten.unique_dim.default", "aten.multinomial.default",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten.from_file.default",
+        "aten.set_.source_Storage",
+        "aten.set_.source_Tensor",
+        "aten.resize_.default",
+        "aten.add.out",
+        "aten.rand.default",
+        "aten.randn_like.default",
+        "aten.bernoulli.default",
+        "aten.normal_.default",
+        "aten.empty.memory_format",
+        "aten.new_empty.default",
+        "aten.as_strided.default",
+        "aten._unsafe_index.Tensor",
+        "aten.item.default",
+        "aten.nonzero.default",
+        "aten.copy_.default",
+        "aten.record_stream.default",
+        "aten.rand.generator",
+        "aten.unique_dim.default",
+        "aten.multinomial.default",
+    ],
+)
 def test_what_must_not_be_listed_is_not(name: str) -> None:
     assert name not in pure_operators()
     assert not is_pure(of_name(name))
@@ -120,10 +137,18 @@ def test_sizes_that_never_end_are_refused_before_they_are_read(
     assert time.process_time() - started < 20
 
 
-@pytest.mark.parametrize("text", [
-    SYMBOL, f"Mul(Integer(2), {SYMBOL})", f"Add(Integer(1), FloorDiv(Add({SYMBOL}, Integer(-1)), "
-    "Integer(2)))", f"Mod({SYMBOL}, Integer(8))", f"Pow({SYMBOL}, Integer(2))", "s0", "2*s0 + 1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        SYMBOL,
+        f"Mul(Integer(2), {SYMBOL})",
+        f"Add(Integer(1), FloorDiv(Add({SYMBOL}, Integer(-1)), Integer(2)))",
+        f"Mod({SYMBOL}, Integer(8))",
+        f"Pow({SYMBOL}, Integer(2))",
+        "s0",
+        "2*s0 + 1",
+    ],
+)
 def test_sizes_as_pytorch_writes_them_are_read(plain: Path, tmp_path: Path, text: str) -> None:
     check_archive(rewritten(plain, tmp_path / "m.pt2", sized(text)), in_place=True)
 
@@ -141,10 +166,15 @@ def test_a_size_that_grows_from_node_to_node_is_refused(plain: Path, tmp_path: P
                 argument("b", as_sym_int={"as_name": name}),
             ]
             name = f"square_{n}"
-            nodes.insert(at + 1 + n, {
-                "target": "_operator.mul", "inputs": square, "metadata": {},
-                "outputs": [{"as_sym_int": {"as_name": name}}],
-            })  # fmt: skip
+            nodes.insert(
+                at + 1 + n,
+                {
+                    "target": "_operator.mul",
+                    "inputs": square,
+                    "metadata": {},
+                    "outputs": [{"as_sym_int": {"as_name": name}}],
+                },
+            )
 
     path = rewritten(plain, tmp_path / "m.pt2", edited(change))
     with pytest.raises(InvalidInput, match="computes a size of more than"):
@@ -229,9 +259,11 @@ def test_a_hostile_program_is_refused_by_prepare_and_leaves_nothing(
     target = tmp_path / "chosen"
     target.write_bytes(bytes(400))
     write = calls(
-        "torch.ops.aten.from_file.default", argument("filename", as_string=str(target)),
-        argument("shared", as_bool=True), argument("size", as_int=100),
-    )  # fmt: skip
+        "torch.ops.aten.from_file.default",
+        argument("filename", as_string=str(target)),
+        argument("shared", as_bool=True),
+        argument("size", as_int=100),
+    )
     repository = repository_with(rewritten(plain, tmp_path / "m.pt2", write), tmp_path)
     before = sorted(repository.folder(KEY).iterdir())
     with pytest.raises(InvalidInput, match=r"m\.pt2.*from_file"):

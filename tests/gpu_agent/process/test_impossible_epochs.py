@@ -70,9 +70,12 @@ async def led(leader: Leader, orders: Obeys) -> AsyncIterator[Control]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     control = Control(
-        [f"127.0.0.1:{port}"], ClientSecurity(insecure=True), orders, Outbox(),
+        [f"127.0.0.1:{port}"],
+        ClientSecurity(insecure=True),
+        orders,
+        Outbox(),
         ControlTimes(silence_s=30.0),
-    )  # fmt: skip
+    )
     task = asyncio.create_task(control.run())
     try:
         yield control

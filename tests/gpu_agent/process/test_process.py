@@ -51,9 +51,12 @@ async def test_hello_tells_who_the_agent_is_and_how_to_reach_it(bench):
 
 @pytest.mark.parametrize(
     ("settings", "group"),
-    [({}, None), ({"scheduler_groups": 3}, "2"),
-     ({"scheduler_groups": 3, "scheduler_group": "1"}, "1")],
-)  # fmt: skip
+    [
+        ({}, None),
+        ({"scheduler_groups": 3}, "2"),
+        ({"scheduler_groups": 3, "scheduler_group": "1"}, "1"),
+    ],
+)
 async def test_an_agent_names_its_scheduler_group(bench, settings, group):
     scheduler = await bench.scheduler()
     await bench.agent(scheduler.port, agent_id="a-5", **settings)
@@ -135,14 +138,18 @@ async def test_a_partition_that_is_here_is_answered_at_once_and_unloaded_when_to
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"key": scheduler_pb2.PartitionKey(model="none", model_version="1", last_block=1)},
-         "MODEL_NOT_FOUND"),
-        ({"key": scheduler_pb2.PartitionKey(model="tiny", model_version="1", last_block=99)},
-         "INVALID_INPUT"),
+        (
+            {"key": scheduler_pb2.PartitionKey(model="none", model_version="1", last_block=1)},
+            "MODEL_NOT_FOUND",
+        ),
+        (
+            {"key": scheduler_pb2.PartitionKey(model="tiny", model_version="1", last_block=99)},
+            "INVALID_INPUT",
+        ),
         ({"max_batch": 0}, "INVALID_INPUT"),
         ({"block_table_hash": "f" * 64}, "PLAN_INFEASIBLE"),
     ],
-)  # fmt: skip
+)
 async def test_an_order_to_load_nonsense_is_answered_with_the_reason(bench, options, reason):
     scheduler = await bench.scheduler()
     await bench.agent(scheduler.port)

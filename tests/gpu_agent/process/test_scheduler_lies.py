@@ -63,9 +63,12 @@ async def test_nothing_a_scheduler_says_ends_an_agent(bench) -> None:
     said = []
 
     @settings(
-        max_examples=80, deadline=None, derandomize=True, database=None,
+        max_examples=80,
+        deadline=None,
+        derandomize=True,
+        database=None,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(messages(Down.DESCRIPTOR))
     def collect(message) -> None:
         said.append(message)

@@ -52,9 +52,18 @@ NO_DAEMON = 'echo "Cannot find MPS control daemon process"; exit 1'
 
 @pytest.mark.parametrize(
     ("level", "devices", "cores", "threads"),
-    [(1, 1, (), 8), (2, 1, (), 4), (3, 1, (), 2), (8, 1, (), 1), (1, 3, (), 2), (2, 3, (), 1),
-     (8, 8, (), 1), (2, 4, (4, 5), 1), (1, 4, (4, 5), 2)],
-)  # fmt: skip
+    [
+        (1, 1, (), 8),
+        (2, 1, (), 4),
+        (3, 1, (), 2),
+        (8, 1, (), 1),
+        (1, 3, (), 2),
+        (2, 3, (), 1),
+        (8, 8, (), 1),
+        (2, 4, (4, 5), 1),
+        (1, 4, (4, 5), 2),
+    ],
+)
 def test_virtual_gpus_of_a_cpu_divide_its_cores(
     monkeypatch: pytest.MonkeyPatch, level: int, devices: int, cores: tuple[int, ...], threads: int
 ) -> None:
@@ -156,11 +165,13 @@ def test_the_frameworks_memory_is_capped_at_the_share() -> None:
     quarter = Device("cuda", index=1, virtual_level=4)
     assert memory_fraction(quarter) == 0.25
     assert provider_options("CUDAExecutionProvider", quarter, 80 * GIB) == {
-        "device_id": "1", "gpu_mem_limit": str(20 * GIB),
-    }  # fmt: skip
+        "device_id": "1",
+        "gpu_mem_limit": str(20 * GIB),
+    }
     assert provider_options("TensorrtExecutionProvider", quarter, 80 * GIB) == {
-        "device_id": "1", "trt_max_workspace_size": str(20 * GIB),
-    }  # fmt: skip
+        "device_id": "1",
+        "trt_max_workspace_size": str(20 * GIB),
+    }
     for device, total in ((Device("cuda", index=1), 80 * GIB), (quarter, 0)):
         assert provider_options("CUDAExecutionProvider", device, total) == {"device_id": "1"}
 

@@ -36,10 +36,12 @@ def write_onnx(repository: ModelRepository) -> None:
     nodes.append(helper.make_node("Flatten", [last], ["f"]))
     nodes.append(helper.make_node("MatMul", ["f", "m"], ["y"]))
     graph = helper.make_graph(
-        nodes, "small",
+        nodes,
+        "small",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, SIZE, SIZE])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 10])], weights,
-    )  # fmt: skip
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 10])],
+        weights,
+    )
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
     onnx.save(model, repository.model_file(ONNX))
 
@@ -57,9 +59,11 @@ def write_torch(repository: ModelRepository) -> None:
         inner = CHANNELS
     layers += [torch.nn.Flatten(), torch.nn.Linear(CHANNELS * SIZE * SIZE, 10, bias=False)]
     program = torch.export.export(
-        torch.nn.Sequential(*layers).eval(), (torch.zeros(2, 3, SIZE, SIZE),),
-        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=False,
-    )  # fmt: skip
+        torch.nn.Sequential(*layers).eval(),
+        (torch.zeros(2, 3, SIZE, SIZE),),
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+        strict=False,
+    )
     torch.export.save(program, repository.model_file(TORCH))
 
 

@@ -27,11 +27,15 @@ def test_both_runtimes_count_what_the_layers_cost(repository: ModelRepository, n
     relus = CHANNELS * PIXELS
     assert [kernel.flops for kernel in kernels] == [*(c + relus for c in convolutions), product]
     assert [kernel.weight_elements for kernel in kernels] == [
-        9 * 3 * CHANNELS, *[9 * CHANNELS * CHANNELS] * 3, CHANNELS * PIXELS * 10,
-    ]  # fmt: skip
+        9 * 3 * CHANNELS,
+        *[9 * CHANNELS * CHANNELS] * 3,
+        CHANNELS * PIXELS * 10,
+    ]
     assert [kernel.elements for kernel in kernels] == [
-        3 * PIXELS + relus, *[2 * relus] * 3, relus + 10,
-    ]  # fmt: skip
+        3 * PIXELS + relus,
+        *[2 * relus] * 3,
+        relus + 10,
+    ]
     assert [kernel.dense for kernel in kernels] == [False, True, True, True, True]
 
 

@@ -92,8 +92,11 @@ def test_estimates_of_a_real_model_are_written_without_measuring(
     order = ProfileOrder(None, levels=(1, 2), batch_sizes=(8,), estimates=("t4", "H200"))
     found = profile_model(repository, ModelKey("small-onnx", "1"), order, target)
     assert [d.identity for d in found.devices] == [
-        ("H200", 1), ("H200", 2), ("T4", 1), ("T4", 2),
-    ]  # fmt: skip
+        ("H200", 1),
+        ("H200", 2),
+        ("T4", 1),
+        ("T4", 2),
+    ]
     assert all(device.estimated for device in found.devices)
     assert found.devices[0].batch_sizes == (1, 8)
     small, large = (found.compute_ns(name, 1, 0, 3)[7] for name in ("H200", "T4"))

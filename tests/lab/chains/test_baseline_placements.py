@@ -53,8 +53,9 @@ def test_petals_throughput_is_the_lesser_of_computing_and_network() -> None:
 
 def sized(blocks: int, forward: int) -> PetalsServer:
     """A server for exactly so many blocks of TINY."""
-    return PetalsServer(TINY.reserve_bytes + blocks * (TINY.block_bytes + TINY.cache_bytes),
-                        forward, 10**9)  # fmt: skip
+    return PetalsServer(
+        TINY.reserve_bytes + blocks * (TINY.block_bytes + TINY.cache_bytes), forward, 10**9
+    )
 
 
 TINY = PetalsModel(5, 1024, 10**6)

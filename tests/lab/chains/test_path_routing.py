@@ -221,9 +221,11 @@ def test_slots_are_never_overbooked_and_all_free_in_the_end(seed: int) -> None:
             running[each.session] = each
         for place in servers:
             used = sum(
-                hop.blocks for start in running.values() for hop in start.hops
+                hop.blocks
+                for start in running.values()
+                for hop in start.hops
                 if hop.agent == place.agent
-            )  # fmt: skip
+            )
             assert used <= place.slots
     while running:
         for each in finish(dispatcher, running.pop(next(iter(running)))):

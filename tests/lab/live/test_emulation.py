@@ -34,22 +34,41 @@ PROBLEM = PoolingProblem(
     (GpuClass("fast", 2, (1,), 1, 8e9), GpuClass("slow", 3, (1,), 1, 8e9)),
     (
         PooledModel(
-            "net", 2, {("fast", 1): FAST, ("slow", 1): 3 * FAST}, (0, 400_001, 0), 30_000.0,
-            12_000.0, 1.0, 100.0,
+            "net",
+            2,
+            {("fast", 1): FAST, ("slow", 1): 3 * FAST},
+            (0, 400_001, 0),
+            30_000.0,
+            12_000.0,
+            1.0,
+            100.0,
         ),
     ),
-)  # fmt: skip
+)
 PLAN = PooledPlan(
-    300.0, 310.0, False, "test", 0.1,
+    300.0,
+    310.0,
+    False,
+    "test",
+    0.1,
     (
-        PooledModelPlan("net", 300.0, (
-            PooledPipeline(2, 300.0, 17_000.0, (
-                PooledPartition("slow", 1, 0, 1, 3, 3),
-                PooledPartition("fast", 1, 1, 2, 2, 2),
-            )),
-        )),
+        PooledModelPlan(
+            "net",
+            300.0,
+            (
+                PooledPipeline(
+                    2,
+                    300.0,
+                    17_000.0,
+                    (
+                        PooledPartition("slow", 1, 0, 1, 3, 3),
+                        PooledPartition("fast", 1, 1, 2, 2, 2),
+                    ),
+                ),
+            ),
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def test_dilation_makes_every_time_longer_and_every_rate_smaller() -> None:

@@ -206,8 +206,9 @@ def test_live_scenarios_name_systems_the_scheduler_has() -> None:
             scenario = load_scenario(path, quick=quick)
             assert isinstance(scenario, Serve)
             assert scenario.live is not None
-            assert all(isinstance(each, System) and each.planner == "catenary"
-                       for each in scenario.systems)  # fmt: skip
+            assert all(
+                isinstance(each, System) and each.planner == "catenary" for each in scenario.systems
+            )
 
 
 def test_live_without_anything_to_serve_live_is_refused_at_once() -> None:

@@ -73,12 +73,18 @@ def measured(scenario: LiveMoves, *, stall: int = 20, lost: bool = False) -> Pac
     return PackingMeasured(
         tuple(
             LayoutMeasured(
-                layout, ("agent-0 [0,6)",), (reference,), (moved,), moves, 12_000_000,
-                Drained(1, 1.5, True, (moved,)) if layout.drained else None, 9.0,
+                layout,
+                ("agent-0 [0,6)",),
+                (reference,),
+                (moved,),
+                moves,
+                12_000_000,
+                Drained(1, 1.5, True, (moved,)) if layout.drained else None,
+                9.0,
             )
             for layout in run.layouts
         )
-    )  # fmt: skip
+    )
 
 
 def test_a_report_shows_targets_beside_figures() -> None:

@@ -28,11 +28,20 @@ from cluster_harness import ROOT
 
 SCENARIO = ROOT / "scenarios" / "placement" / "live-steps.yaml"
 RUN = StepsRun(
-    model="m", most_agents=2, prompt=Drawn(40, 0.5), answer=Drawn(30, 0.5), session_tokens=128,
-    max_batch=4, per_token_factor=2.0, first_token_factor=1.0, theta=0.8,
-    steps=(Step(0.5, 100.0), Step(0.0, 50.0), Step(2.0, 100.0)), settle_s=1.0, seed=3,
+    model="m",
+    most_agents=2,
+    prompt=Drawn(40, 0.5),
+    answer=Drawn(30, 0.5),
+    session_tokens=128,
+    max_batch=4,
+    per_token_factor=2.0,
+    first_token_factor=1.0,
+    theta=0.8,
+    steps=(Step(0.5, 100.0), Step(0.0, 50.0), Step(2.0, 100.0)),
+    settle_s=1.0,
+    seed=3,
     scheduler={},
-)  # fmt: skip
+)
 
 
 def test_requests_come_at_the_rate_of_their_step_and_fit_in_a_session() -> None:
@@ -62,9 +71,15 @@ def measured(*requests: Answered) -> StepsMeasured:
     lines = LatencyLines(1e6, 1e6, 1e4, 1e6, 1e7)
     agents = (AgentsAt(0.0, 1, 1), AgentsAt(30.0, 2, 2), AgentsAt(90.0, 1, 2), AgentsAt(95.0, 1, 1))
     return StepsMeasured(
-        lines, lines, TokenObjectives(500_000_000, 40_000_000), Capability(2.0, 3.0),
-        requests, agents, 0.001, 100.0,
-    )  # fmt: skip
+        lines,
+        lines,
+        TokenObjectives(500_000_000, 40_000_000),
+        Capability(2.0, 3.0),
+        requests,
+        agents,
+        0.001,
+        100.0,
+    )
 
 
 def test_a_report_compares_what_was_predicted_with_what_was_measured() -> None:

@@ -55,8 +55,12 @@ def dispatcher(policy: str, capacity: int = 100) -> ChainedDispatcher:
         made.handle(AgentJoined(Agent(name, "cpu", ServerId(name), 1, 1)), 0)
     chains = tuple(Chain(f"c-{name}", (ChainHop(name, PART, 0, 1),), capacity, 1) for name in names)
     caches = tuple(CacheCapacity(name, PART, capacity) for name in names)
-    made.handle(PlanActivated(Plan(PlanId("p"), (ModelPlan(MODEL, 1 << 40, (), chains=chains,
-                                                           caches=caches),))), 0)  # fmt: skip
+    made.handle(
+        PlanActivated(
+            Plan(PlanId("p"), (ModelPlan(MODEL, 1 << 40, (), chains=chains, caches=caches),))
+        ),
+        0,
+    )
     return made
 
 

@@ -86,10 +86,14 @@ def tick(at: ReactiveDispatcher) -> list[Command]:
 def sent(commands: list[Command]) -> list[tuple[str, int, list[int]]]:
     """Agent, stage and requests of every batch."""
     return [
-        (each.path[0].agent, each.path[0].partition.first_block,
-         [part.request.number for part in each.slices])
-        for each in commands if isinstance(each, DispatchBatch)
-    ]  # fmt: skip
+        (
+            each.path[0].agent,
+            each.path[0].partition.first_block,
+            [part.request.number for part in each.slices],
+        )
+        for each in commands
+        if isinstance(each, DispatchBatch)
+    ]
 
 
 def test_a_full_batch_goes_to_the_earliest_free_gpu_at_once() -> None:
@@ -259,5 +263,7 @@ def test_batch_numbers_are_unique() -> None:
     at = dispatcher(TWO_STAGES)
     orders = [arrive(at, n, n, 1000, rows=2)[0] for n in range(3)]
     assert [each.batch for each in orders if isinstance(each, DispatchBatch)] == [
-        BatchId(1), BatchId(2), BatchId(3)
-    ]  # fmt: skip
+        BatchId(1),
+        BatchId(2),
+        BatchId(3),
+    ]

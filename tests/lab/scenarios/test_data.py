@@ -15,8 +15,11 @@ from cluster_harness import ROOT
 
 OWN = ROOT / "tests" / "data"
 EXCERPT = OWN / "traces" / "azure_code_first_1300.csv"
-LONG = [path for path in sorted((ROOT / "scenarios" / "chains").glob("*.yaml"))
-        if path.stem != "trace-tuned"]  # fmt: skip
+LONG = [
+    path
+    for path in sorted((ROOT / "scenarios" / "chains").glob("*.yaml"))
+    if path.stem != "trace-tuned"
+]
 
 
 @pytest.fixture(autouse=True)

@@ -22,22 +22,35 @@ POLICIES = [
     {"label": "reactive", "dispatch": "reactive", "seeds": [2]},
 ]
 SERVED = {
-    "instances": ["set/*"], "policies": POLICIES, "base_rps": "own", "duration_s": 1, "step": 0.25,
-}  # fmt: skip
+    "instances": ["set/*"],
+    "policies": POLICIES,
+    "base_rps": "own",
+    "duration_s": 1,
+    "step": 0.25,
+}
 SCENARIOS: dict[str, dict[str, Any]] = {
     "load_factors": {**SERVED, "arrivals": ["poisson", "gamma:4"]},
     "utilisation": SERVED,
     "attainment": {
-        "instances": ["set/*"], "policies": POLICIES, "load_factors": [0.2, 12.0], "duration_s": 1,
+        "instances": ["set/*"],
+        "policies": POLICIES,
+        "load_factors": [0.2, 12.0],
+        "duration_s": 1,
     },
     "sensitivity": {
-        "vary": "gpu_ratio", "values": ["1:2", "2:2"], "cluster": "tiny", "models": ["north"],
-        "duration_s": 1, "step": 0.25,
+        "vary": "gpu_ratio",
+        "values": ["1:2", "2:2"],
+        "cluster": "tiny",
+        "models": ["north"],
+        "duration_s": 1,
+        "step": 0.25,
     },
     "planner_scaling": {
-        "instance": "set/even/G/tiny", "gpus": [8, 16], "classes": [["slow"], ["fast", "slow"]],
+        "instance": "set/even/G/tiny",
+        "gpus": [8, 16],
+        "classes": [["slow"], ["fast", "slow"]],
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -125,8 +138,14 @@ def test_running_again_leaves_prose_alone(file, tmp_path: Path) -> None:
 
 def test_a_live_scenario_is_run_only_when_asked_for(file, tmp_path: Path) -> None:
     path = tmp_path / "live.yaml"
-    live = {"kind": "live", "title": "t", "dataset": "tiny", "instance": "set/even/G/tiny",
-            "gpus": {"fast": 1}, "dilation": 2}  # fmt: skip
+    live = {
+        "kind": "live",
+        "title": "t",
+        "dataset": "tiny",
+        "instance": "set/even/G/tiny",
+        "gpus": {"fast": 1},
+        "dilation": 2,
+    }
     file("attainment")
     path.write_text(yaml.safe_dump(live))
     with pytest.raises(InvalidInput, match="--live"):

@@ -22,9 +22,12 @@ from catenary_services.errors import InvalidInput
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 POLICIES = [{"label": "ours"}]
 ATTAINMENT = {
-    "kind": "attainment", "title": "t", "instances": ["*"], "policies": POLICIES,
+    "kind": "attainment",
+    "title": "t",
+    "instances": ["*"],
+    "policies": POLICIES,
     "load_factors": [0.5, 1.0],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -70,12 +73,14 @@ def test_the_short_form_replaces_keys() -> None:
         ({**ATTAINMENT, "loads": [1]}, "scenario.loads: "),
         ({**ATTAINMENT, "seeds": []}, "scenario.seeds: "),
         ({**ATTAINMENT, "load_factors": [0.5, -1]}, "scenario.load_factors.1: "),
-        ({**ATTAINMENT, "policies": [{"label": "x", "planner": "best"}]},
-         "scenario.policies.0.planner: "),
+        (
+            {**ATTAINMENT, "policies": [{"label": "x", "planner": "best"}]},
+            "scenario.policies.0.planner: ",
+        ),
         ({**ATTAINMENT, "duration_s": "long"}, "scenario.duration_s: "),
         ({**ATTAINMENT, "quick": {"seeds": "one"}}, "scenario.quick.seeds: "),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(document: object, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_scenario(document, quick=True)

@@ -53,7 +53,7 @@ def test_equal_jobs_are_done_once_and_by_any_number_of_processes(tiny: Path) -> 
     jobs = [
         LoadFactorJob(Plan(tiny, PLAN_OF, planner), LOAD, "reservation", Search(step=0.25))
         for planner in ("catenary", "np", "catenary")
-    ]  # fmt: skip
+    ]
     done = []
     here = run_all(jobs, 1, lambda number, of: done.append((number, of)))
     assert done == [(1, 2), (2, 2)]

@@ -42,8 +42,12 @@ def literal_probe(
 
 def plain(step: Step) -> tuple[str, int, int, int, int]:
     return (
-        str(step.member.agent), step.transfer_start, step.transfer_ns, step.start, step.compute_ns
-    )  # fmt: skip
+        str(step.member.agent),
+        step.transfer_start,
+        step.transfer_ns,
+        step.start,
+        step.compute_ns,
+    )
 
 
 @st.composite

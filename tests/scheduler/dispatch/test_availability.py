@@ -82,10 +82,11 @@ def stages(*pools: Iterable[AgentId]) -> Pipeline:
 def chain(name: str, *hosts: AgentId) -> Chain:
     cut = len(hosts)
     hops = tuple(
-        ChainHop(agent, part(LLM, at * 6 // cut, (at + 1) * 6 // cut), at * 6 // cut,
-                 (at + 1) * 6 // cut)
+        ChainHop(
+            agent, part(LLM, at * 6 // cut, (at + 1) * 6 // cut), at * 6 // cut, (at + 1) * 6 // cut
+        )
         for at, agent in enumerate(hosts)
-    )  # fmt: skip
+    )
     return Chain(name, hops, ROOMY, MS * (1 + cut))
 
 

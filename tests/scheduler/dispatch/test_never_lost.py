@@ -317,11 +317,15 @@ class Cluster(RuleBasedStateMachine):
                 in_flight[part.request].append(adopted)
         return [
             RequestArrived(
-                request, event.model, event.rows, event.deadline_ns, event.priority,
+                request,
+                event.model,
+                event.rows,
+                event.deadline_ns,
+                event.priority,
                 tuple(in_flight[request]) if known else (),
             )
             for request, event in self.open.items()
-        ]  # fmt: skip
+        ]
 
     @invariant()
     def nothing_is_booked_twice(self) -> None:
@@ -337,10 +341,12 @@ class Cluster(RuleBasedStateMachine):
     def what_agents_hold_is_wanted(self) -> None:
         """Whatever is given up, everyone who may have it is told; `obey` lets it go."""
         held = {
-            batch for batch, (command, position) in self.batches.items()
-            if batch >> 40 == self.epoch and position < len(command.path)
+            batch
+            for batch, (command, position) in self.batches.items()
+            if batch >> 40 == self.epoch
+            and position < len(command.path)
             and self.not_named.isdisjoint(part.request for part in command.slices)
-        }  # fmt: skip
+        }
         assert held <= set(self.dispatcher.followed())
 
     @invariant()

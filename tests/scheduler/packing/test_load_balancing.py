@@ -13,8 +13,9 @@ CAPACITY = 100
 GPUS = st.dictionaries(
     st.integers(0, 6),
     st.lists(st.integers(1, 40), max_size=6),
-    min_size=1, max_size=6,
-)  # fmt: skip
+    min_size=1,
+    max_size=6,
+)
 
 
 def named(gpus: dict[int, list[int]]) -> dict[int, dict[Item, int]]:

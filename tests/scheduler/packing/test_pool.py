@@ -84,8 +84,11 @@ def test_one_tiny_request_that_suffices_leaves_rather_than_several() -> None:
 def test_an_l_that_outgrows_its_partner_takes_a_smaller_one() -> None:
     pool = pool_of(1000, [(1, 600), (2, 390)], [(3, 320), (4, 320), (5, 320)])
     moves = pool.update(1, 650)
-    assert partition(pool) in (sets([1, 3], [2], [4, 5]), sets([1, 4], [2], [3, 5]),
-                               sets([1, 5], [2], [3, 4]))  # fmt: skip
+    assert partition(pool) in (
+        sets([1, 3], [2], [4, 5]),
+        sets([1, 4], [2], [3, 5]),
+        sets([1, 5], [2], [3, 4]),
+    )
     assert len(moves) == 2
 
 
@@ -141,9 +144,11 @@ def test_of_a_tiny_gpu_where_one_has_grown_to_small_that_one_moves() -> None:
 def test_batched_arrivals_fill_the_holes_that_departures_left() -> None:
     pool = pool_of(
         1000,
-        [(1, 300), (2, 300), (3, 300)], [(4, 300), (5, 300), (6, 300)],
-        [(7, 400), (8, 400)], [(9, 600), (10, 390)],
-    )  # fmt: skip
+        [(1, 300), (2, 300), (3, 300)],
+        [(4, 300), (5, 300), (6, 300)],
+        [(7, 400), (8, 400)],
+        [(9, 600), (10, 390)],
+    )
     result = pool.epoch([1, 5, 7, 10], {}, {11: 310, 12: 320, 13: 410, 14: 380})
     assert not result.moves
     assert len(pool.bins()) == 4

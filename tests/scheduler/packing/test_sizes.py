@@ -20,12 +20,24 @@ from catenary_scheduler.packing.mell.sizes import (
 @pytest.mark.parametrize(
     ("size", "capacity", "kind"),
     [
-        (1200, 1200, LARGE), (601, 1200, LARGE), (600, 1200, MEDIUM), (401, 1200, MEDIUM),
-        (400, 1200, SMALL), (301, 1200, SMALL), (300, 1200, TINY), (1, 1200, TINY),
-        (334, 1000, MEDIUM), (333, 1000, SMALL), (251, 1000, SMALL), (250, 1000, TINY),
-        (4, 7, LARGE), (3, 7, MEDIUM), (2, 7, SMALL), (1, 7, TINY),
+        (1200, 1200, LARGE),
+        (601, 1200, LARGE),
+        (600, 1200, MEDIUM),
+        (401, 1200, MEDIUM),
+        (400, 1200, SMALL),
+        (301, 1200, SMALL),
+        (300, 1200, TINY),
+        (1, 1200, TINY),
+        (334, 1000, MEDIUM),
+        (333, 1000, SMALL),
+        (251, 1000, SMALL),
+        (250, 1000, TINY),
+        (4, 7, LARGE),
+        (3, 7, MEDIUM),
+        (2, 7, SMALL),
+        (1, 7, TINY),
     ],
-)  # fmt: skip
+)
 def test_a_size_on_a_border_belongs_to_the_lower_class(size: int, capacity: int, kind: int) -> None:
     assert kind_of(size, capacity) == kind
 

@@ -19,9 +19,12 @@ MS = 1_000_000
 SECOND = 1_000_000_000
 SERVERS = {AgentId(name): ServerId(name[0]) for name in ("a1", "a2", "b1", "c1")}
 LINES = LatencyLines(
-    prefill_token_ns=0.1 * MS, prefill_ns=5 * MS, decode_context_token_ns=0.01 * MS,
-    decode_session_ns=1 * MS, decode_ns=20 * MS,
-)  # fmt: skip
+    prefill_token_ns=0.1 * MS,
+    prefill_ns=5 * MS,
+    decode_context_token_ns=0.01 * MS,
+    decode_session_ns=1 * MS,
+    decode_ns=20 * MS,
+)
 
 
 def chain(*cuts: tuple[str, int, int]) -> tuple[ChainHop, ...]:
@@ -37,9 +40,15 @@ def test_blocks_travel_from_who_has_them_to_who_will() -> None:
     cost = move_cost(source, target, tokens=10, cache_bytes_per_token=3, servers=SERVERS)
     # 4 blocks a1 -> c1, 2 blocks a1 -> b1, 2 of b1 stay, 2 blocks b1 -> a2; 30 bytes each
     assert cost.link_bytes == {
-        "a1>c1": 120, "a1>b1": 60, "b1>a2": 60,
-        "a:up": 180, "b:up": 60, "c:down": 120, "b:down": 60, "a:down": 60,
-    }  # fmt: skip
+        "a1>c1": 120,
+        "a1>b1": 60,
+        "b1>a2": 60,
+        "a:up": 180,
+        "b:up": 60,
+        "c:down": 120,
+        "b:down": 60,
+        "a:down": 60,
+    }
     assert (cost.cache_bytes, cost.tokens) == (240, 10)
 
 

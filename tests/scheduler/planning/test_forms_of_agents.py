@@ -45,37 +45,69 @@ CHUNK = 16
 
 
 def sizes(form: Form, factor: int, steps: StepSizes) -> HeldSizes:
-    return HeldSizes(form, (100 * factor,) * BLOCKS, 50 * factor, 60 * factor, 40 * factor, 3, 7,
-                     2 * factor, steps)  # fmt: skip
+    return HeldSizes(
+        form,
+        (100 * factor,) * BLOCKS,
+        50 * factor,
+        60 * factor,
+        40 * factor,
+        3,
+        7,
+        2 * factor,
+        steps,
+    )
 
 
 STEPS = StepSizes(20, 5, 1, 9, 1, 1, 1)
 TABLE = DecoderTable(
-    model_hash="0" * 64, blocks=BLOCKS, hidden_size=8, attention_heads=2, key_value_heads=1,
-    head_size=4, vocabulary_size=100, context_tokens=128, end_token_ids=(2,),
-    block_bytes=50, embedding_bytes=50, head_bytes=50, cache_bytes_per_token=4,
+    model_hash="0" * 64,
+    blocks=BLOCKS,
+    hidden_size=8,
+    attention_heads=2,
+    key_value_heads=1,
+    head_size=4,
+    vocabulary_size=100,
+    context_tokens=128,
+    end_token_ids=(2,),
+    block_bytes=50,
+    embedding_bytes=50,
+    head_bytes=50,
+    cache_bytes_per_token=4,
     forms=(
-        sizes(Form.ONNX_INT4, 1, STEPS), sizes(Form.TORCH_BFLOAT16, 2, STEPS),
+        sizes(Form.ONNX_INT4, 1, STEPS),
+        sizes(Form.TORCH_BFLOAT16, 2, STEPS),
         sizes(Form.TORCH_FLOAT32, 4, StepSizes()),
     ),
-)  # fmt: skip
+)
 RUNTIMES = (Runtime.ONNX, Runtime.TORCH_BFLOAT16, Runtime.TORCH_FLOAT32, Runtime.TORCH_FLOAT16, "")
 
 
 def agent(name: str, memory_bytes: int, runtime: str) -> Agent:
     return Agent(
-        AgentId(name), "cpu", ServerId(name), memory_bytes, 10**9, runtime=runtime,
+        AgentId(name),
+        "cpu",
+        ServerId(name),
+        memory_bytes,
+        10**9,
+        runtime=runtime,
         prefill_chunk_tokens=CHUNK,
-    )  # fmt: skip
+    )
 
 
 def model(max_batch: int = 4, partitions: int | None = None) -> DeployedModel:
     boundary = Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32)
     blocks = BlockTable("0" * 64, True, (boundary,) * (BLOCKS + 1), (0,) * BLOCKS)
     return DeployedModel(
-        LLM, blocks, 10**9, max_batch, True, partitions, decoder=TABLE, session_tokens=TOKENS,
+        LLM,
+        blocks,
+        10**9,
+        max_batch,
+        True,
+        partitions,
+        decoder=TABLE,
+        session_tokens=TOKENS,
         precision="int4",
-    )  # fmt: skip
+    )
 
 
 def planned(deployed: DeployedModel, *agents: Agent) -> ModelPlacement:
@@ -196,9 +228,10 @@ def test_the_slowest_chain_makes_room_for_rows_and_entries_beyond_what_was_kept_
 
 def test_what_was_planned_is_told_in_the_bytes_of_each_form() -> None:
     agents = (
-        agent("a", 10**6, Runtime.TORCH_BFLOAT16), agent("b", 10**6, Runtime.ONNX),
+        agent("a", 10**6, Runtime.TORCH_BFLOAT16),
+        agent("b", 10**6, Runtime.ONNX),
         agent("c", 10**6, ""),
-    )  # fmt: skip
+    )
     load = ChainLoad(model(), 0.1, SessionShape(10, 10))
     (job,) = chain_jobs(ChainCluster(agents, (load,), {}, {}, Placement(())))
     lines = explain_chains(job, solve_job(job, compose))

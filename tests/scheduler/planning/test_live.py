@@ -37,9 +37,7 @@ BLOCKS = 4
 
 
 def agent(name: str, device_class: str = "l4", level: int = 1, **changes: object) -> Agent:
-    usual = Agent(
-        AgentId(name), device_class, ServerId(f"server-of-{name}"), 10**9, 10**9, level
-    )  # fmt: skip
+    usual = Agent(AgentId(name), device_class, ServerId(f"server-of-{name}"), 10**9, 10**9, level)
     return replace(usual, **changes)  # type: ignore[arg-type]
 
 
@@ -69,8 +67,10 @@ RULES = PlanningRules(margin=0.4, max_partitions=2)
 def test_agents_of_another_level_are_another_class() -> None:
     groups = device_groups([agent("c", "p4"), agent("b", level=2), agent("a", level=2), agent("d")])
     assert [(g.name, [a.agent_id for a in g.agents]) for g in groups] == [
-        ("l4", ["d"]), ("l4 1/2", ["a", "b"]), ("p4", ["c"]),
-    ]  # fmt: skip
+        ("l4", ["d"]),
+        ("l4 1/2", ["a", "b"]),
+        ("p4", ["c"]),
+    ]
 
 
 def test_a_cluster_becomes_a_problem() -> None:
@@ -160,11 +160,13 @@ def solution(
 ) -> tuple[PoolingProblem, PooledPlan]:
     planned = tuple(
         PooledPipeline(
-            batch, 100.0, 10_000.0,
+            batch,
+            100.0,
+            10_000.0,
             tuple(PooledPartition(gpu, 1, first, last, n, n) for gpu, first, last, n in parts),
         )
         for batch, parts in pipelines
-    )  # fmt: skip
+    )
     model = PooledModelPlan("toy:1", 100.0, planned)
     return problem, PooledPlan(100.0, 100.0, True, "test", 0.0, (model,))
 

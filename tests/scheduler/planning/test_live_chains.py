@@ -34,10 +34,20 @@ SLOT_BYTES = 64
 SESSION_BYTES = BLOCKS * SLOT_BYTES
 MS = 1_000_000
 DECODER = DecoderTable(
-    model_hash="0" * 64, blocks=BLOCKS, hidden_size=8, attention_heads=2, key_value_heads=1,
-    head_size=4, vocabulary_size=100, context_tokens=128, end_token_ids=(2,),
-    block_bytes=BLOCK_BYTES, embedding_bytes=50, head_bytes=50, cache_bytes_per_token=1,
-)  # fmt: skip
+    model_hash="0" * 64,
+    blocks=BLOCKS,
+    hidden_size=8,
+    attention_heads=2,
+    key_value_heads=1,
+    head_size=4,
+    vocabulary_size=100,
+    context_tokens=128,
+    end_token_ids=(2,),
+    block_bytes=BLOCK_BYTES,
+    embedding_bytes=50,
+    head_bytes=50,
+    cache_bytes_per_token=1,
+)
 
 
 def agent(name: str, memory_bytes: int, device_class: str = "cpu") -> Agent:
@@ -275,5 +285,7 @@ def test_where_one_role_has_no_room_all_do_both_and_the_explanation_says_so() ->
 def test_rings_of_a_wished_length_are_made_of_either_part() -> None:
     model = divided(roomy("abcdef", 2, load=deployed(partitions=2)))
     assert [(chain.role, len(chain.hops)) for chain in model.chains] == [
-        ("prefill", 2), ("decode", 2), ("decode", 2),
-    ]  # fmt: skip
+        ("prefill", 2),
+        ("decode", 2),
+        ("decode", 2),
+    ]

@@ -44,10 +44,20 @@ SESSION_TOKENS = 64
 WEIGHTS = BLOCKS * BLOCK_BYTES + ENDS_BYTES
 SESSION_BYTES = BLOCKS * SESSION_TOKENS
 DECODER = DecoderTable(
-    model_hash="0" * 64, blocks=BLOCKS, hidden_size=8, attention_heads=2, key_value_heads=1,
-    head_size=4, vocabulary_size=100, context_tokens=128, end_token_ids=(2,),
-    block_bytes=BLOCK_BYTES, embedding_bytes=50, head_bytes=50, cache_bytes_per_token=1,
-)  # fmt: skip
+    model_hash="0" * 64,
+    blocks=BLOCKS,
+    hidden_size=8,
+    attention_heads=2,
+    key_value_heads=1,
+    head_size=4,
+    vocabulary_size=100,
+    context_tokens=128,
+    end_token_ids=(2,),
+    block_bytes=BLOCK_BYTES,
+    embedding_bytes=50,
+    head_bytes=50,
+    cache_bytes_per_token=1,
+)
 BOUNDARY = Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32)
 TABLE = BlockTable("0" * 64, True, (BOUNDARY,) * (BLOCKS + 1), (0,) * BLOCKS)
 
@@ -61,9 +71,15 @@ def cluster(
     *agents: Agent, factor: float = 4.0, own: float | None = None, max_batch: int = 32
 ) -> ChainCluster:
     model = DeployedModel(
-        LLM, TABLE, 10**9, max_batch, True, decoder=DECODER, session_tokens=SESSION_TOKENS,
+        LLM,
+        TABLE,
+        10**9,
+        max_batch,
+        True,
+        decoder=DECODER,
+        session_tokens=SESSION_TOKENS,
         cache_oversubscription=own,
-    )  # fmt: skip
+    )
     load = ChainLoad(model, 0.1, SessionShape(10, 10))
     return ChainCluster(agents, (load,), {}, {}, Placement(()), oversubscription=factor)
 
@@ -168,10 +184,11 @@ def test_plans_and_orders_say_what_memory_holds() -> None:
     told = scheduler_pb2.PartitionLoaded(
         key=scheduler_pb2.PartitionKey(first_block=key.first_block),
         generation=scheduler_pb2.GenerationCost(
-            block_slots=ordered.block_slots, session_tokens=ordered.session_tokens,
+            block_slots=ordered.block_slots,
+            session_tokens=ordered.session_tokens,
             cache_tokens=ordered.cache_tokens,
         ),
-    )  # fmt: skip
+    )
     assert _loaded(told, need.cache).cache == need.cache
     (job,) = chain_jobs(there)
     text = " ".join(explain_chains(job, solve_job(job, compose)))
@@ -187,12 +204,13 @@ def test_a_placement_is_read_back_as_it_was_written() -> None:
 def test_a_plan_file_may_say_what_chains_hold() -> None:
     hops = [{"agent": "a", "blocks": [0, 6]}]
     entry = {
-        "name": "llm", "session_tokens": 64,
+        "name": "llm",
+        "session_tokens": 64,
         "chains": [
             {"capacity": 9, "cache_tokens": 128, "hops": hops},
             {"capacity": 2, "hops": [{"agent": "b", "blocks": [0, 6]}]},
         ],
-    }  # fmt: skip
+    }
     (model,) = parse_placement({"models": [entry]}).models
     assert [host.cache_tokens for host in model.hosts] == [128 * BLOCKS, 0]
     entry["chains"][0]["cache_tokens"] = 63  # type: ignore[index]

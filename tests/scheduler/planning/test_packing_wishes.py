@@ -30,9 +30,12 @@ TABLE = BlockTable(
 
 
 def deployment(
-    *, wish: PackingGoal | None, manifest: PackingGoal | None, usual: PackingGoal,
+    *,
+    wish: PackingGoal | None,
+    manifest: PackingGoal | None,
+    usual: PackingGoal,
     decoder: bool = True,
-) -> Deployment:  # fmt: skip
+) -> Deployment:
     table = DecoderTable.__new__(DecoderTable) if decoder else None
     return Deployment(
         Wish(packing=wish), replace(MANIFEST, packing=manifest), TABLE, table, usual_packing=usual

@@ -114,9 +114,12 @@ def test_no_agent_is_infeasible() -> None:
 
 @given(
     st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=5), min_size=1, max_size=4),
-    st.lists(st.tuples(st.integers(0, 100), st.sampled_from("lp"), st.sampled_from("st")),
-             min_size=1, max_size=6),
-)  # fmt: skip
+    st.lists(
+        st.tuples(st.integers(0, 100), st.sampled_from("lp"), st.sampled_from("st")),
+        min_size=1,
+        max_size=6,
+    ),
+)
 def test_pipelines_cover_the_model_and_replicas_fit(
     sizes: list[list[int]], devices: list[tuple[int, str, str]]
 ) -> None:

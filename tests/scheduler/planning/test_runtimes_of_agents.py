@@ -31,10 +31,20 @@ from catenary_services.errors import PlanInfeasible
 
 BLOCKS, TOKENS, MEMORY = 6, 64, 10_000
 TABLE = DecoderTable(
-    model_hash="0" * 64, blocks=BLOCKS, hidden_size=8, attention_heads=2, key_value_heads=1,
-    head_size=4, vocabulary_size=100, context_tokens=128, end_token_ids=(2,),
-    block_bytes=100, embedding_bytes=50, head_bytes=50, cache_bytes_per_token=1,
-)  # fmt: skip
+    model_hash="0" * 64,
+    blocks=BLOCKS,
+    hidden_size=8,
+    attention_heads=2,
+    key_value_heads=1,
+    head_size=4,
+    vocabulary_size=100,
+    context_tokens=128,
+    end_token_ids=(2,),
+    block_bytes=100,
+    embedding_bytes=50,
+    head_bytes=50,
+    cache_bytes_per_token=1,
+)
 TARGETS = ("both", "cpu", "gpu")
 RUNTIMES = (*Runtime, "")
 WHY = "it runs decoders with ONNX Runtime, and the model was imported for GPUs"
@@ -42,18 +52,30 @@ WHY = "it runs decoders with ONNX Runtime, and the model was imported for GPUs"
 
 def agent(name: str, runtime: str, memory_bytes: int = MEMORY) -> Agent:
     return Agent(
-        AgentId(name), "cpu", ServerId(name), memory_bytes, 10**9, runtime=runtime,
+        AgentId(name),
+        "cpu",
+        ServerId(name),
+        memory_bytes,
+        10**9,
+        runtime=runtime,
         prefill_chunk_tokens=16,
-    )  # fmt: skip
+    )
 
 
 def model(target: str, name: str = "llm", partitions: int | None = None) -> DeployedModel:
     boundary = Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32)
     blocks = BlockTable("0" * 64, True, (boundary,) * (BLOCKS + 1), (0,) * BLOCKS)
     return DeployedModel(
-        ModelKey(name, "1"), blocks, 10**9, 4, True, partitions, decoder=TABLE,
-        session_tokens=TOKENS, target=target,
-    )  # fmt: skip
+        ModelKey(name, "1"),
+        blocks,
+        10**9,
+        4,
+        True,
+        partitions,
+        decoder=TABLE,
+        session_tokens=TOKENS,
+        target=target,
+    )
 
 
 def cluster(agents: list[Agent], *models: DeployedModel, prefill_agents: int = 0) -> ChainCluster:
@@ -78,10 +100,12 @@ def test_only_a_graph_that_was_not_made_keeps_a_runtime_from_loading(
 @pytest.mark.parametrize("partitions", [None, 1, 2])
 def test_a_mixed_cluster_serves_with_the_agents_that_can_load(partitions: int | None) -> None:
     agents = [
-        agent("cpu-0", Runtime.ONNX), agent("cpu-1", Runtime.ONNX),
-        agent("gpu-0", Runtime.TORCH_BFLOAT16), agent("old", ""),
+        agent("cpu-0", Runtime.ONNX),
+        agent("cpu-1", Runtime.ONNX),
+        agent("gpu-0", Runtime.TORCH_BFLOAT16),
+        agent("old", ""),
         agent("slow", Runtime.TORCH_FLOAT32),
-    ]  # fmt: skip
+    ]
     (job,) = chain_jobs(cluster(agents, model("gpu", partitions=partitions)))
     composed = solve_job(job, compose)
     assert used(placed(job, composed).chains) <= {"gpu-0", "old", "slow"}
@@ -120,9 +144,10 @@ def test_memory_of_who_cannot_load_a_model_is_for_the_others() -> None:
 
 def test_who_runs_prompts_is_chosen_among_those_that_can_load() -> None:
     agents = [
-        agent("cpu", Runtime.ONNX), agent("gpu-0", Runtime.TORCH_BFLOAT16),
+        agent("cpu", Runtime.ONNX),
+        agent("gpu-0", Runtime.TORCH_BFLOAT16),
         agent("gpu-1", Runtime.TORCH_BFLOAT16),
-    ]  # fmt: skip
+    ]
     (job,) = chain_jobs(cluster(agents, model("gpu"), prefill_agents=1))
     found = solve_roles(job, compose)
     assert [part.role for part, _ in found] == ["prefill", "decode"]

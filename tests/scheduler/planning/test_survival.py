@@ -30,10 +30,12 @@ def chained(*chains: tuple[str, str]) -> ModelPlan:
                 ChainHop(AgentId(a), PartitionKey(CATS, at, at + 1), at, at + 1)
                 for at, a in enumerate(agents)
             ),
-            1, 1, role=role,  # type: ignore[arg-type]
+            1,
+            1,
+            role=role,  # type: ignore[arg-type]
         )
         for number, (agents, role) in enumerate(chains)
-    )  # fmt: skip
+    )
     return ModelPlan(CATS, 1, (), chains=made)
 
 

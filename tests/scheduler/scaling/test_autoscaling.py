@@ -15,9 +15,15 @@ MODEL = ModelKey("llm", "1")
 
 def facts(workers: int = 1, **changes: object) -> WorkerFacts:
     values = {
-        "workers": workers, "sessions": 0, "slots": 8 * workers, "lines": LINES,
-        "objectives": OBJECTIVES, "most": 8, "expected": LENGTHS, **changes,
-    }  # fmt: skip
+        "workers": workers,
+        "sessions": 0,
+        "slots": 8 * workers,
+        "lines": LINES,
+        "objectives": OBJECTIVES,
+        "most": 8,
+        "expected": LENGTHS,
+        **changes,
+    }
     return WorkerFacts(**values)  # type: ignore[arg-type]
 
 

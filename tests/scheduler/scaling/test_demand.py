@@ -6,9 +6,11 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey
 LLM = ModelKey("llm", "1")
 S = NANOSECONDS_PER_SECOND
 POLICY = DemandPolicy(
-    usual=SessionLoad(0.1, 100.0, 50.0), lasting_ns=10 * S, interval_ns=30 * S,
+    usual=SessionLoad(0.1, 100.0, 50.0),
+    lasting_ns=10 * S,
+    interval_ns=30 * S,
     time_constant_ns=20 * S,
-)  # fmt: skip
+)
 
 
 def busy(demand: SessionDemand, begin_s: int, end_s: int, per_s: int, prompt: int = 100) -> None:

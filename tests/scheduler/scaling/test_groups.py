@@ -36,9 +36,11 @@ def allowed(sizes: tuple[int, ...], rate: float, waste: float, limit: float) -> 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(1, 11), st.integers(0, 60), st.sampled_from([0.05, 0.1, 0.125, 0.25, 0.5, 1.0]),
+    st.integers(1, 11),
+    st.integers(0, 60),
+    st.sampled_from([0.05, 0.1, 0.125, 0.25, 0.5, 1.0]),
     st.integers(1, 30),
-)  # fmt: skip
+)
 def test_the_fewest_groups_that_eq_8_allows(
     workers: int, rate: int, waste: float, limit: int
 ) -> None:

@@ -16,9 +16,15 @@ def after(scaling: ModelScaling, workers: int, packed: list[int], since_s: int) 
     orders = []
     for second, in_use in enumerate(packed):
         facts = WorkerFacts(
-            workers=workers, sessions=0, slots=8 * workers, lines=LINES, objectives=OBJECTIVES,
-            most=8, expected=LENGTHS, packed=in_use,
-        )  # fmt: skip
+            workers=workers,
+            sessions=0,
+            slots=8 * workers,
+            lines=LINES,
+            objectives=OBJECTIVES,
+            most=8,
+            expected=LENGTHS,
+            packed=in_use,
+        )
         order = scaling.decide(facts, (since_s + second) * S)
         if order is not None:
             orders.append(order)

@@ -28,9 +28,13 @@ from virtual_load import VirtualLoad
 MS = 10**6
 MODEL = ModelKey("llm", "1")
 LINES = LatencyLines(
-    prefill_token_ns=0.12 * MS, prefill_ns=14 * MS, decode_context_token_ns=600.0,
-    decode_session_ns=0.26 * MS, decode_ns=14 * MS, decode_lone_ns=14.5 * MS,
-)  # fmt: skip
+    prefill_token_ns=0.12 * MS,
+    prefill_ns=14 * MS,
+    decode_context_token_ns=600.0,
+    decode_session_ns=0.26 * MS,
+    decode_ns=14 * MS,
+    decode_lone_ns=14.5 * MS,
+)
 OBJECTIVES = TokenObjectives(600 * MS, 30 * MS)
 LENGTHS = Lengths(228.0, 471.0)
 PAIRS = st.lists(st.tuples(st.floats(0.1, 50.0), st.floats(0.1, 40.0)), min_size=2, max_size=12)

@@ -38,8 +38,10 @@ async def test_status_and_plan_of_a_running_cluster(configured: Configured, crow
         await gateway.dispatched(1)
         status = await stub.GetStatus(admin_pb2.GetStatusRequest())
         assert (status.scheduler_id, status.epoch, status.plan_id) == (
-            "scheduler-0", 1, "plan-1-1",
-        )  # fmt: skip
+            "scheduler-0",
+            1,
+            "plan-1-1",
+        )
         assert [(a.agent_id, a.state, list(a.partitions)) for a in status.agents] == [
             ("agent-0", "ready", ["toy:1[0,4)"])
         ]

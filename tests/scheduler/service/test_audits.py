@@ -216,9 +216,12 @@ async def test_a_partition_that_an_agent_lost_is_loaded_again(
 
 
 async def test_rows_of_the_past_in_redis_do_not_stay_in_the_book(
-    generating: Configured, crowd: Crowd, tmp_path: Path, server: EmbeddedRedis,
+    generating: Configured,
+    crowd: Crowd,
+    tmp_path: Path,
+    server: EmbeddedRedis,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """A copy of Redis was put back: batches that end in an hour, sessions that ended long ago."""
     monkeypatch.setattr("catenary_scheduler.runtime.book_audit._CLAIMS_NS", 300_000_000)
     keys, half_ns = Keys("main"), 1_800 * 10**9

@@ -20,11 +20,16 @@ from scheduler_harness import AgentScript, Crowd, admin, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
 QUICK: dict[str, Any] = {
-    "max_agents": 3, "scale_patience_s": 0.2, "scale_cold_start_s": 0.1, "chain_agents": 1,
+    "max_agents": 3,
+    "scale_patience_s": 0.2,
+    "scale_cold_start_s": 0.1,
+    "chain_agents": 1,
     "chain_policy": "jffc",  # the first chain is filled first
-    "settle_s": 0.0, "silence_s": 30.0, "expected_prompt_tokens": 1.0,
+    "settle_s": 0.0,
+    "silence_s": 30.0,
+    "expected_prompt_tokens": 1.0,
     "expected_output_tokens": 1.0,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)

@@ -177,11 +177,13 @@ async def test_a_new_leader_goes_on_with_the_sessions_it_finds(
         await crash(old)
     held = [
         scheduler_pb2.SessionInAgent(
-            session_id=start.session_id, route=start.route, gateway_id="gateway-0",
+            session_id=start.session_id,
+            route=start.route,
+            gateway_id="gateway-0",
             request_id=start.request_id,
         )
         for start in starts
-    ]  # fmt: skip
+    ]
     settings = generating(
         scheduler_id="scheduler-1", plan_file=file, claim_grace_s=0.5, silence_s=20.0
     )

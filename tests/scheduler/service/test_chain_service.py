@@ -118,12 +118,20 @@ async def test_a_plan_file_with_chains_is_served_and_shown_again(
         (chains((0, [("agent-0", 0, 6, 0)])), "models[0].chains[0].capacity"),
         (chains((1, [("agent-0", 0, 3, 0), ("agent-1", 4, 6, 4)])), "chains[0].hops[1].blocks"),
         (
-            {"models": [{"name": "llm", "pipelines": [
-                {"batch": 1, "partitions": [{"blocks": [0, 6], "agents": ["agent-0"]}]}]}]},
+            {
+                "models": [
+                    {
+                        "name": "llm",
+                        "pipelines": [
+                            {"batch": 1, "partitions": [{"blocks": [0, 6], "agents": ["agent-0"]}]}
+                        ],
+                    }
+                ]
+            },
             "models[0].pipelines",
         ),
     ],
-)  # fmt: skip
+)
 async def test_plans_that_do_not_fit_the_model_are_refused(
     generating: Configured, crowd: Crowd, document: dict[str, Any], said: str
 ) -> None:

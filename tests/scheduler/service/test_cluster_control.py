@@ -66,8 +66,10 @@ async def test_a_restarted_agent_loads_again_and_joins_its_pool(
         assert model is not None
         assert "agent-0" in model.not_ready_reason
         await gateway.submit(1)  # waits
-        back = [await crowd.agent(process.port, f"agent-{i}", AgentScript(incarnation=2))
-                for i in range(2)]  # fmt: skip
+        back = [
+            await crowd.agent(process.port, f"agent-{i}", AgentScript(incarnation=2))
+            for i in range(2)
+        ]
         await gateway.dispatched(1)
         await until(lambda: all(agent.loaded for agent in back), "loaded again")
         await until(lambda: process.term().cluster.roster["agent-1"].complete, "joined again")

@@ -23,20 +23,33 @@ def request(gateway: str, number: int) -> RequestId:
 
 def test_budgets_become_moments_of_our_clock() -> None:
     message = scheduler_pb2.SubmitRequest(
-        request_id=7, model="toy", model_version="1", rows=3, budget_ns=500, priority=-1,
+        request_id=7,
+        model="toy",
+        model_version="1",
+        rows=3,
+        budget_ns=500,
+        priority=-1,
         in_flight=[scheduler_pb2.InFlight(batch_id=9, request_row=1, rows=2, expected_after_ns=40)],
-    )  # fmt: skip
+    )
     assert wire_messages.request_arrived(GatewayId("g"), message, NOW) == events.RequestArrived(
-        request("g", 7), MODEL, 3, NOW + 500, -1,
+        request("g", 7),
+        MODEL,
+        3,
+        NOW + 500,
+        -1,
         (events.AdoptedRows(BatchId(9), 1, 2, NOW + 40),),
-    )  # fmt: skip
+    )
 
 
 def test_reports_become_intervals_of_our_clock() -> None:
     report = scheduler_pb2.StageReport(
-        batch_id=1, position=2, compute_ended_ago_ns=10, compute_ns=100,
-        transfer_ended_ago_ns=150, transfer_ns=30,
-    )  # fmt: skip
+        batch_id=1,
+        position=2,
+        compute_ended_ago_ns=10,
+        compute_ns=100,
+        transfer_ended_ago_ns=150,
+        transfer_ns=30,
+    )
     assert wire_messages.stage_reported(report, NOW) == events.StageReported(
         BatchId(1), 2, NOW - 110, NOW - 10, NOW - 180, NOW - 150
     )
@@ -55,21 +68,24 @@ def test_a_failure_names_an_agent_or_nobody() -> None:
 def test_every_gateway_gets_its_own_slices_and_the_whole_route() -> None:
     hop = events.PlannedHop(AgentId("a"), PartitionKey(MODEL, 0, 2), NOW + 5, 50)
     command = events.DispatchBatch(
-        BatchId(4), 3,
+        BatchId(4),
+        3,
         (
             events.BatchSlice(request("g", 1), 0, 1, 0),
             events.BatchSlice(request("h", 1), 2, 1, 1),
             events.BatchSlice(request("g", 2), 0, 1, 2),
         ),
-        (hop,), NOW + 55,
-    )  # fmt: skip
+        (hop,),
+        NOW + 55,
+    )
     traced = {request("g", 2): "00-trace"}
     messages = wire_messages.dispatch_messages(command, Epoch(6), "plan", traced, NOW)
     ours = messages[GatewayId("g")].dispatch
     theirs = messages[GatewayId("h")].dispatch
     assert [(s.request_id, s.batch_row, s.traceparent) for s in ours.slices] == [
-        (1, 0, ""), (2, 2, "00-trace"),
-    ]  # fmt: skip
+        (1, 0, ""),
+        (2, 2, "00-trace"),
+    ]
     assert [(s.request_row, s.batch_row) for s in theirs.slices] == [(2, 1)]
     assert (ours.epoch, ours.batch_id, ours.batch_rows, ours.plan_id) == (6, 4, 3, "plan")
     assert ours.expected_after_ns == theirs.expected_after_ns == 55

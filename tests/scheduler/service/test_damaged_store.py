@@ -87,10 +87,13 @@ async def test_a_plan_that_does_not_fit_its_model_is_left_out(
     stage = {"blocks": [0, 9_999], "agents": ["agent-0"]}
     plan = {"models": [{"name": "toy", "pipelines": [{"batch": 1, "partitions": [stage]}]}]}
     wish = '{"slo_ns": 0, "max_batch": 0, "partitions": null}'
-    await fill(redis, {
-        Table.PLAN: {kind: json.dumps(plan), "active_id": "x"},
-        Table.DEPLOYMENTS: {"toy:1": wish, "../../etc/passwd": wish, "\x7f": wish},
-    })  # fmt: skip
+    await fill(
+        redis,
+        {
+            Table.PLAN: {kind: json.dumps(plan), "active_id": "x"},
+            Table.DEPLOYMENTS: {"toy:1": wish, "../../etc/passwd": wish, "\x7f": wish},
+        },
+    )
     async with scheduler(configured()) as process:
         (said,) = (await status(process)).takeover_problems
         assert said.startswith(f"plan {kind}: ")

@@ -83,10 +83,16 @@ async def _serving(configured: Configured, tmp_path: Path) -> AsyncIterator[Secu
 
 def agent(name: str, peer_id: str | None = None) -> scheduler_pb2.AgentHello:
     return scheduler_pb2.AgentHello(
-        agent_id=name, incarnation=1, peer=common_pb2.Peer(peer_id=peer_id or name),
-        device="cpu", device_class="cpu", memory_bytes=10**9, server_id=name, virtual_level=1,
+        agent_id=name,
+        incarnation=1,
+        peer=common_pb2.Peer(peer_id=peer_id or name),
+        device="cpu",
+        device_class="cpu",
+        memory_bytes=10**9,
+        server_id=name,
+        virtual_level=1,
         link_bytes_per_second=10**9,
-    )  # fmt: skip
+    )
 
 
 def gateway(name: str, peer_id: str | None = None) -> scheduler_pb2.GatewayHello:

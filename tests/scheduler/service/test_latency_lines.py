@@ -31,11 +31,16 @@ def report_of(first: int, last: int, lone_ns: int, steps: int = 100) -> schedule
     )
     return scheduler_pb2.AgentMessage(
         generation_report=scheduler_pb2.GenerationReport(
-            key=key, decode_steps=steps, decode_rows=steps, decode_context_tokens=10 * steps,
-            decode_ns=steps * lone_ns, lone_steps=steps, lone_context_tokens=10 * steps,
+            key=key,
+            decode_steps=steps,
+            decode_rows=steps,
+            decode_context_tokens=10 * steps,
+            decode_ns=steps * lone_ns,
+            lone_steps=steps,
+            lone_context_tokens=10 * steps,
             lone_ns=steps * lone_ns,
         )
-    )  # fmt: skip
+    )
 
 
 def events_of(term: Term, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

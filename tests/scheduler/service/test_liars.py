@@ -325,9 +325,12 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 ANYTHING = settings(
-    max_examples=60, deadline=None, derandomize=True, database=None,
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)
 
 
 def test_nothing_an_agent_says_harms_others(world: World) -> None:

@@ -170,9 +170,15 @@ async def test_planning_anew_by_hand_replaces_a_plan_applied_by_hand(
         same = await stub.Replan(admin_pb2.ReplanRequest(), timeout=20)
         assert (same.changed, same.HasField("plan_switch")) == (False, False)
         by_hand = {
-            "models": [{"name": "toy", "pipelines": [{"batch": 1, "partitions": [
-                {"blocks": [0, 4], "agents": ["l4-1"]}]}]}]
-        }  # fmt: skip
+            "models": [
+                {
+                    "name": "toy",
+                    "pipelines": [
+                        {"batch": 1, "partitions": [{"blocks": [0, 4], "agents": ["l4-1"]}]}
+                    ],
+                }
+            ]
+        }
         await stub.ApplyPlan(admin_pb2.ApplyPlanRequest(plan_json=json.dumps(by_hand)), timeout=10)
         assert (await shown(stub)).planner == "hand"
         again = await stub.Replan(admin_pb2.ReplanRequest(), timeout=20)
@@ -188,9 +194,12 @@ async def test_a_shift_of_the_load_moves_agents_from_one_model_to_the_other(
     for key in (TOY, OTHER):
         add_profile(tmp_path, key, l4=1.0)
     quick = configured(
-        models=["toy", "other"], expected_agents=4, load_window_s=1.0, replan_lasting_s=0.1,
+        models=["toy", "other"],
+        expected_agents=4,
+        load_window_s=1.0,
+        replan_lasting_s=0.1,
         replan_interval_s=0.1,
-    )  # fmt: skip
+    )
     async with scheduler(quick) as process, admin(process.port) as stub:
         gateway = await crowd.gateway(process.port)
         for number in range(4):

@@ -131,8 +131,9 @@ def test_a_request_whose_session_moves_has_two_and_counts_once() -> None:
     assert live.by_chain() == {"llm:x:1/0": 1, "llm:x:1/1": 1}
     assert live.using(A, FIRST) == [7, 8]
     assert {name: '"g/1"' in str(text) for name, text in live.records().items()} == {
-        "7": True, "8": True,
-    }  # fmt: skip
+        "7": True,
+        "8": True,
+    }
     book.slots.release(START.session)
     live.may_be_over([START.session])
     assert live.by_chain() == {"llm:x:1/1": 1}

@@ -190,11 +190,20 @@ def test_what_generation_costs_by_now_survives_redis_too() -> None:
     assert not measured.observe(B, key, WorkDone(prefill_chunks=1))
     told = [
         measured.observe(
-            A, key, WorkDone(50, 50, 5_000, 50 * 80_000, lone_steps=50, lone_context_tokens=5_000,
-                             lone_ns=50 * 80_000),
+            A,
+            key,
+            WorkDone(
+                50,
+                50,
+                5_000,
+                50 * 80_000,
+                lone_steps=50,
+                lone_context_tokens=5_000,
+                lone_ns=50 * 80_000,
+            ),
         )
         for _ in range(80)
-    ]  # fmt: skip
+    ]
     assert any(told)
     assert not told[-1]
     now = measured.generation()[A, key]

@@ -91,8 +91,9 @@ async def test_where_both_plans_fit_nothing_is_paused_and_old_batches_finish(
         answer = await stub.ApplyPlan(request(SPLIT), timeout=10)
         assert (answer.plan_id, answer.plan_switch.phase) == ("plan-1-2", "done")
         assert (answer.plan_switch.from_plan, answer.plan_switch.to_plan) == (
-            "plan-1-1", "plan-1-2",
-        )  # fmt: skip
+            "plan-1-1",
+            "plan-1-2",
+        )
         assert not answer.plan_switch.downtime
         await gateway.submit(2)
         assert blocks(await gateway.dispatched(2)) == [("agent-0", 0, 2), ("agent-1", 2, 4)]

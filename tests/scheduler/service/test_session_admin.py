@@ -63,9 +63,14 @@ async def test_a_session_is_listed_moved_and_measured(generating: Configured, cr
         assert {chain.role for chain in model.chains} == {"mixed"}
         assert sum(chain.cached_tokens for chain in model.chains) == session.tokens > 3
         moved = scheduler_pb2.SessionMoved(
-            session_id=second.session_id, moved_session_id=first.session_id,
-            mode=scheduler_pb2.MOVE_MODE_TOKENS, tokens=11, rounds=2, duration_ns=900, held_ns=70,
-        )  # fmt: skip
+            session_id=second.session_id,
+            moved_session_id=first.session_id,
+            mode=scheduler_pb2.MOVE_MODE_TOKENS,
+            tokens=11,
+            rounds=2,
+            duration_ns=900,
+            held_ns=70,
+        )
         old = agent_of(agents, first)
         await old.send(scheduler_pb2.AgentMessage(session_moved=moved))
         answer = await asked

@@ -27,9 +27,15 @@ Progress = scheduler_pb2.SessionProgress
 
 def submit(**changes: Any) -> scheduler_pb2.SubmitSession:
     values = {
-        "request_id": 7, "model": "llm", "model_version": "1", "prompt_tokens": 5,
-        "max_tokens": 9, "budget_ns": 500, "priority": -1, **changes,
-    }  # fmt: skip
+        "request_id": 7,
+        "model": "llm",
+        "model_version": "1",
+        "prompt_tokens": 5,
+        "max_tokens": 9,
+        "budget_ns": 500,
+        "priority": -1,
+        **changes,
+    }
     return scheduler_pb2.SubmitSession(**values)
 
 
@@ -89,9 +95,15 @@ def test_an_order_says_what_was_promised_and_both_rings_of_a_split_session() -> 
         return ChainHop(AgentId(agent), PartitionKey(LLM, first, 6), first, 6)
 
     command = events.StartSession(
-        Session(3), RequestId(GATEWAY, 7), "llm/0", (hop("a", 0),), (hop("b", 0), hop("c", 2)),
-        TokenObjectives(800, 80), 600, 60,
-    )  # fmt: skip
+        Session(3),
+        RequestId(GATEWAY, 7),
+        "llm/0",
+        (hop("a", 0),),
+        (hop("b", 0), hop("c", 2)),
+        TokenObjectives(800, 80),
+        600,
+        60,
+    )
     order = session_messages.start_session_message(command, Epoch(2), "p").start_session
     assert (order.session_id, order.request_id, order.epoch) == (3, 7, 2)
     assert [hop.agent_id for hop in order.route] == ["a"]

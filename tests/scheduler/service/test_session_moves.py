@@ -42,9 +42,12 @@ from stored_tables import raw_table
 Configured = Callable[..., SchedulerSettings]
 TWO = chains((2, [("agent-0", 0, 6, 0)]), (2, [("agent-1", 0, 6, 0)]))
 DETAILS = {
-    "mode": scheduler_pb2.MOVE_MODE_KV, "tokens": 9, "rounds": 2, "duration_ns": 30 * MS,
+    "mode": scheduler_pb2.MOVE_MODE_KV,
+    "tokens": 9,
+    "rounds": 2,
+    "duration_ns": 30 * MS,
     "held_ns": 4 * MS,
-}  # fmt: skip
+}
 
 
 def moves(gateway: FakeGateway) -> list[scheduler_pb2.StartSession]:
@@ -117,15 +120,20 @@ async def test_an_agent_whose_sessions_find_no_room_is_drained_at_their_end(
         for number in (1, 2, 3):
             await gateway.submit_session(number)
         starts = [await gateway.started(number) for number in (1, 2, 3)]
-        name = max(*(s.route[0].agent_id for s in starts), key=lambda n: sum(
-            s.route[0].agent_id == n for s in starts))  # fmt: skip
+        name = max(
+            *(s.route[0].agent_id for s in starts),
+            key=lambda n: sum(s.route[0].agent_id == n for s in starts),
+        )
         await gateway.progressed(1, 2, 3)
         async with admin(process.port) as stub:
             drain = stub.DrainAgent(admin_pb2.DrainAgentRequest(agent_id=name), timeout=8)
             await until(lambda: figures(process)["kv_moves"] == 1, "one finds room")
             await until(lambda: figures(process)["stray_sessions"] == 1, "the other does not")
-            stayed = [s for s in starts if not any(
-                m.moved_session_id == s.session_id for m in moves(gateway))]  # fmt: skip
+            stayed = [
+                s
+                for s in starts
+                if not any(m.moved_session_id == s.session_id for m in moves(gateway))
+            ]
             mine = next(s for s in stayed if s.route[0].agent_id == name)
             other = next(s for s in stayed if s.route[0].agent_id != name)
             await gateway.finished(other.request_id)  # now there is room
@@ -175,8 +183,9 @@ async def test_sessions_in_the_way_of_a_crowded_change_move_where_there_is_room(
         assert answer.plan_switch.phase == "done"
         (moved,) = moves(gateway)
         assert (moved.moved_session_id, route(moved)) == (
-            first.session_id, [("agent-2", 0, 6)],
-        )  # fmt: skip
+            first.session_id,
+            [("agent-2", 0, 6)],
+        )
         assert figures(process)["restarted_sessions"] == 0
         assert list(agents[0].loaded) == [(0, 3)]
         await gateway.finished(1)
@@ -290,9 +299,11 @@ async def test_a_move_that_is_done_under_a_new_leader_loses_nothing(
         for start in (first, second):
             name = start.route[0].agent_id
             held = scheduler_pb2.SessionInAgent(
-                session_id=start.session_id, route=start.route, gateway_id="gateway-0",
+                session_id=start.session_id,
+                route=start.route,
+                gateway_id="gateway-0",
                 request_id=1,
-            )  # fmt: skip
+            )
             script = AgentScript(partitions=loaded[name], sessions=[held], epoch=1)
             again[name] = await crowd.agent(new.port, name, script)
         source, target = (again[each.route[0].agent_id] for each in (first, second))

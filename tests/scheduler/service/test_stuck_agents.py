@@ -29,18 +29,22 @@ def beat(
 @pytest.mark.parametrize(
     ("age_s", "booked_s", "kind", "is_stuck"),
     [
-        (5.9, 0.1, "BATCH", False), (6.1, 0.1, "BATCH", True),
-        (19.0, 1.0, "GENERATION", False), (21.0, 1.0, "GENERATION", True),
-        (100.0, 0.0, "LOADING", False), (100.0, 0.0, "MEASURING", False),
+        (5.9, 0.1, "BATCH", False),
+        (6.1, 0.1, "BATCH", True),
+        (19.0, 1.0, "GENERATION", False),
+        (21.0, 1.0, "GENERATION", True),
+        (100.0, 0.0, "LOADING", False),
+        (100.0, 0.0, "MEASURING", False),
         (1_801.0, 0.0, "LOADING", True),
     ],
-)  # fmt: skip
+)
 def test_how_old_a_step_may_be(age_s: float, booked_s: float, kind: str, is_stuck: bool) -> None:
     agents = StuckAgents(RULES)
     said = beat(
-        round(age_s * SECOND), round(booked_s * SECOND),
+        round(age_s * SECOND),
+        round(booked_s * SECOND),
         scheduler_pb2.StepKind.Value(f"STEP_KIND_{kind}"),
-    )  # fmt: skip
+    )
     assert agents.heard(A, said) == ""
     assert bool(agents.heard(A, said)) == is_stuck
 

@@ -54,9 +54,14 @@ class World:
         self.hosted = {agent: set(wanted.get(agent, {})) for agent in self.room}
         named = agents_of(self.target)
         self.switch = Switch(
-            self.target, changing(self.active, self.target), "a test", "plan-1", 0, 1_000,
+            self.target,
+            changing(self.active, self.target),
+            "a test",
+            "plan-1",
+            0,
+            1_000,
             frozenset(named & set(self.room)),
-        )  # fmt: skip
+        )
 
     def surplus(self, agent: AgentId, placement: Placement) -> list[PartitionKey]:
         wanted = wanted_by_agent(placement).get(agent, {})
@@ -115,9 +120,11 @@ class World:
             (agent, key)
             for agent in sorted(self.hosted)
             for key in sorted(wanted(agent))
-            if agent not in self.gone and key not in self.hosted[agent] and self.fits(agent, key)
+            if agent not in self.gone
+            and key not in self.hosted[agent]
+            and self.fits(agent, key)
             and (agent, key) not in self.failed
-        ]  # fmt: skip
+        ]
 
     def load_all(self) -> Phase:
         while not self.switch.is_over and (found := self.loadable()):
@@ -194,18 +201,24 @@ def test_what_is_left_of_a_plan_is_dispatched_by() -> None:
     plan = Plan(
         PlanId("p"),
         tuple(
-            ModelPlan(model, SLO_NS, (
-                Pipeline("one", 1, (Stage(PartitionKey(model, 0, 4), (A, B), (1,), 0),)),
-                Pipeline("two", 1, (Stage(PartitionKey(model, 0, 4), (A,), (1,), 0),)),
-            ))
+            ModelPlan(
+                model,
+                SLO_NS,
+                (
+                    Pipeline("one", 1, (Stage(PartitionKey(model, 0, 4), (A, B), (1,), 0),)),
+                    Pipeline("two", 1, (Stage(PartitionKey(model, 0, 4), (A,), (1,), 0),)),
+                ),
+            )
             for model in (TOY, OTHER)
         ),
-    )  # fmt: skip
+    )
     switch = Switch(NEW, frozenset({TOY}), "", "", 0, 0)
     assert switch.reduced(plan) is plan
     switch.phase, switch.crowded, switch.affected = (
-        Phase.FLUSHING, frozenset({A}), frozenset({TOY}),
-    )  # fmt: skip
+        Phase.FLUSHING,
+        frozenset({A}),
+        frozenset({TOY}),
+    )
     toy, other = switch.reduced(plan).models
     assert [(p.pipeline_id, p.stages[0].agents) for p in toy.pipelines] == [("one", (B,))]
     assert other == plan.models[1]
@@ -254,8 +267,10 @@ def placements() -> st.SearchStrategy[Placement]:
     cut = st.integers(1, 3)
     return st.builds(
         lambda at, first, second: Placement((served(TOY, (0, at, first), (at, 4, second)),)),
-        cut, pool, pool,
-    )  # fmt: skip
+        cut,
+        pool,
+        pool,
+    )
 
 
 @settings(max_examples=200, deadline=None)

@@ -63,9 +63,14 @@ async def test_timelines_show_what_was_booked_and_what_really_was(
         assert (first.real_start_ns, first.real_end_ns) == (0, 0)
 
         report = scheduler_pb2.StageReport(
-            batch_id=order.batch_id, position=1, compute_ended_ago_ns=MS, compute_ns=3 * MS,
-            transfer_ended_ago_ns=5 * MS, transfer_ns=2 * MS, rows=1,
-        )  # fmt: skip
+            batch_id=order.batch_id,
+            position=1,
+            compute_ended_ago_ns=MS,
+            compute_ns=3 * MS,
+            transfer_ended_ago_ns=5 * MS,
+            transfer_ns=2 * MS,
+            rows=1,
+        )
         await agents[1].send(scheduler_pb2.AgentMessage(stage_report=report))
 
         async def reported() -> dict[tuple[str, str], list[admin_pb2.Booking]]:
@@ -93,9 +98,12 @@ async def test_generating_is_shown_as_it_was_reported(configured: Configured, cr
             key=scheduler_pb2.PartitionKey(
                 model="llm", model_version="1", first_block=0, last_block=6
             ),
-            decode_steps=4, decode_rows=4, decode_ns=30 * MS, prefill_ns=10 * MS,
+            decode_steps=4,
+            decode_rows=4,
+            decode_ns=30 * MS,
+            prefill_ns=10 * MS,
             cached_block_tokens=7,
-        )  # fmt: skip
+        )
         await agent.send(scheduler_pb2.AgentMessage(generation_report=report))
 
         async def shown() -> admin_pb2.Booking:

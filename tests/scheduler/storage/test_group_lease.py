@@ -66,9 +66,11 @@ async def test_one_group_has_the_keys_and_epochs_it_always_had(redis: Redis) -> 
     assert (lease.epoch, lease.follows(0)) == (1, True)
     await Store(redis, keys).apply(lease, Changes({Table.PLAN: {"a": "b"}}))
     assert set(await redis.keys("*")) == {
-        b"catenary:{test}:lease", b"catenary:{test}:epoch", b"catenary:{test}:clock",
+        b"catenary:{test}:lease",
+        b"catenary:{test}:epoch",
+        b"catenary:{test}:clock",
         b"catenary:{test}:plan",
-    }  # fmt: skip
+    }
     await lease.release()
     assert await lease.try_acquire()
     assert lease.epoch == 2

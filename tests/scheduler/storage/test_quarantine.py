@@ -201,8 +201,9 @@ async def test_a_reservation_of_nobody_or_of_next_year_is_not_believed(
     await redis.hset(KEYS.table("book:gpu/nobody"), "8:0", "1 2 3 0")  # type: ignore[misc]
     stored = await Store(redis, KEYS).load()
     assert {(each.table, each.name) for each in stored.damage} == {
-        (GPU, b"9:0"), ("book:gpu/nobody", b"8:0"),
-    }  # fmt: skip
+        (GPU, b"9:0"),
+        ("book:gpu/nobody", b"8:0"),
+    }
     assert len(stored.book) == 3
 
 

@@ -72,10 +72,17 @@ async def test_a_snapshot_says_the_same_as_the_changes(redis: Redis) -> None:
     await store.apply(lease, Changes(tables_of(dispatcher.snapshot()), replace=True))
     later = shifted((await store.load()).book, 500)
     back = [
-        Reservation(r.batch, r.position, r.resource, r.start_ns - 500, r.end_ns - 500,
-                    r.expires_ns - 500, r.done)
+        Reservation(
+            r.batch,
+            r.position,
+            r.resource,
+            r.start_ns - 500,
+            r.end_ns - 500,
+            r.expires_ns - 500,
+            r.done,
+        )
         for r in later
-    ]  # fmt: skip
+    ]
     assert set(back) == set(dispatcher.snapshot())
 
 

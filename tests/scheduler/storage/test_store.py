@@ -63,15 +63,28 @@ async def test_an_expired_lease_fences_too(redis: Redis, lease: Lease) -> None:
 async def test_a_snapshot_replaces_everything(redis: Redis, lease: Lease) -> None:
     store = Store(redis, KEYS)
     gone, kept = ResourceId("gpu/gone"), ResourceId("gpu/kept")
-    await store.apply(lease, Changes({
-        Table.RESOURCES: {gone: "1"}, book_table(gone): {"1:0": "1 2 3 0"},
-        Table.PLAN: {"stale": "x"},
-    }))  # fmt: skip
+    await store.apply(
+        lease,
+        Changes(
+            {
+                Table.RESOURCES: {gone: "1"},
+                book_table(gone): {"1:0": "1 2 3 0"},
+                Table.PLAN: {"stale": "x"},
+            }
+        ),
+    )
     successor = Store(redis, KEYS)
     await successor.load()
-    await successor.apply(lease, Changes({
-        Table.RESOURCES: {kept: "1"}, book_table(kept): {"2:0": "4 5 6 1"},
-    }, replace=True))  # fmt: skip
+    await successor.apply(
+        lease,
+        Changes(
+            {
+                Table.RESOURCES: {kept: "1"},
+                book_table(kept): {"2:0": "4 5 6 1"},
+            },
+            replace=True,
+        ),
+    )
     stored = await successor.load()
     assert stored.plan == StoredPlan()
     assert stored.book == [Reservation(BatchId(2), 0, kept, 4, 5, 6, done=True)]

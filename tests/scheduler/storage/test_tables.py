@@ -56,11 +56,36 @@ def test_what_the_version_before_wrote_is_read(table: str) -> None:
 
 def odd_bytes() -> st.SearchStrategy[bytes]:
     numbers = st.sampled_from(
-        ["nan", "-1", "1e999", "9" * 5000, "18446744073709551616", "inf", "0x1", "-0", "1 2 -3",
-         "generation -1 2 3 4", "generation 1 2 3 4 nan", "null", "[]", "{}", "[[[", '""', "true",
-         '{"v": 2}', "v2 1 2 3", '{"hops": [["a", "b", 1, 0]]}', '{"models": []}', "[" * 100_000,
-         '{"a":' * 2_000, '{"slo_ns": -1}', '{"max_batch": 1e300}', '{"everywhere": 1}', "\ud800"]
-    )  # fmt: skip
+        [
+            "nan",
+            "-1",
+            "1e999",
+            "9" * 5000,
+            "18446744073709551616",
+            "inf",
+            "0x1",
+            "-0",
+            "1 2 -3",
+            "generation -1 2 3 4",
+            "generation 1 2 3 4 nan",
+            "null",
+            "[]",
+            "{}",
+            "[[[",
+            '""',
+            "true",
+            '{"v": 2}',
+            "v2 1 2 3",
+            '{"hops": [["a", "b", 1, 0]]}',
+            '{"models": []}',
+            "[" * 100_000,
+            '{"a":' * 2_000,
+            '{"slo_ns": -1}',
+            '{"max_batch": 1e300}',
+            '{"everywhere": 1}',
+            "\ud800",
+        ]
+    )
     return st.one_of(
         st.binary(max_size=60),
         numbers.map(lambda text: text.encode(errors="surrogatepass")),
@@ -142,12 +167,22 @@ def _with_more(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 REQUIRED = {
-    ("notes", "planner"), ("notes", "cause"), ("last_switch", "from_plan"),
-    ("last_switch", "to_plan"), ("last_switch", "phase"), ("fixed", "models"),
-    ("fixed_before", "models"), ("active", "models"), (Table.AGENTS, "server"),
-    (Table.BATCHES, "rows"), (Table.BATCHES, "expected_finish_ns"), (Table.SESSIONS, "hops"),
-    (Table.LENGTHS, "everywhere"), (Table.LENGTHS, "buckets"), ("scaling", "llm:1"),
-}  # fmt: skip
+    ("notes", "planner"),
+    ("notes", "cause"),
+    ("last_switch", "from_plan"),
+    ("last_switch", "to_plan"),
+    ("last_switch", "phase"),
+    ("fixed", "models"),
+    ("fixed_before", "models"),
+    ("active", "models"),
+    (Table.AGENTS, "server"),
+    (Table.BATCHES, "rows"),
+    (Table.BATCHES, "expected_finish_ns"),
+    (Table.SESSIONS, "hops"),
+    (Table.LENGTHS, "everywhere"),
+    (Table.LENGTHS, "buckets"),
+    ("scaling", "llm:1"),
+}
 
 
 @pytest.mark.parametrize(("table", "name"), documents())
@@ -205,9 +240,13 @@ NONSENSE = [
     ("book:gpu/agent-0", "1:99999999", "1 2 3 0"),
     ("book:gpu/agent-0", "1:0", "1 2 3 0 5"),
     ("book:cache/agent-0/llm:x:1[0,4)", "1:0", "1 2 3 0"),
-    (Table.PLAN, "scaling", '{"llm:1": {"line": {"prior": [1], "history": []}, "cold_start_ns": 1}}'),
+    (
+        Table.PLAN,
+        "scaling",
+        '{"llm:1": {"line": {"prior": [1], "history": []}, "cold_start_ns": 1}}',
+    ),
     (Table.PLAN, "active", '{"models": [{"name": "toy", "pipelines": []}]}'),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("table", "name", "value"), NONSENSE)

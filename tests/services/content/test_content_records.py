@@ -70,8 +70,12 @@ def test_the_first_look_records_every_file_that_is_loaded(tmp_path: Path) -> Non
     content = repository.content(KEY)
     assert content is not None
     assert sorted(content.files) == [
-        "blocks.json", "model.onnx", "model.yaml", "onnx-fp32/model.onnx.data", "tokenizer.json",
-    ]  # fmt: skip
+        "blocks.json",
+        "model.onnx",
+        "model.yaml",
+        "onnx-fp32/model.onnx.data",
+        "tokenizer.json",
+    ]
     assert len(content.files["model.onnx"].chunks) == 5
     assert ModelRepository(tmp_path).content(KEY) == content
     said = json.loads((repository.folder(KEY) / RECORD_FILE).read_bytes())
@@ -281,9 +285,16 @@ def test_a_file_changed_a_moment_ago_is_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[]", "not json", '{"format": 1}', "[" * 5000,
-     '{"format": 2, "digest": "' + "0" * 64 + '", "checksum": "' + "0" * 64 + '", "files": {}}'],
-)  # fmt: skip
+    [
+        "",
+        "{}",
+        "[]",
+        "not json",
+        '{"format": 1}',
+        "[" * 5000,
+        '{"format": 2, "digest": "' + "0" * 64 + '", "checksum": "' + "0" * 64 + '", "files": {}}',
+    ],
+)
 def test_what_is_no_record_is_refused(text: str) -> None:
     with pytest.raises(ContentMismatch, match=r"net:1/content\.json"):
         decode(text.encode(), "net:1/content.json")

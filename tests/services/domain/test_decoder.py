@@ -27,14 +27,16 @@ HELD = HeldSizes(Form.TORCH_BFLOAT16, (10, 11, 12), 100, 120, 90, 5, 7, 2)
         ("onnx", "int8", Form.ONNX_INT8),
         ("onnx", "int4", Form.ONNX_INT4),
         ("onnx", "of a later release", None),
-        *((f"torch-{numbers}", precision, Form(f"torch-{numbers}"))
-          for numbers in ("float32", "bfloat16", "float16")
-          for precision in ("fp32", "int8", "int4")),
+        *(
+            (f"torch-{numbers}", precision, Form(f"torch-{numbers}"))
+            for numbers in ("float32", "bfloat16", "float16")
+            for precision in ("fp32", "int8", "int4")
+        ),
         ("", "fp32", None),
         ("tpu-bfloat16", "fp32", None),
         ("onnx-fp32", "int4", None),
     ],
-)  # fmt: skip
+)
 def test_a_form_follows_from_runtime_and_precision(
     runtime: str, precision: str, form: Form | None
 ) -> None:

@@ -102,9 +102,13 @@ def test_an_estimate_never_replaces_a_measurement() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"model_hash": "other"}, {"blocks": 3}, {"cut_row_bytes": (0, 8, 0)},
-     {"cut_tensors": (("x",), ("b",), ("y",))}],
-)  # fmt: skip
+    [
+        {"model_hash": "other"},
+        {"blocks": 3},
+        {"cut_row_bytes": (0, 8, 0)},
+        {"cut_tensors": (("x",), ("b",), ("y",))},
+    ],
+)
 def test_profiles_of_another_model_are_not_mixed(change: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(change))):
         merged(profile(device()), replace(profile(device()), **change))  # type: ignore[arg-type]

@@ -16,9 +16,14 @@ from catenary_services.domain.sampler_sizes import SamplerSizes
 
 STEP = StepSizes(1000, 10, 2, 50, 3, 4)
 SAMPLER = SamplerSizes(
-    fixed_bytes=7, counts_bytes=800, session_bytes=20, token_bytes=3, row_bytes=400, rows=4,
+    fixed_bytes=7,
+    counts_bytes=800,
+    session_bytes=20,
+    token_bytes=3,
+    row_bytes=400,
+    rows=4,
     beside_bytes=5,
-)  # fmt: skip
+)
 HELD = HeldSizes(Form.TORCH_FLOAT32, (10, 10), 0, 0, 0, 0, 0, 2, STEP, SAMPLER)
 
 

@@ -19,9 +19,15 @@ from catenary_services.jail.protections import is_root, offered
 from catenary_services.jail.run import Work, run_jailed
 
 SMALL = JailLimits(
-    wall_clock_s=20, cpu_s=10, memory_bytes=1 << 30, file_bytes=1 << 20, folder_bytes=4 << 20,
-    files=8, printed_bytes=1 << 20, result_bytes=1 << 16,
-)  # fmt: skip
+    wall_clock_s=20,
+    cpu_s=10,
+    memory_bytes=1 << 30,
+    file_bytes=1 << 20,
+    folder_bytes=4 << 20,
+    files=8,
+    printed_bytes=1 << 20,
+    result_bytes=1 << 16,
+)
 needs_landlock = pytest.mark.skipif(
     Protection.LANDLOCK not in offered(), reason="the kernel has no Landlock"
 )
@@ -99,8 +105,10 @@ def test_open_files_are_not_inherited(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     with (tmp_path / "secret").open() as secret:
         os.set_inheritable(secret.fileno(), True)
-        found = attempt("[os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')"
-                        " if os.path.exists(f'/proc/self/fd/{n}')]")  # fmt: skip
+        found = attempt(
+            "[os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')"
+            " if os.path.exists(f'/proc/self/fd/{n}')]"
+        )
     assert found.startswith("did")
     assert "secret" not in found
 
@@ -172,10 +180,20 @@ def test_other_processes_are_out_of_reach(way: str) -> None:
 
 
 SYSTEM_CALLS = {
-    "ptrace": 101, "process_vm_readv": 310, "mount": 165, "unshare": 272, "keyctl": 250, "bpf": 321,
-    "io_uring_setup": 425, "memfd_create": 319, "userfaultfd": 323, "perf_event_open": 298,
-    "open_by_handle_at": 304, "shmget": 29, "x32 getpid": 0x40000000 + 39,
-}  # fmt: skip
+    "ptrace": 101,
+    "process_vm_readv": 310,
+    "mount": 165,
+    "unshare": 272,
+    "keyctl": 250,
+    "bpf": 321,
+    "io_uring_setup": 425,
+    "memfd_create": 319,
+    "userfaultfd": 323,
+    "perf_event_open": 298,
+    "open_by_handle_at": 304,
+    "shmget": 29,
+    "x32 getpid": 0x40000000 + 39,
+}
 
 
 @needs_seccomp
@@ -208,12 +226,17 @@ ENDLESS = {
     "allocates bit by bit": ("a = []\nwhile True: a.append(bytearray(1 << 24))", Limit.MEMORY),
     "prints for ever": ("while True: print('x' * 10000)", Limit.OUTPUT),
     "warns for ever": ("while True: os.write(2, b'x' * 10000)", Limit.OUTPUT),
-    "answers for ever": ("while True: os.write(int(__import__('sys').argv[1]), b'x' * 10000)", Limit.RESULT),
+    "answers for ever": (
+        "while True: os.write(int(__import__('sys').argv[1]), b'x' * 10000)",
+        Limit.RESULT,
+    ),
     "writes many files": (
-        "for n in range(1000): (room.output / f'{n}.bin').write_bytes(bytes(1 << 19))", Limit.FILES,
+        "for n in range(1000): (room.output / f'{n}.bin').write_bytes(bytes(1 << 19))",
+        Limit.FILES,
     ),
     "writes empty files": (
-        "for n in range(1000): (room.output / f'{n}.bin').touch()", Limit.FILES,
+        "for n in range(1000): (room.output / f'{n}.bin').touch()",
+        Limit.FILES,
     ),
     "fills its scratch": (
         "n = 0\nwhile True:\n n += 1\n (room.scratch / str(n)).write_bytes(bytes(1 << 19))",
@@ -221,7 +244,7 @@ ENDLESS = {
     ),
     "crashes": ("ctypes.string_at(0)", Limit.CRASH),
     "aborts": ("os.abort()", Limit.CRASH),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("way", ENDLESS)
@@ -275,7 +298,7 @@ LEFT = {
     " (room.output / 'a/b/c/d/e/f/g.bin').touch()",
     "a sparse giant": "open(room.output / 'a.bin', 'wb').truncate(1 << 19);"
     " [open(room.output / f'{n}.bin', 'wb') for n in range(9)]",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", LEFT)

@@ -89,16 +89,20 @@ WRONG = [
     (submit(model="m\n"), "SubmitRequest.model"),
     (submit(model="m" * 129), "SubmitRequest.model"),
     (submit(traceparent="z" * 55), "SubmitRequest.traceparent"),
-    (submit(in_flight=[scheduler_pb2.InFlight(batch_id=1, request_row=1, rows=2)]),
-     "SubmitRequest.in_flight"),
+    (
+        submit(in_flight=[scheduler_pb2.InFlight(batch_id=1, request_row=1, rows=2)]),
+        "SubmitRequest.in_flight",
+    ),
     (session(prompt_tokens=0), "SubmitSession.prompt_tokens"),
     (session(max_tokens=0), "SubmitSession.max_tokens"),
     (session(first_token_slo_ns=2**64 - 1), "SubmitSession.first_token_slo_ns"),
     (session(per_token_slo_ns=200 * DAY_NS), "SubmitSession.per_token_slo_ns"),
     (session(waited_ns=1 << 63), "SubmitSession.waited_ns"),
     (session(progress=progress(generated_tokens=5)), "SubmitSession.progress.generated_tokens"),
-    (session(progress=progress(generated_tokens=1, first_token_ns=101)),
-     "SubmitSession.progress.decode_ns"),
+    (
+        session(progress=progress(generated_tokens=1, first_token_ns=101)),
+        "SubmitSession.progress.decode_ns",
+    ),
     (report(compute_ns=1 << 60), "StageReport.compute_ns"),
     (report(position=256), "StageReport.position"),
     (hello(agent_id=""), "AgentHello.agent_id"),
@@ -116,20 +120,28 @@ WRONG = [
     (header(tensors=[frame_pb2.TensorHeader(shape=[1] * 33)]), "TensorHeader.shape"),
     (header(tensors=[frame_pb2.TensorHeader(shape=[-1])]), "TensorHeader.shape"),
     (header(cache=frame_pb2.SessionCache(first_token=2, last_token=1)), "SessionCache.last_token"),
-    (scheduler_pb2.SessionsProgressed(sessions=[progress(decode_ns=1 << 63)]),
-     "SessionProgress.decode_ns"),
+    (
+        scheduler_pb2.SessionsProgressed(sessions=[progress(decode_ns=1 << 63)]),
+        "SessionProgress.decode_ns",
+    ),
     (generated(lone_steps=5), "GenerationReport.lone_steps"),
-    (generated(key=scheduler_pb2.PartitionKey(model="m", model_version="1")),
-     "PartitionKey.last_block"),
+    (
+        generated(key=scheduler_pb2.PartitionKey(model="m", model_version="1")),
+        "PartitionKey.last_block",
+    ),
     (cost(math.nan), "GenerationCost.decode_context_token_ns"),
     (cost(math.inf), "GenerationCost.decode_context_token_ns"),
     (cost(-1.0), "GenerationCost.decode_context_token_ns"),
     (scheduler_pb2.PartitionLoaded(key=KEY, compute_ns=[1, 1 << 60]), "PartitionLoaded.compute_ns"),
     (scheduler_pb2.SessionsClosed(session_ids=[1, 1 << 63]), "SessionsClosed.session_ids"),
-    (scheduler_pb2.AgentMessages(messages=[scheduler_pb2.AgentMessage(
-        stage_report=report(batch_id=1 << 63))]), "StageReport.batch_id"),
+    (
+        scheduler_pb2.AgentMessages(
+            messages=[scheduler_pb2.AgentMessage(stage_report=report(batch_id=1 << 63))]
+        ),
+        "StageReport.batch_id",
+    ),
     (admin_pb2.DrainAgentRequest(), "DrainAgentRequest.agent_id"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("descriptor", TYPES, ids=lambda each: each.full_name)
@@ -160,11 +172,22 @@ def test_what_cannot_be_is_named(message: Any, place: str) -> None:
 
 def test_what_is_as_it_should_be_passes() -> None:
     for message in (
-        submit(), submit(model_version=""), session(), session(progress=progress()), report(),
-        hello(), dispatch(slices=[piece(), piece(batch_row=1)]), header(position=1), generated(),
-        cost(0.5), common_pb2.Failure(), scheduler_pb2.AgentMessage(), scheduler_pb2.Heartbeat(),
-        generation_pb2.SamplingParameters(), generation_pb2.SamplingParameters(seed=2**64 - 1),
-    ):  # fmt: skip
+        submit(),
+        submit(model_version=""),
+        session(),
+        session(progress=progress()),
+        report(),
+        hello(),
+        dispatch(slices=[piece(), piece(batch_row=1)]),
+        header(position=1),
+        generated(),
+        cost(0.5),
+        common_pb2.Failure(),
+        scheduler_pb2.AgentMessage(),
+        scheduler_pb2.Heartbeat(),
+        generation_pb2.SamplingParameters(),
+        generation_pb2.SamplingParameters(seed=2**64 - 1),
+    ):
         checker = checker_of(message.DESCRIPTOR)
         assert checker.trouble(message) is None
         assert checker.passes(message)

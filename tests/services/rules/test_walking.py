@@ -31,13 +31,21 @@ pytestmark = pytest.mark.skipif(not COMPILED, reason="the walk was not built (ma
 TYPES = message_types()
 HOP = common_pb2.Hop(agent_id="agent-0", model="toy", model_version="1", last_block=4)
 HEADER = frame_pb2.FrameHeader(
-    kind=1, epoch=3, batch_id=1 << 40, batch_rows=2, rows=2, position=1, budget_ns=-5,
+    kind=1,
+    epoch=3,
+    batch_id=1 << 40,
+    batch_rows=2,
+    rows=2,
+    position=1,
+    budget_ns=-5,
     slices=[common_pb2.Slice(gateway_id="gateway-0", request_id=1, rows=2)],
-    route=[HOP, HOP], plan_id="plan é", sent_monotonic_ns=10**15,
+    route=[HOP, HOP],
+    plan_id="plan é",
+    sent_monotonic_ns=10**15,
     timings=[common_pb2.HopTiming(agent_id="agent-0", last_block=4, compute_ns=10**6)],
     tensors=[frame_pb2.TensorHeader(name="x", datatype="FP32", shape=[2, 4], nbytes=32)],
     session_rows=[frame_pb2.SessionRows(session_id=1, position=2, tokens=3, sample=True)],
-)  # fmt: skip
+)
 
 
 def believed(descriptor: Descriptor, data: bytes) -> bool:
@@ -154,7 +162,8 @@ _HOP = HOP.SerializeToString()
 DOUBTED: dict[str, tuple[Descriptor, bytes]] = {
     "a field twice": (HEADER.DESCRIPTOR, HEADER_BYTES + b"\x08\x01"),
     "a message twice": (
-        scheduler_pb2.PartitionFailed.DESCRIPTOR, text(2, b"") + text(2, b""),
+        scheduler_pb2.PartitionFailed.DESCRIPTOR,
+        text(2, b"") + text(2, b""),
     ),
     "two of a oneof": (scheduler_pb2.AgentMessage.DESCRIPTOR, text(2, b"") + text(7, b"")),
     "a group": (HEADER.DESCRIPTOR, HEADER_BYTES + key(100, 3) + key(100, 4)),
@@ -163,50 +172,59 @@ DOUBTED: dict[str, tuple[Descriptor, bytes]] = {
     "a field beyond all": (HEADER.DESCRIPTOR, HEADER_BYTES + varint(1 << 32) + b"\x00"),
     "another way to write it": (HEADER.DESCRIPTOR, HEADER_BYTES[2:] + key(1, 5) + b"\x01\0\0\0"),
     "a number of eleven bytes": (
-        HEADER.DESCRIPTOR, HEADER_BYTES + key(100, 0) + b"\x80" * 10 + b"\x01",
+        HEADER.DESCRIPTOR,
+        HEADER_BYTES + key(100, 0) + b"\x80" * 10 + b"\x01",
     ),
     "a number of 65 bits": (
-        scheduler_pb2.ReportHoldings.DESCRIPTOR, b"\x08" + b"\xff" * 9 + b"\x02",
+        scheduler_pb2.ReportHoldings.DESCRIPTOR,
+        b"\x08" + b"\xff" * 9 + b"\x02",
     ),
     "a number that would be cut": (common_pb2.Slice.DESCRIPTOR, b"\x20" + varint((1 << 32) + 1)),
     "one too far below zero, zigzag": (
-        admin_pb2.Booking.DESCRIPTOR, b"\x20" + varint(2 * 9007199254740992 - 1),
+        admin_pb2.Booking.DESCRIPTOR,
+        b"\x20" + varint(2 * 9007199254740992 - 1),
     ),
     "a number that does not end": (common_pb2.Slice.DESCRIPTOR, b"\x20\x80"),
     "a text longer than all": (common_pb2.Slice.DESCRIPTOR, b"\x0a\x05abcd"),
     "a text of 2^64-1": (common_pb2.Slice.DESCRIPTOR, b"\x0a" + varint(2**64 - 1) + b"a"),
     "an unknown text of 2^63": (common_pb2.Slice.DESCRIPTOR, key(99, 2) + varint(2**63)),
     "half of a number": (
-        scheduler_pb2.GenerationCost.DESCRIPTOR, key(7, 1) + b"\0\0\0\0",
+        scheduler_pb2.GenerationCost.DESCRIPTOR,
+        key(7, 1) + b"\0\0\0\0",
     ),
     "no number": (
-        scheduler_pb2.GenerationCost.DESCRIPTOR, key(7, 1) + b"\0\0\0\0\0\0\xf8\x7f",
+        scheduler_pb2.GenerationCost.DESCRIPTOR,
+        key(7, 1) + b"\0\0\0\0\0\0\xf8\x7f",
     ),
     "a name with é": (common_pb2.Slice.DESCRIPTOR, text(1, "é".encode())),
     "a name with half of é": (common_pb2.Slice.DESCRIPTOR, text(1, "é".encode()[:1])),
     "a name that goes on with a line": (common_pb2.Slice.DESCRIPTOR, text(1, b"a\n")),
     "a label with a separator of lines": (
-        scheduler_pb2.DispatchBatch.DESCRIPTOR, text(3, "a\u2028".encode()),
+        scheduler_pb2.DispatchBatch.DESCRIPTOR,
+        text(3, "a\u2028".encode()),
     ),
     "packed numbers, the last cut": (
-        frame_pb2.TensorHeader.DESCRIPTOR, text(3, b"\x01\x80") + b"\x20\x01",
+        frame_pb2.TensorHeader.DESCRIPTOR,
+        text(3, b"\x01\x80") + b"\x20\x01",
     ),
     "packed numbers, too many": (frame_pb2.TensorHeader.DESCRIPTOR, text(3, b"\x01" * 33)),
     "numbers one by one, too many": (frame_pb2.TensorHeader.DESCRIPTOR, b"\x18\x01" * 33),
     "packed and one by one, too many": (
-        frame_pb2.TensorHeader.DESCRIPTOR, text(3, b"\x01" * 32) + b"\x18\x01",
+        frame_pb2.TensorHeader.DESCRIPTOR,
+        text(3, b"\x01" * 32) + b"\x18\x01",
     ),
     "messages, too many": (HEADER.DESCRIPTOR, HEADER_BYTES + text(8, _HOP) * 255),
     "a sum beyond what is there": (
         scheduler_pb2.DispatchBatch.DESCRIPTOR,
-        b"\x20\x02" + text(5, common_pb2.Slice(batch_row=1, rows=1).SerializeToString())
+        b"\x20\x02"
+        + text(5, common_pb2.Slice(batch_row=1, rows=1).SerializeToString())
         + text(5, common_pb2.Slice(batch_row=2, rows=1).SerializeToString()),
     ),
     "another name than the one above": (
         scheduler_pb2.GatewayHello.DESCRIPTOR,
         text(1, b"gateway-0") + text(3, text(1, b"gateway-1")),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("descriptor", "data"), DOUBTED.values(), ids=DOUBTED)
@@ -217,22 +235,33 @@ def test_what_may_be_understood_otherwise_is_doubted(descriptor: Descriptor, dat
 BELIEVED: dict[str, tuple[Descriptor, bytes]] = {
     "fields of a later version": (
         HEADER.DESCRIPTOR,
-        HEADER_BYTES + key(900, 0) + b"\xff" * 9 + b"\x01" + text(1 << 20, b"later") * 2
-        + key(5_000, 1) + bytes(8) + key(101, 5) + bytes(4),
+        HEADER_BYTES
+        + key(900, 0)
+        + b"\xff" * 9
+        + b"\x01"
+        + text(1 << 20, b"later") * 2
+        + key(5_000, 1)
+        + bytes(8)
+        + key(101, 5)
+        + bytes(4),
     ),
     "packed numbers in pieces": (
-        frame_pb2.TensorHeader.DESCRIPTOR, text(3, b"\x01" * 31) + b"\x18\x01" + text(3, b""),
+        frame_pb2.TensorHeader.DESCRIPTOR,
+        text(3, b"\x01" * 31) + b"\x18\x01" + text(3, b""),
     ),
     "a number with zeros in front": (common_pb2.Slice.DESCRIPTOR, b"\x20\x81\x80\x80\x00"),
     "a number below zero": (
-        frame_pb2.FrameHeader.DESCRIPTOR, b"\x08\x01\x58" + varint(2**64 - 9),
+        frame_pb2.FrameHeader.DESCRIPTOR,
+        b"\x08\x01\x58" + varint(2**64 - 9),
     ),
     "one below zero, zigzag": (
-        admin_pb2.Booking.DESCRIPTOR, b"\x20" + varint(2 * 9007199254740991 - 1),
+        admin_pb2.Booking.DESCRIPTOR,
+        b"\x20" + varint(2 * 9007199254740991 - 1),
     ),
     "a label with é": (scheduler_pb2.DispatchBatch.DESCRIPTOR, text(3, "plan é".encode())),
     "a text of as many characters as it may have": (
-        scheduler_pb2.DispatchBatch.DESCRIPTOR, text(3, "é".encode() * 1_024),
+        scheduler_pb2.DispatchBatch.DESCRIPTOR,
+        text(3, "é".encode() * 1_024),
     ),
     "sums that are all there is": (
         scheduler_pb2.DispatchBatch.DESCRIPTOR,
@@ -242,12 +271,15 @@ BELIEVED: dict[str, tuple[Descriptor, bytes]] = {
         scheduler_pb2.GatewayHello.DESCRIPTOR,
         text(3, text(1, b"gateway-0")) + text(1, b"gateway-0"),
     ),
-    "no answer yet": (scheduler_pb2.SubmitSession.DESCRIPTOR, scheduler_pb2.SubmitSession(
-        model="m", prompt_tokens=1, max_tokens=1).SerializeToString()),
-    "a seed of all bits": (
-        generation_pb2.SamplingParameters.DESCRIPTOR, b"\x40" + varint(2**64 - 1),
+    "no answer yet": (
+        scheduler_pb2.SubmitSession.DESCRIPTOR,
+        scheduler_pb2.SubmitSession(model="m", prompt_tokens=1, max_tokens=1).SerializeToString(),
     ),
-}  # fmt: skip
+    "a seed of all bits": (
+        generation_pb2.SamplingParameters.DESCRIPTOR,
+        b"\x40" + varint(2**64 - 1),
+    ),
+}
 
 
 @pytest.mark.parametrize(("descriptor", "data"), BELIEVED.values(), ids=BELIEVED)

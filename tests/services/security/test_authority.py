@@ -90,8 +90,11 @@ def test_what_is_good_is_kept_and_what_is_not_is_made_anew(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(first.cert_file, first.key_file)
     assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "agent-agent-0-key.pem", "agent-agent-0.pem", "ca-key.pem", "ca.pem",
-    ]  # fmt: skip
+        "agent-agent-0-key.pem",
+        "agent-agent-0.pem",
+        "ca-key.pem",
+        "ca.pem",
+    ]
 
 
 def test_renewing_replaces_what_has_less_than_a_third_of_its_life_left(tmp_path: Path) -> None:

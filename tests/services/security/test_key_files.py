@@ -27,9 +27,14 @@ def moment(hours: float) -> str:
 
 def test_limits_of_a_key_are_those_in_the_file(file: Path) -> None:
     limits = {
-        "max_priority": 3, "requests_per_s": 5.5, "burst": 9, "tokens_per_s": 100,
-        "token_burst": 700, "share": 2.5, "expires": moment(1),
-    }  # fmt: skip
+        "max_priority": 3,
+        "requests_per_s": 5.5,
+        "burst": 9,
+        "tokens_per_s": 100,
+        "token_burst": 700,
+        "share": 2.5,
+        "expires": moment(1),
+    }
     key = add_key(file, "ci", ["infer"], limits)
     assert ApiKeys.load(file).check(key).limits == KeyLimits(
         3, Rate(5.5, 9.0), Rate(100.0, 700.0), 2.5

@@ -21,9 +21,14 @@ from catenary_services.security.tls import ClientSecurity, ServerSecurity
 from tests.support.certificates import Certificates
 
 SERVED = (
-    scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, generation_pb2.DESCRIPTOR, oip.DESCRIPTOR,
-    externalscaler_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR,
-)  # fmt: skip
+    scheduler_pb2.DESCRIPTOR,
+    admin_pb2.DESCRIPTOR,
+    generation_pb2.DESCRIPTOR,
+    oip.DESCRIPTOR,
+    externalscaler_pb2.DESCRIPTOR,
+    health_pb2.DESCRIPTOR,
+    reflection_pb2.DESCRIPTOR,
+)
 FRAMES = "/catenary.v1.PeerTransport/Frames"
 DRAIN = "/catenary.v1.Admin/DrainAgent"
 STATUS = "/catenary.v1.Admin/GetStatus"
@@ -107,8 +112,10 @@ def test_a_gateway_changes_nothing_by_itself() -> None:
         for method, rule in RULES.items()
         if ".Admin/" in method and Role.GATEWAY in rule.roles
     }
-    admin = {f"/catenary.v1.Admin/{each.name}" for each in
-             admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods}  # fmt: skip
+    admin = {
+        f"/catenary.v1.Admin/{each.name}"
+        for each in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods
+    }
     assert changing | looking == admin
     assert not changing & looking
     assert all(Role.AGENT not in RULES[each].roles | RULES[each].with_key for each in admin)

@@ -127,8 +127,11 @@ async def test_authority_and_certificates_change_under_running_calls(
             assert await goes_on()
             for step in ("add", "use", "drop"):
                 authority = certificates.authority
-                {"add": authority.add_next, "use": authority.use_next,
-                 "drop": authority.drop_others}[step]()  # fmt: skip
+                {
+                    "add": authority.add_next,
+                    "use": authority.use_next,
+                    "drop": authority.drop_others,
+                }[step]()
                 assert await server.calls(client), step
                 assert await server.connects(client), step
                 assert await goes_on(), step

@@ -47,8 +47,13 @@ def test_takes_what_the_twin_takes(per_s: int, burst: int, steps: list[tuple[int
         elif taken:
             twin.level = min(twin.burst, twin.level + (now - twin.now) * twin.per_ns) - amount
             twin.now = now
-        assert abs(bucket.level(now) - float(min(
-            twin.burst, twin.level + (now - twin.now) * twin.per_ns))) < 1e-4  # fmt: skip
+        assert (
+            abs(
+                bucket.level(now)
+                - float(min(twin.burst, twin.level + (now - twin.now) * twin.per_ns))
+            )
+            < 1e-4
+        )
 
 
 @settings(max_examples=50)

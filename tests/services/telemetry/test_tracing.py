@@ -19,9 +19,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = PARENT[:-1] + "0"
 
 
-@given(
-    st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans()
-)  # fmt: skip
+@given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans())
 def test_traceparent_round_trips(trace_id: int, span_id: int, sampled: bool) -> None:
     context = TraceContext(trace_id, span_id, sampled)
     assert parse_traceparent(context.traceparent) == context
@@ -31,11 +29,19 @@ def test_traceparent_round_trips(trace_id: int, span_id: int, sampled: bool) -> 
 @pytest.mark.parametrize(
     "text",
     [
-        "", "00", PARENT[:-1], PARENT + "0", PARENT + "-extra", "ff" + PARENT[2:],
-        PARENT.upper(), " " + PARENT, PARENT.replace("-", "_"),
-        "00-" + "0" * 32 + PARENT[35:], PARENT[:36] + "0" * 16 + "-01",
+        "",
+        "00",
+        PARENT[:-1],
+        PARENT + "0",
+        PARENT + "-extra",
+        "ff" + PARENT[2:],
+        PARENT.upper(),
+        " " + PARENT,
+        PARENT.replace("-", "_"),
+        "00-" + "0" * 32 + PARENT[35:],
+        PARENT[:36] + "0" * 16 + "-01",
     ],
-)  # fmt: skip
+)
 def test_invalid_traceparent_is_none(text: str) -> None:
     assert parse_traceparent(text) is None
 
@@ -99,9 +105,12 @@ def record(
     tracer: Tracer, context: TraceContext, parent: int | None = None, **more: object
 ) -> None:
     facts = {
-        "name": "hop", "start_unix_ns": 1_000, "end_unix_ns": 3_000,
-        "attributes": {"catenary.model": "m", "catenary.batch.rows": 4}, **more,
-    }  # fmt: skip
+        "name": "hop",
+        "start_unix_ns": 1_000,
+        "end_unix_ns": 3_000,
+        "attributes": {"catenary.model": "m", "catenary.batch.rows": 4},
+        **more,
+    }
     tracer.record(context=context, parent_span_id=parent, **facts)  # type: ignore[arg-type]
 
 
@@ -118,8 +127,10 @@ def test_recorded_span_has_exactly_these_ids_and_times() -> None:
     assert (span.name, span.start_time, span.end_time) == ("hop", 1_000, 3_000)
     assert span.status.status_code is StatusCode.ERROR
     assert span.attributes == {
-        "catenary.model": "m", "catenary.batch.rows": 4, "error.type": "PARTITION_LOST"
-    }  # fmt: skip
+        "catenary.model": "m",
+        "catenary.batch.rows": 4,
+        "error.type": "PARTITION_LOST",
+    }
     assert [(it.context.trace_id, it.context.span_id) for it in span.links] == [(9, 10)]
     resource = span.resource.attributes
     assert resource["service.name"] == "catenary-agent"

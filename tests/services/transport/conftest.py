@@ -32,10 +32,14 @@ async def spawn() -> AsyncIterator[Spawn]:
 
     async def start(transport: str, runtime_dir: Path) -> ForeignPeer:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", RECEIVER, transport, str(runtime_dir),
+            sys.executable,
+            "-c",
+            RECEIVER,
+            transport,
+            str(runtime_dir),
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
+        )
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), 20)
         peer = ForeignPeer(process, Address(transport, line.decode().strip(), host_id()))

@@ -17,12 +17,16 @@ from catenary_services.transport.interface import ReceivedFrame
 from catenary_services.transport.settings import TransportSettings
 
 GOOD = frame_pb2.FrameHeader(
-    kind=frame_pb2.FRAME_KIND_FEATURE_MAP, epoch=3, batch_id=7, batch_rows=2, rows=2,
+    kind=frame_pb2.FRAME_KIND_FEATURE_MAP,
+    epoch=3,
+    batch_id=7,
+    batch_rows=2,
+    rows=2,
     slices=[common_pb2.Slice(gateway_id="good", request_id=1, rows=2)],
     route=[common_pb2.Hop(agent_id="b", model="m", model_version="1", last_block=4)],
     tensors=[frame_pb2.TensorHeader(name="x", datatype="FP32", shape=[2, 4], nbytes=32)],
     session_rows=[frame_pb2.SessionRows(session_id=1, position=2, tokens=3)],
-)  # fmt: skip
+)
 
 
 def mutated(chance: random.Random) -> bytes:

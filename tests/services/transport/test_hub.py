@@ -36,11 +36,9 @@ async def open_hub(tmp_path: Path) -> AsyncIterator[OpenHub]:
 
 def listed(peer_id: str, hub: TransportHub, incarnation: int = 1, host_id: str = "") -> Peer:
     addresses = [
-        TransportAddress(
-            transport=a.transport, address=a.address, host_id=host_id or a.host_id
-        )
+        TransportAddress(transport=a.transport, address=a.address, host_id=host_id or a.host_id)
         for a in hub.addresses
-    ]  # fmt: skip
+    ]
     return Peer(peer_id=peer_id, incarnation=incarnation, addresses=addresses)
 
 

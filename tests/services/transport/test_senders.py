@@ -212,9 +212,13 @@ async def test_shared_memory_is_for_processes_of_one_user(tmp_path: Path) -> Non
                 folder.chmod(0o755)
         path.chmod(0o666)
         found = await asyncio.to_thread(
-            subprocess.run, [sys.executable, "-S", "-c", ANOTHER_USER, str(path)],
-            capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
+            subprocess.run,
+            [sys.executable, "-S", "-c", ANOTHER_USER, str(path)],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
         assert found.stdout.strip() == "nothing"
         own = ShmEndpoint("b", TransportSettings(runtime_dir=tmp_path / "run"))
         link = await own.connect(Address("shm", str(path), host_id()), 5)

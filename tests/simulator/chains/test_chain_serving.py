@@ -118,9 +118,17 @@ def test_sessions_wait_in_order_of_arrival_and_take_what_their_chain_takes() -> 
 
 def test_times_of_a_session_follow_its_tokens() -> None:
     model = DecoderModel(
-        "llm", blocks=4, block_gb=0.4, cache_gb=0.1, hidden_size=64, parameters_per_block=1,
-        gflop_per_token=2, overhead_ms=1, input_tokens=100, output_tokens=10,
-    )  # fmt: skip
+        "llm",
+        blocks=4,
+        block_gb=0.4,
+        cache_gb=0.1,
+        hidden_size=64,
+        parameters_per_block=1,
+        gflop_per_token=2,
+        overhead_ms=1,
+        input_tokens=100,
+        output_tokens=10,
+    )
     gpu = GpuSlice("gpu", memory_gb=10, tflops=100, bandwidth_gb_per_ms=0.2)
     servers = cluster_of(model, [Place("a", gpu, 30.0)], Communication(), compute_factor=3)
     composition = compose(servers.task(0.1), 1)

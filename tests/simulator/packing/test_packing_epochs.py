@@ -20,8 +20,13 @@ from catenary_simulator.placement.workload import Workload
 
 GPU = GpuKind(cache_tokens=1600, token_bytes=1000)
 POLICIES: tuple[PolicyName, ...] = (
-    "best-fit", "worst-fit", "load-balancing", "mell", "mell-batched", "pack",
-)  # fmt: skip
+    "best-fit",
+    "worst-fit",
+    "load-balancing",
+    "mell",
+    "mell-batched",
+    "pack",
+)
 
 
 def sessions(*each: tuple[float, int, int]) -> Workload:

@@ -159,22 +159,29 @@ def their_outcomes(sessions: list[SimulatedSession]) -> list[tuple[int, int, int
 
 
 arrivals = st.lists(
-    st.tuples(
-        st.integers(1, 60_000_000), st.integers(1, 40), st.integers(1, 30)
-    ),
-    min_size=1, max_size=12,
+    st.tuples(st.integers(1, 60_000_000), st.integers(1, 40), st.integers(1, 30)),
+    min_size=1,
+    max_size=12,
     unique_by=lambda each: each[0],
-).map(sorted)  # fmt: skip
+).map(sorted)
 costs = st.integers(0, 3_000).map(lambda number: number / 7)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    asked=arrivals, k1=costs, c1=costs, k2=costs, c2=costs, c3=st.integers(1, 4_000),
-    lone=st.sampled_from([0.0, 900.0]), floor=st.sampled_from([0.0, 2_000.0]),
-    chunk=st.sampled_from([0, 7, 16]), capacity=st.integers(80, 400),
-    session_cache=st.sampled_from([0.0, 2.5]), split=st.booleans(),
-)  # fmt: skip
+    asked=arrivals,
+    k1=costs,
+    c1=costs,
+    k2=costs,
+    c2=costs,
+    c3=st.integers(1, 4_000),
+    lone=st.sampled_from([0.0, 900.0]),
+    floor=st.sampled_from([0.0, 2_000.0]),
+    chunk=st.sampled_from([0, 7, 16]),
+    capacity=st.integers(80, 400),
+    session_cache=st.sampled_from([0.0, 2.5]),
+    split=st.booleans(),
+)
 def test_skipping_steps_changes_nothing(
     asked, k1, c1, k2, c2, c3, lone, floor, chunk, capacity, session_cache, split
 ):

@@ -34,15 +34,27 @@ LENGTHS = lognormal_lengths((80.0, 1.0), (60.0, 0.8), 400, seed=1)
 
 def kind(cache_tokens: float = 60_000.0, *, chunk: int = 0, split: bool = False) -> WorkerKind:
     lines = LatencyLines(
-        LINES.prefill_token_ns, LINES.prefill_ns, LINES.decode_context_token_ns,
-        LINES.decode_session_ns, LINES.decode_ns, LINES.decode_lone_ns, prefill_chunk_tokens=chunk,
-    )  # fmt: skip
+        LINES.prefill_token_ns,
+        LINES.prefill_ns,
+        LINES.decode_context_token_ns,
+        LINES.decode_session_ns,
+        LINES.decode_ns,
+        LINES.decode_lone_ns,
+        prefill_chunk_tokens=chunk,
+    )
     return WorkerKind(lines, cache_tokens, split)
 
 
 def run(policy: str = "fewest-sessions", workers: int = 3, **changes: object) -> Run:
-    return Run(**{"kind": kind(), "workers": workers, "policy": seeded(policy, 5),
-                  "objectives": OBJECTIVES, **changes})  # fmt: skip
+    return Run(
+        **{
+            "kind": kind(),
+            "workers": workers,
+            "policy": seeded(policy, 5),
+            "objectives": OBJECTIVES,
+            **changes,
+        }
+    )
 
 
 def work(rate: float = 6.0, seconds: float = 8.0, seed: int = 2) -> Workload:

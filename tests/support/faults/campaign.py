@@ -86,11 +86,13 @@ class Result:
     @property
     def is_good(self) -> bool:
         return not (
-            self.bad or self.findings or self.lost_in_calm
+            self.bad
+            or self.findings
+            or self.lost_in_calm
             or any(spell.is_late or spell.findings for spell in self.spells)
             or any(spell.refused_against_promise(self.outcomes) for spell in self.spells)
             or any(each.is_too_steep for each in self.slopes)
-        )  # fmt: skip
+        )
 
 
 class Campaign:
@@ -157,9 +159,13 @@ class Campaign:
         names = tuple(fault.name for fault in step.faults)
         promises = [fault.promise for fault in step.faults]
         spell = Spell(
-            step.number, names, str(step), sum(each.recovered_s for each in promises),
-            promises[0].served_s if step.second is None else None, began_s=load.now_s,
-        )  # fmt: skip
+            step.number,
+            names,
+            str(step),
+            sum(each.recovered_s for each in promises),
+            promises[0].served_s if step.second is None else None,
+            began_s=load.now_s,
+        )
         self.result.spells.append(spell)
         self.note("step", str(step))
         try:
@@ -170,8 +176,12 @@ class Campaign:
         world.mortal.clear()
         spell.findings += world.ends_unbidden
         world.ends_unbidden = []
-        self.note("recovered", recovered_s=spell.recovered_s, whole_s=spell.whole_s,
-                  findings=spell.findings)  # fmt: skip
+        self.note(
+            "recovered",
+            recovered_s=spell.recovered_s,
+            whole_s=spell.whole_s,
+            findings=spell.findings,
+        )
 
     async def _in_force(self, world: World, step: Step, spell: Spell) -> None:
         if step.second is None:
@@ -329,12 +339,23 @@ def _slopes(samples: list[tuple[float, dict[str, Usage]]]) -> Iterator[Slope]:
 
 def as_json(result: Result) -> str:
     """Returns everything, for other programs."""
-    return json.dumps({
-        "seed": result.seed, "good": result.is_good, "skipped": result.skipped,
-        "usual_s": result.usual_s, "counts": dict(result.counts), "findings": result.findings,
-        "spells": [{**asdict(each), "late": each.is_late} for each in result.spells],
-        "slopes": [{**asdict(each), "too_steep": each.is_too_steep} for each in result.slopes],
-        "not_right": [{**asdict(o), "verdict": o.verdict} for o in result.outcomes
-                      if o.verdict not in (Verdict.RIGHT, Verdict.CANCELLED)],
-        "events": result.events,
-    }, indent=1, default=str)  # fmt: skip
+    return json.dumps(
+        {
+            "seed": result.seed,
+            "good": result.is_good,
+            "skipped": result.skipped,
+            "usual_s": result.usual_s,
+            "counts": dict(result.counts),
+            "findings": result.findings,
+            "spells": [{**asdict(each), "late": each.is_late} for each in result.spells],
+            "slopes": [{**asdict(each), "too_steep": each.is_too_steep} for each in result.slopes],
+            "not_right": [
+                {**asdict(o), "verdict": o.verdict}
+                for o in result.outcomes
+                if o.verdict not in (Verdict.RIGHT, Verdict.CANCELLED)
+            ],
+            "events": result.events,
+        },
+        indent=1,
+        default=str,
+    )

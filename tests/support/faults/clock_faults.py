@@ -9,8 +9,11 @@ from faults.world import World
 
 _HOUR_S = 3600
 _KINDS = {
-    "gateway": GATEWAYS, "scheduler": (LEADER, STANDBY), "agent": AGENTS, "redis": (REDIS,),
-}  # fmt: skip
+    "gateway": GATEWAYS,
+    "scheduler": (LEADER, STANDBY),
+    "agent": AGENTS,
+    "redis": (REDIS,),
+}
 
 
 class ClockStep(Fault):
@@ -37,10 +40,18 @@ class ClockStep(Fault):
 def _register() -> None:
     for kind in _KINDS:
         served_s = 4.0 if kind == "redis" else 1.0
-        fault(type(f"Clock{kind.title()}", (ClockStep,), {
-            "name": f"clock-{kind}", "about": f"the wall clock of a {kind} is an hour off",
-            "kind": kind, "promise": Promise(5.0, served_s),
-        }))  # fmt: skip
+        fault(
+            type(
+                f"Clock{kind.title()}",
+                (ClockStep,),
+                {
+                    "name": f"clock-{kind}",
+                    "about": f"the wall clock of a {kind} is an hour off",
+                    "kind": kind,
+                    "promise": Promise(5.0, served_s),
+                },
+            )
+        )
 
 
 _register()

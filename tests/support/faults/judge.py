@@ -27,9 +27,15 @@ class Verdict(StrEnum):
 BAD = (Verdict.WRONG, Verdict.HUNG, Verdict.UNTYPED, Verdict.NOT_RETRYABLE)
 
 STATED = {
-    "UNAVAILABLE", "PARTITION_LOST", "OVERLOADED", "CACHE_FULL", "DEADLINE_EXCEEDED",
-    "SLO_UNATTAINABLE", "NO_ACTIVE_PLAN", "STALE_EPOCH",
-}  # fmt: skip
+    "UNAVAILABLE",
+    "PARTITION_LOST",
+    "OVERLOADED",
+    "CACHE_FULL",
+    "DEADLINE_EXCEEDED",
+    "SLO_UNATTAINABLE",
+    "NO_ACTIVE_PLAN",
+    "STALE_EPOCH",
+}
 """Reasons that a request without a fault of its own may be refused for, while something fails."""
 RETRYABLE = {"UNAVAILABLE", "PARTITION_LOST", "OVERLOADED", "CACHE_FULL"}
 _BROKEN = "Connection reset"
@@ -132,10 +138,8 @@ class Spell:
     def was_ended_by_us(self, outcome: Outcome) -> bool:
         """Whether a request was under way when we started everything anew."""
         return (
-            self.reset_s is not None
-            and outcome.ended_s >= self.reset_s
-            and self.overlaps(outcome)
-        )  # fmt: skip
+            self.reset_s is not None and outcome.ended_s >= self.reset_s and self.overlaps(outcome)
+        )
 
     def refused_against_promise(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
         """Returns the requests that should have been answered although the fault was in force."""

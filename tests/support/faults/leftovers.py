@@ -93,10 +93,12 @@ async def what_is_held(world: World) -> list[str]:
 
 def _left(status: catenary.ClusterStatus) -> list[str]:
     counts = {
-        "reservations": status.live_reservations, "batches in flight": status.batches_in_flight,
-        "sessions": status.sessions_in_flight, "queued requests": status.queued_requests,
+        "reservations": status.live_reservations,
+        "batches in flight": status.batches_in_flight,
+        "sessions": status.sessions_in_flight,
+        "queued requests": status.queued_requests,
         "block slots": sum(agent.used_block_slots for agent in status.agents),
-    }  # fmt: skip
+    }
     return [f"{count} {what}" for what, count in counts.items() if count]
 
 

@@ -111,9 +111,14 @@ class LyingAgent:
     def _hello(self) -> scheduler_pb2.AgentMessage:
         draw = self._nonsense.draw
         hello = scheduler_pb2.AgentHello(
-            agent_id=LIAR, incarnation=draw.getrandbits(40), device="cpu", device_class="cpu",
-            server_id=LIAR, memory_bytes=10**10, link_bytes_per_second=10**9,
-        )  # fmt: skip
+            agent_id=LIAR,
+            incarnation=draw.getrandbits(40),
+            device="cpu",
+            device_class="cpu",
+            server_id=LIAR,
+            memory_bytes=10**10,
+            link_bytes_per_second=10**9,
+        )
         fields = hello.DESCRIPTOR.fields_by_name
         for name in draw.sample(sorted(set(fields) - {"agent_id", "peer"}), 4):
             self._nonsense.fill(hello, fields[name])

@@ -115,8 +115,9 @@ class MixedLoad:
     async def _ask(self) -> None:
         shape = self._shape
         every_s = {
-            IMAGE: shape.at_once / shape.images_per_s, TEXT: shape.at_once / shape.texts_per_s,
-        }  # fmt: skip
+            IMAGE: shape.at_once / shape.images_per_s,
+            TEXT: shape.at_once / shape.texts_per_s,
+        }
         due = dict.fromkeys(every_s, self.now_s)
         while True:
             kind = min(due, key=lambda each: due[each])
@@ -195,9 +196,14 @@ class MixedLoad:
 
     def _stream(self, client: catenary.AsyncClient, prompt: str) -> catenary.AsyncTextStream:
         return client.generate(
-            TEXTS, prompt, stream=True, max_tokens=self._shape.tokens, ignore_eos=True,
-            temperature=0.0, timeout_s=self._shape.text_timeout_s,
-        )  # fmt: skip
+            TEXTS,
+            prompt,
+            stream=True,
+            max_tokens=self._shape.tokens,
+            ignore_eos=True,
+            temperature=0.0,
+            timeout_s=self._shape.text_timeout_s,
+        )
 
 
 @asynccontextmanager

@@ -9,9 +9,12 @@ from faults.base import AGENTS, GATEWAYS, NETWORK, REDIS, Fault, Promise, fault
 from faults.world import SCHEDULERS, World
 
 _PAIRS = (
-    (SCHEDULERS, AGENTS), (GATEWAYS, AGENTS), (SCHEDULERS, GATEWAYS), (AGENTS, AGENTS),
+    (SCHEDULERS, AGENTS),
+    (GATEWAYS, AGENTS),
+    (SCHEDULERS, GATEWAYS),
+    (AGENTS, AGENTS),
     ((REDIS,), SCHEDULERS),
-)  # fmt: skip
+)
 
 
 class OfALink(Fault):

@@ -84,9 +84,12 @@ def _renewed(line: str, figures: dict[str, str]) -> str:
         return line
     kind = REGISTRY[row.name]
     fresh = replace(
-        row, about=kind.about, served=served_text(kind.promise),
-        recovered=recovered_text(kind.promise), measured=figures.get(row.name, row.measured),
-    )  # fmt: skip
+        row,
+        about=kind.about,
+        served=served_text(kind.promise),
+        recovered=recovered_text(kind.promise),
+        measured=figures.get(row.name, row.measured),
+    )
     return str(fresh)
 
 

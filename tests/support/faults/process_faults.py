@@ -11,16 +11,19 @@ from faults.base import AGENTS, GATEWAYS, LEADER, REDIS, STANDBY, Fault, Promise
 from faults.world import World
 
 _KINDS = {
-    "gateway": GATEWAYS, "leader": (LEADER,), "standby": (STANDBY,), "agent": AGENTS,
+    "gateway": GATEWAYS,
+    "leader": (LEADER,),
+    "standby": (STANDBY,),
+    "agent": AGENTS,
     "redis": (REDIS,),
-}  # fmt: skip
+}
 _AFTER = {"gateway": 20.0, "leader": 8.0, "standby": 8.0, "agent": 20.0, "redis": 5.0}
 """A killed gateway or agent has to start, and to load, before what it is at is as fast as before."""
 _SERVED = {
     "kill": {"gateway": 2.0, "leader": 5.0, "standby": 1.0, "agent": 3.0, "redis": 1.0},
     "freeze": {"gateway": None, "leader": 6.0, "standby": 1.0, "agent": 6.0, "redis": 1.0},
     "stop": {"gateway": 2.0, "leader": 3.0, "standby": 1.0, "agent": 3.0, "redis": 1.0},
-}  # fmt: skip
+}
 
 
 class OfAProcess(Fault):
@@ -103,16 +106,24 @@ class Stop(OfAProcess):
 
 
 def _register() -> None:
-    who = {"gateway": "a gateway", "leader": "the leader", "standby": "the standby",
-           "agent": "an agent", "redis": "Redis"}  # fmt: skip
+    who = {
+        "gateway": "a gateway",
+        "leader": "the leader",
+        "standby": "the standby",
+        "agent": "an agent",
+        "redis": "Redis",
+    }
     ways = {"kill": (Kill, "killed"), "freeze": (Freeze, "frozen"), "stop": (Stop, "told to stop")}
     for way, (base, participle) in ways.items():
         for kind in _KINDS:
             promise = Promise(_AFTER[kind], _SERVED[way][kind])
             attributes = {
-                "name": f"{way}-{kind}", "about": f"{who[kind]} is {participle}", "kind": kind,
-                "promise": promise, "hold_s": (4.0, 8.0) if way == "freeze" else (2.0, 6.0),
-            }  # fmt: skip
+                "name": f"{way}-{kind}",
+                "about": f"{who[kind]} is {participle}",
+                "kind": kind,
+                "promise": promise,
+                "hold_s": (4.0, 8.0) if way == "freeze" else (2.0, 6.0),
+            }
             fault(type(f"{base.__name__}{kind.title()}", (base,), attributes))
 
 

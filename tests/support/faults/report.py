@@ -50,8 +50,10 @@ def _table(result: Result) -> Iterator[str]:
             for each in result.outcomes
         )
         trouble = _trouble(result, spells)
-        yield (f"{name:22} {len(alone):5} {len(spells) - len(alone):6} {refused:7} {middle:>12} {most:>7} "
-               f"{promise:>8}  {trouble or 'kept'}")  # fmt: skip
+        yield (
+            f"{name:22} {len(alone):5} {len(spells) - len(alone):6} {refused:7} {middle:>12} {most:>7} "
+            f"{promise:>8}  {trouble or 'kept'}"
+        )
 
 
 def _trouble(result: Result, spells: list[Spell]) -> str:
@@ -72,14 +74,18 @@ def _requests(result: Result) -> Iterator[str]:
     shown = result.bad
     for each in shown[:_MOST]:
         during = [spell.what for spell in result.spells if spell.overlaps(each)]
-        yield (f"{each.verdict.upper()}  {each.kind} sent at {each.sent_s:.1f} s to {each.gateway}, after "
-               f"{each.took_s:.1f} s: {each.reason} {each.message[:160]} | during {during or 'calm'}")  # fmt: skip
+        yield (
+            f"{each.verdict.upper()}  {each.kind} sent at {each.sent_s:.1f} s to {each.gateway}, after "
+            f"{each.took_s:.1f} s: {each.reason} {each.message[:160]} | during {during or 'calm'}"
+        )
     for each in result.lost_in_calm[:_MOST]:
         yield f"LOST IN CALM  {each.kind} sent at {each.sent_s:.1f} s: {each.reason} {each.message[:160]}"
     for spell in result.spells:
         for each in spell.refused_against_promise(result.outcomes)[:3]:
-            yield (f"REFUSED AGAINST THE PROMISE  {each.kind} sent {each.sent_s - spell.began_s:.1f} s into "
-                   f"{spell.what}: {each.reason} {each.message[:160]}")  # fmt: skip
+            yield (
+                f"REFUSED AGAINST THE PROMISE  {each.kind} sent {each.sent_s - spell.began_s:.1f} s into "
+                f"{spell.what}: {each.reason} {each.message[:160]}"
+            )
 
 
 def _slopes(result: Result) -> Iterator[str]:
@@ -87,5 +93,7 @@ def _slopes(result: Result) -> Iterator[str]:
         unit = 1024 * 1024 if each.figure == "rss" else 1
         name = "MiB" if each.figure == "rss" else each.figure
         verdict = "TOO STEEP" if each.is_too_steep else "ok"
-        yield (f"{each.process:14} {each.figure:8} {each.first / unit:9.1f} -> {each.last / unit:9.1f} {name:8}"
-               f"{each.per_minute / unit:+8.3f} per minute (limit {each.limit.per_minute / unit:.2f})  {verdict}")  # fmt: skip
+        yield (
+            f"{each.process:14} {each.figure:8} {each.first / unit:9.1f} -> {each.last / unit:9.1f} {name:8}"
+            f"{each.per_minute / unit:+8.3f} per minute (limit {each.limit.per_minute / unit:.2f})  {verdict}"
+        )

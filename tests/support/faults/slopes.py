@@ -67,6 +67,11 @@ def slope(process: str, figure: str, samples: Sequence[tuple[float, float]]) -> 
     rates = (values[right] - values[left])[between > 0] / between[between > 0]
     per_s = float(np.median(rates)) if len(rates) else 0.0
     return Slope(
-        process, figure, 60 * per_s, per_s * float(times[-1] - times[0]),
-        float(values[0]), float(values[-1]), limit,
-    )  # fmt: skip
+        process,
+        figure,
+        60 * per_s,
+        per_s * float(times[-1] - times[0]),
+        float(values[0]),
+        float(values[-1]),
+        limit,
+    )

@@ -33,8 +33,11 @@ class RedisDiskFull(Fault):
         # A small file system over its folder; it is started over it, as on a disk that fills up.
         world.redis.end()
         kept = {f.name: f.read_bytes() for f in world.redis.folder.glob("*.*") if f.is_file()}
-        logs = {d.name: [(f.name, f.read_bytes()) for f in d.iterdir()]
-                for d in world.redis.folder.iterdir() if d.is_dir()}  # fmt: skip
+        logs = {
+            d.name: [(f.name, f.read_bytes()) for f in d.iterdir()]
+            for d in world.redis.folder.iterdir()
+            if d.is_dir()
+        }
         needed = sum(map(len, kept.values())) + sum(len(b) for fs in logs.values() for _, b in fs)
         mount(world.redis.folder, f"{needed // _KILOBYTE + _ROOM_KB}k")
         _write(world.redis.folder, kept, logs)

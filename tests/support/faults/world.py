@@ -120,9 +120,11 @@ class World:
         clock = self.clocks.get(REDIS)
         lines = [*STATE, "protected-mode no"]
         self.redis = RedisServer(
-            self.folder / "redis" / "data", lines, place=places.get(REDIS),
+            self.folder / "redis" / "data",
+            lines,
+            place=places.get(REDIS),
             variables=clock.environment if clock else None,
-        )  # fmt: skip
+        )
         await self.redis.start()
         self.cluster = FaultCluster(self.folder, {"redis_url": self.redis.url}, places)
         self.plan = placement(self.cluster.repository)
@@ -145,11 +147,13 @@ class World:
         """Tells every process to stop, and returns what each ended with; None: it had to be killed."""
         await self._stop_supervising()
         await self.admin.close()
-        return dict(zip(
-            self.members,
-            await asyncio.gather(*(_ended(member) for member in self.members.values())),
-            strict=True,
-        ))  # fmt: skip
+        return dict(
+            zip(
+                self.members,
+                await asyncio.gather(*(_ended(member) for member in self.members.values())),
+                strict=True,
+            )
+        )
 
     async def close(self) -> None:
         """Ends whatever still runs."""
@@ -176,35 +180,67 @@ class World:
 
     def _add_scheduler(self, name: str) -> None:
         self._environ(name)
-        self.cluster.add("scheduler", name, {
-            "scheduler_id": name, "host": self.cluster.place(name).host,
-            "port": int(self.cluster.scheduler_addresses[SCHEDULERS.index(name)].rpartition(":")[2]),
-            "models": [IMAGES, TEXTS], "plan_file": self.folder / "plan.json",
-            "expected_agents": len(AGENTS), "lease_s": LEASE_S, "overdue_grace_ms": 300.0,
-            "redis_url": self.redis.url, "cluster": CLUSTER, "log_json": True,
-        })  # fmt: skip
+        self.cluster.add(
+            "scheduler",
+            name,
+            {
+                "scheduler_id": name,
+                "host": self.cluster.place(name).host,
+                "port": int(
+                    self.cluster.scheduler_addresses[SCHEDULERS.index(name)].rpartition(":")[2]
+                ),
+                "models": [IMAGES, TEXTS],
+                "plan_file": self.folder / "plan.json",
+                "expected_agents": len(AGENTS),
+                "lease_s": LEASE_S,
+                "overdue_grace_ms": 300.0,
+                "redis_url": self.redis.url,
+                "cluster": CLUSTER,
+                "log_json": True,
+            },
+        )
 
     def _add_gateway(self, name: str) -> None:
         self._environ(name)
         host = self.cluster.place(name).host
-        self.cluster.add("gateway", name, {
-            "gateway_id": name, "host": host, "transport_host": host,
-            "grpc_port": free_port(), "http_port": free_port(), "admin_port": free_port(),
-            "scheduler_addresses": self.cluster.scheduler_addresses, "log_json": True,
-            "runtime_dir": self.folder / "run", **self._transports(),
-        })  # fmt: skip
+        self.cluster.add(
+            "gateway",
+            name,
+            {
+                "gateway_id": name,
+                "host": host,
+                "transport_host": host,
+                "grpc_port": free_port(),
+                "http_port": free_port(),
+                "admin_port": free_port(),
+                "scheduler_addresses": self.cluster.scheduler_addresses,
+                "log_json": True,
+                "runtime_dir": self.folder / "run",
+                **self._transports(),
+            },
+        )
 
     def _add_agent(self, name: str) -> None:
         own = self.repository(name)
         shutil.copytree(self.cluster.repository, own, dirs_exist_ok=True)
         self._environ(name)
         faulty = {"faults_file": self.faults_file(name), "allow_faults": True}
-        self.cluster.add("agent", name, {
-            "agent_id": name, "transport_host": self.cluster.place(name).host, "threads": 1,
-            "scheduler_addresses": self.cluster.scheduler_addresses, "host_devices": len(AGENTS),
-            "model_repository": own, "runtime_dir": self.folder / "run", "log_json": True,
-            **self._transports(), **({} if FAULTS_FILE in self.missing else faulty),
-        })  # fmt: skip
+        self.cluster.add(
+            "agent",
+            name,
+            {
+                "agent_id": name,
+                "transport_host": self.cluster.place(name).host,
+                "threads": 1,
+                "scheduler_addresses": self.cluster.scheduler_addresses,
+                "host_devices": len(AGENTS),
+                "model_repository": own,
+                "runtime_dir": self.folder / "run",
+                "log_json": True,
+                **self._transports(),
+                **({} if FAULTS_FILE in self.missing else faulty),
+            },
+        )
 
     def _environ(self, name: str) -> None:
         self.temporary.mkdir(parents=True, exist_ok=True)
@@ -266,8 +302,9 @@ class World:
         return catenary.AsyncClient(
             [self.cluster.target(name) for name in gateways],
             admin_target=[self.cluster.admin(name) for name in gateways],
-            insecure=True, **options,
-        )  # fmt: skip
+            insecure=True,
+            **options,
+        )
 
     def database(self) -> redis.asyncio.Redis:
         """Returns a client of Redis; close it."""
@@ -371,15 +408,32 @@ def placement(repository: Path) -> dict[str, Any]:
     blocks = ModelRepository(repository).block_table(ModelKey(IMAGES, "1")).blocks
     layers = ModelRepository(repository).decoder_table(ModelKey(TEXTS, "1")).blocks
     both = list(AGENTS[:2])
-    images = {"name": IMAGES, "slo_ms": 4000, "pipelines": [{"batch": 2, "partitions": [
-        {"blocks": [0, blocks // 2], "agents": both},
-        {"blocks": [blocks // 2, blocks], "agents": both},
-    ]}]}  # fmt: skip
-    texts = {"name": TEXTS, "chains": [
-        {"capacity": 2, "hops": [{"agent": first, "blocks": [0, layers // 2]},
-                                 {"agent": second, "blocks": [layers // 2, layers]}]}
-        for first, second in (AGENTS[2:], AGENTS[1::-1])
-    ]}  # fmt: skip
+    images = {
+        "name": IMAGES,
+        "slo_ms": 4000,
+        "pipelines": [
+            {
+                "batch": 2,
+                "partitions": [
+                    {"blocks": [0, blocks // 2], "agents": both},
+                    {"blocks": [blocks // 2, blocks], "agents": both},
+                ],
+            }
+        ],
+    }
+    texts = {
+        "name": TEXTS,
+        "chains": [
+            {
+                "capacity": 2,
+                "hops": [
+                    {"agent": first, "blocks": [0, layers // 2]},
+                    {"agent": second, "blocks": [layers // 2, layers]},
+                ],
+            }
+            for first, second in (AGENTS[2:], AGENTS[1::-1])
+        ],
+    }
     return {"models": [images, texts]}
 
 

@@ -186,8 +186,12 @@ def _place(opening: frame_pb2.SessionOpening, agent_id: str) -> tuple[Side, int]
     for ring in rings:
         if not 0 < len(ring) <= MAX_HOPS:
             raise InvalidInput("route", f"{len(ring)} hops; 1 to {MAX_HOPS} are allowed")
-    own = [(n, i) for n, ring in enumerate(rings) for i, hop in enumerate(ring)
-           if hop.agent_id == agent_id]  # fmt: skip
+    own = [
+        (n, i)
+        for n, ring in enumerate(rings)
+        for i, hop in enumerate(ring)
+        if hop.agent_id == agent_id
+    ]
     if len(own) != 1:
         raise InvalidInput("route", f"passes {agent_id!r} {len(own)} times instead of once")
     if len(rings) == 1:

@@ -114,9 +114,17 @@ class Call:
 
 
 Event = (
-    Opened | RowsArrived | TokenArrived | CacheArrived | CachePushed | MoveSaid | EpochRaised
-    | CloseOrdered | Broken | Call
-)  # fmt: skip
+    Opened
+    | RowsArrived
+    | TokenArrived
+    | CacheArrived
+    | CachePushed
+    | MoveSaid
+    | EpochRaised
+    | CloseOrdered
+    | Broken
+    | Call
+)
 
 
 @dataclass(slots=True)

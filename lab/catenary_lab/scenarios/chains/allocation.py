@@ -139,9 +139,13 @@ def report(name: str, scenario: Allocation, results: Mapping[Job[Any], Any]) -> 
     panel = Lines(scenario.title, "lambda / nu", "job servers", series)
     notes = (f"Means over {facts[0]['runs']} topologies.", *scenario.notes)
     return Report(
-        name, scenario.title, (Table(caption, header, tuple(rows)),),
-        (Figure(name, (panel,), scenario.title),), notes, {"policies": facts},
-    )  # fmt: skip
+        name,
+        scenario.title,
+        (Table(caption, header, tuple(rows)),),
+        (Figure(name, (panel,), scenario.title),),
+        notes,
+        {"policies": facts},
+    )
 
 
 def _jobs(scenario: Allocation, load: float) -> list[AllocationJob]:

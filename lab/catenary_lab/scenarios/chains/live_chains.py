@@ -26,9 +26,13 @@ from catenary_simulator.chains.result import ChainResult
 
 Progress = Callable[[str], None]
 _FIGURES = {
-    "mean_response_s": "mean", "median_s": "median", "p95_s": "p95", "p99_s": "p99",
-    "mean_wait_s": "mean wait", "mean_service_s": "mean service",
-}  # fmt: skip
+    "mean_response_s": "mean",
+    "median_s": "median",
+    "p95_s": "p95",
+    "p99_s": "p99",
+    "mean_wait_s": "mean wait",
+    "mean_service_s": "mean service",
+}
 _SHARES = (10, 50, 90)
 
 
@@ -120,20 +124,34 @@ def _beside(pairs: list[Pair]) -> Table:
 
 def _accounts(pairs: list[Pair]) -> Table:
     header = (
-        "", "requests", "lost", "moved", "reservations left", "processes", "CPU cores",
-        "generator late p99, ms", "run, s", "live / simulated service, 10 / 50 / 90 %",
-    )  # fmt: skip
+        "",
+        "requests",
+        "lost",
+        "moved",
+        "reservations left",
+        "processes",
+        "CPU cores",
+        "generator late p99, ms",
+        "run, s",
+        "live / simulated service, 10 / 50 / 90 %",
+    )
     rows: list[tuple[Cell, ...]] = []
     for pair in pairs:
         live = pair.live
         rows.append(
             (
-                pair.label, str(len(pair.simulated.waits_s)), str(live.lost), str(live.moved),
-                str(live.left_reservations), str(live.processes), f"{live.cpu_cores:.2f}",
-                f"{1e3 * live.send_lag_p99_s:.1f}", f"{live.wall_s:.0f}",
+                pair.label,
+                str(len(pair.simulated.waits_s)),
+                str(live.lost),
+                str(live.moved),
+                str(live.left_reservations),
+                str(live.processes),
+                f"{live.cpu_cores:.2f}",
+                f"{1e3 * live.send_lag_p99_s:.1f}",
+                f"{live.wall_s:.0f}",
                 " / ".join(f"{each:.3f}" for each in pair.stretch) or None,
             )
-        )  # fmt: skip
+        )
     return Table("What the processes say of it", header, tuple(rows))
 
 

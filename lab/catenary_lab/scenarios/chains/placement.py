@@ -106,13 +106,26 @@ def report(name: str, scenario: Placement, results: Mapping[Job[Any], Any]) -> R
         for rate in scenario.rates_per_s
     ]
     rows: list[tuple[Cell, ...]] = [
-        (f"{fact['case']}, {fact['rate_per_s']:g}/s", _number(fact["c_k"]),
-         *map(_number, fact["random"] or (None,) * len(_QUANTILES)),
-         f"{fact['random_feasible']:.0%}", f"{fact['never_beaten']} of {fact['runs']}")
+        (
+            f"{fact['case']}, {fact['rate_per_s']:g}/s",
+            _number(fact["c_k"]),
+            *map(_number, fact["random"] or (None,) * len(_QUANTILES)),
+            f"{fact['random_feasible']:.0%}",
+            f"{fact['never_beaten']} of {fact['runs']}",
+        )
         for fact in facts
-    ]  # fmt: skip
-    header = ("", "GBP-CR", "least", "25 %", "median", "75 %", "most", "feasible",
-              "GBP-CR not beaten")  # fmt: skip
+    ]
+    header = (
+        "",
+        "GBP-CR",
+        "least",
+        "25 %",
+        "median",
+        "75 %",
+        "most",
+        "feasible",
+        "GBP-CR not beaten",
+    )
     caption = f"c K(c) for c={scenario.c}: GBP-CR and {scenario.placements} random placements"
     panels = tuple(
         Lines(
@@ -132,9 +145,13 @@ def report(name: str, scenario: Placement, results: Mapping[Job[Any], Any]) -> R
     )
     note = f"Means over {facts[0]['runs']} topologies; feasible: random placements with the rate."
     return Report(
-        name, scenario.title, (Table(caption, header, tuple(rows)),),
-        (Figure(name, panels, scenario.title),), (note, *scenario.notes), {"policies": facts},
-    )  # fmt: skip
+        name,
+        scenario.title,
+        (Table(caption, header, tuple(rows)),),
+        (Figure(name, panels, scenario.title),),
+        (note, *scenario.notes),
+        {"policies": facts},
+    )
 
 
 def _value(fact: Mapping[str, Any], quantile: int | None) -> float | None:

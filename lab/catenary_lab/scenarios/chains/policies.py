@@ -85,11 +85,15 @@ def _table(scenario: Policies, facts: list[dict[str, Any]]) -> Table:
     for load in scenario.loads:
         line = _of(facts, load)
         bounds = line[0]["bounds"]
-        rows.append((
-            f"{load:g}", *(f"{fact['mean_response_s']:.2f}" for fact in line),
-            f"{bounds['response_lower_s']:.2f}", f"{bounds['response_upper_s']:.2f}",
-            f"{line[0]['service_share']:.2f}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                f"{load:g}",
+                *(f"{fact['mean_response_s']:.2f}" for fact in line),
+                f"{bounds['response_lower_s']:.2f}",
+                f"{bounds['response_upper_s']:.2f}",
+                f"{line[0]['service_share']:.2f}",
+            )
+        )
         known = scenario.expected.get(f"{load:g}", {})
         if known:
             rows.append(("- reference", *(_number(known.get(each)) for each in header[1:])))

@@ -144,15 +144,23 @@ def _gains(scenario: Serve, by_row: Mapping[str, list[dict[str, Any]]]) -> Table
 
 def _details(facts: list[dict[str, Any]]) -> Table:
     keys = {
-        "mean_response_s": "mean", "median_s": "median", "p95_s": "p95", "p99_s": "p99",
-        "mean_wait_s": "mean wait", "p95_wait_s": "p95 wait", "max_wait_s": "max wait",
-        "mean_service_s": "mean service", "p95_service_s": "p95 service",
-    }  # fmt: skip
+        "mean_response_s": "mean",
+        "median_s": "median",
+        "p95_s": "p95",
+        "p99_s": "p99",
+        "mean_wait_s": "mean wait",
+        "p95_wait_s": "p95 wait",
+        "max_wait_s": "max wait",
+        "mean_service_s": "mean service",
+        "p95_service_s": "p95 service",
+    }
     lines = tuple(
-        (", ".join(filter(None, (fact["case"], fact["label"]))),
-         *(_known(fact.get(key)) for key in keys))
+        (
+            ", ".join(filter(None, (fact["case"], fact["label"]))),
+            *(_known(fact.get(key)) for key in keys),
+        )
         for fact in facts
-    )  # fmt: skip
+    )
     return Table("Response, waiting and service in s", ("", *keys.values()), lines)
 
 

@@ -77,11 +77,16 @@ def _jobs(scenario: Tuning, rate: float) -> list[TuningJob]:
     whole = rate == scenario.curve_rate_per_s
     return [
         TuningJob(
-            setting, rate, scenario.stop, scenario.target_load, scenario.requests, seed,
+            setting,
+            rate,
+            scenario.stop,
+            scenario.target_load,
+            scenario.requests,
+            seed,
             whole and number == 0,
         )
         for number, (setting, seed) in enumerate(runs)
-    ]  # fmt: skip
+    ]
 
 
 def _facts(load: _Load) -> dict[str, Any]:
@@ -106,8 +111,9 @@ def _chosen(scenario: Tuning, loads: list[_Load]) -> Table:
         if known:
             keys = [f"c {measure}" for measure in (*MEASURES, "simulated")]
             rows.append(("- reference", *(_number(known.get(key), 1) for key in keys)))
-    return Table("Chosen c, mean over topologies", ("per second", *MEASURES, "simulated"),
-                 tuple(rows))  # fmt: skip
+    return Table(
+        "Chosen c, mean over topologies", ("per second", *MEASURES, "simulated"), tuple(rows)
+    )
 
 
 def _regrets(scenario: Tuning, loads: list[_Load]) -> Table:
@@ -138,10 +144,14 @@ def _figure(name: str, scenario: Tuning, loads: list[_Load], curve: Tuned) -> Fi
         for measure in ("simulated", *MEASURES)
     }
     panels = (
-        Lines(f"one topology at {scenario.curve_rate_per_s:g} per second", "c",
-              "mean response (s)", series),
+        Lines(
+            f"one topology at {scenario.curve_rate_per_s:g} per second",
+            "c",
+            "mean response (s)",
+            series,
+        ),
         Lines("chosen c", "arrivals per second", "c", chosen),
-    )  # fmt: skip
+    )
     return Figure(name, panels, scenario.title)
 
 

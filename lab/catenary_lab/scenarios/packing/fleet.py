@@ -54,9 +54,16 @@ def _rows(scenario: Fleet) -> list[Row]:
 def _transfers(scenario: Fleet, facts: Sequence[Facts]) -> Table:
     """Returns how the moves of every policy that moves were divided."""
     header = (
-        "", "policy", "as caches", "as tokens", "not needed any more", "further epochs, per move",
-        "epochs waited, per move", "caches, GB/s", "tokens read again, per s",
-    )  # fmt: skip
+        "",
+        "policy",
+        "as caches",
+        "as tokens",
+        "not needed any more",
+        "further epochs, per move",
+        "epochs waited, per move",
+        "caches, GB/s",
+        "tokens read again, per s",
+    )
     rows: list[tuple[Cell, ...]] = []
     for case in cases_of(scenario):
         for policy in scenario.policies:
@@ -83,6 +90,9 @@ def _divided(
     seconds = scenario.duration_s * len(tallies)
     shares = (f"{100 * sums[key] / moves:.1f} %" for key in ("kv", "tokens", "dropped"))
     return (
-        *shares, f"{sums['carried'] / moves:.2f}", f"{sums['deferred'] / moves:.2f}",
-        f"{sums['kv_bytes'] / seconds / 1e9:.2f}", f"{sums['tokens_read'] / seconds:.0f}",
-    )  # fmt: skip
+        *shares,
+        f"{sums['carried'] / moves:.2f}",
+        f"{sums['deferred'] / moves:.2f}",
+        f"{sums['kv_bytes'] / seconds / 1e9:.2f}",
+        f"{sums['tokens_read'] / seconds:.0f}",
+    )

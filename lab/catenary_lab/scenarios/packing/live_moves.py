@@ -155,9 +155,14 @@ def targets(scenario: LiveMoves, layouts: Sequence[Facts]) -> list[Facts]:
 
     def add(what: str, layout: Facts, measured: float | None, wanted: str, *, met: bool) -> None:
         found.append(
-            {"what": what, "layout": layout["layout"], "measured": measured, "wanted": wanted,
-             "met": met}
-        )  # fmt: skip
+            {
+                "what": what,
+                "layout": layout["layout"],
+                "measured": measured,
+                "wanted": wanted,
+                "met": met,
+            }
+        )
 
     for spec, layout in zip(scenario.layouts, layouts, strict=True):
         for mode in MODES:
@@ -169,16 +174,22 @@ def targets(scenario: LiveMoves, layouts: Sequence[Facts]) -> list[Facts]:
         stall = layout["moves"]["kv"]["stall_steps"]
         steps, most = stall["p99"] if stall else None, scenario.most_stall_steps
         add(
-            "stall by kv, decode steps, p99", layout, steps, f"<= {most:g}",
+            "stall by kv, decode steps, p99",
+            layout,
+            steps,
+            f"<= {most:g}",
             met=steps is not None and steps <= most,
-        )  # fmt: skip
+        )
         if (drain := layout["drain"]) is not None:
             add(
-                f"drain of {drain['sessions']} sessions, s", layout, drain["seconds"],
+                f"drain of {drain['sessions']} sessions, s",
+                layout,
+                drain["seconds"],
                 f"< {scenario.most_drain_s:g}",
-                met=drain["drained"] and drain["sessions"] >= spec.drained
+                met=drain["drained"]
+                and drain["sessions"] >= spec.drained
                 and drain["seconds"] < scenario.most_drain_s,
-            )  # fmt: skip
+            )
             changed = drain["answers"] - drain["equal"]
             add("drained answers that differ or are lost", layout, changed, "0", met=changed == 0)
     return found
@@ -186,21 +197,34 @@ def targets(scenario: LiveMoves, layouts: Sequence[Facts]) -> list[Facts]:
 
 def _moves_table(layouts: Sequence[Facts]) -> Table:
     header = (
-        "layout", "by", "moved", "failed", "ended first", "stall p50 / p99 / max, steps",
-        "held p50 / p99, ms", "move p50 / p99, ms", "tokens p50", "rounds p50",
-    )  # fmt: skip
+        "layout",
+        "by",
+        "moved",
+        "failed",
+        "ended first",
+        "stall p50 / p99 / max, steps",
+        "held p50 / p99, ms",
+        "move p50 / p99, ms",
+        "tokens p50",
+        "rounds p50",
+    )
     rows: list[tuple[Cell, ...]] = []
     for layout in layouts:
         for mode, each in layout["moves"].items():
             rows.append(
                 (
-                    layout["layout"], mode, str(each["moved"]), str(each["failed"]),
-                    str(each["not_begun"]), _row(each["stall_steps"], ("p50", "p99", "max"), 2),
+                    layout["layout"],
+                    mode,
+                    str(each["moved"]),
+                    str(each["failed"]),
+                    str(each["not_begun"]),
+                    _row(each["stall_steps"], ("p50", "p99", "max"), 2),
                     _row(each["held_ms"], ("p50", "p99"), 1),
                     _row(each["duration_ms"], ("p50", "p99"), 0),
-                    _row(each["tokens"], ("p50",), 0), _row(each["rounds"], ("p50",), 0),
+                    _row(each["tokens"], ("p50",), 0),
+                    _row(each["rounds"], ("p50",), 0),
                 )
-            )  # fmt: skip
+            )
         for label, key in (
             ("no move, undisturbed", "undisturbed_steps"),
             ("no move, between moves", "steps_between_moves"),
@@ -213,12 +237,14 @@ def _moves_table(layouts: Sequence[Facts]) -> Table:
 def _targets_table(found: Sequence[Facts]) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (
-            each["layout"], each["what"],
+            each["layout"],
+            each["what"],
             None if each["measured"] is None else f"{each['measured']:.4g}",
-            each["wanted"], "yes" if each["met"] else "NO",
+            each["wanted"],
+            "yes" if each["met"] else "NO",
         )
         for each in found
-    ]  # fmt: skip
+    ]
     return Table("Targets", ("layout", "", "measured", "wanted", "met"), tuple(rows))
 
 

@@ -33,7 +33,9 @@ def report(name: str, scenario: OverTime, results: Mapping[Job[Any], Any]) -> Re
     }
     panels = tuple(
         Lines(
-            case_of(gpu, workload.label), "seconds", "active GPUs",
+            case_of(gpu, workload.label),
+            "seconds",
+            "active GPUs",
             {
                 policy.label: _curve(series[gpu, workload.label, policy.label], scenario.epoch_s)
                 for policy in scenario.policies
@@ -41,17 +43,20 @@ def report(name: str, scenario: OverTime, results: Mapping[Job[Any], Any]) -> Re
         )
         for gpu in scenario.gpus
         for workload in scenario.workloads
-    )  # fmt: skip
+    )
     over_time = [
         {"gpu": gpu, "workload": workload, "policy": policy, "gpus": list(found)}
         for (gpu, workload, policy), found in series.items()
     ]
     notes = (seeds_note(scenario), f"Drawn: seed {scenario.seeds[0]}.", *scenario.notes)
     return Report(
-        name, scenario.title, (table(scenario, facts, "gpus_mean"), _fewest(scenario, series)),
-        (Figure(name, panels, scenario.title),), notes,
+        name,
+        scenario.title,
+        (table(scenario, facts, "gpus_mean"), _fewest(scenario, series)),
+        (Figure(name, panels, scenario.title),),
+        notes,
         {"policies": facts, "over_time": over_time},
-    )  # fmt: skip
+    )
 
 
 def _of(result: PackingResult) -> tuple[int, ...]:

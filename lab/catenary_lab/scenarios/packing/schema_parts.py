@@ -10,9 +10,15 @@ from catenary_lab.packing.policies import PolicyName
 from catenary_lab.scenarios.chains.schema_parts import Closed, Count, NotNegative, Positive
 
 MeasureName = Literal[
-    "gpus_mean", "gpus_peak", "utilisation", "migrations_per_s", "migrated_bytes_per_s",
-    "preemptions_per_s", "transfers", "decisions",
-]  # fmt: skip
+    "gpus_mean",
+    "gpus_peak",
+    "utilisation",
+    "migrations_per_s",
+    "migrated_bytes_per_s",
+    "preemptions_per_s",
+    "transfers",
+    "decisions",
+]
 
 
 class MachineSpec(Closed):

@@ -138,10 +138,19 @@ def rows_of(scenario: Simulated, *, timed: bool = False) -> list[Row]:
     data = {each.label: _file(number, each) for number, each in enumerate(scenario.workloads)}
     return [
         Row(
-            name, workload.label, policy.label, seed,
+            name,
+            workload.label,
+            policy.label,
+            seed,
             PackingJob(
-                gpu, workload, data[workload.label], policy, *_beginning(workload, number, seed),
-                scenario.warm_up_s, scenario.duration_s, scenario.epoch_s,
+                gpu,
+                workload,
+                data[workload.label],
+                policy,
+                *_beginning(workload, number, seed),
+                scenario.warm_up_s,
+                scenario.duration_s,
+                scenario.epoch_s,
                 scenario.most_gpus[name] if isinstance(scenario, Serving) else None,
                 scenario.patience_s if isinstance(scenario, Serving) else None,
                 timed,
@@ -151,7 +160,7 @@ def rows_of(scenario: Simulated, *, timed: bool = False) -> list[Row]:
         for workload in scenario.workloads
         for number, seed in enumerate(scenario.seeds)
         for policy in scenario.policies
-    ]  # fmt: skip
+    ]
 
 
 def _beginning(workload: WorkloadSpec, number: int, seed: int) -> tuple[int, int]:

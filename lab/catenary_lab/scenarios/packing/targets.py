@@ -96,10 +96,15 @@ def _table(scenario: Targets, verdicts: Sequence[Verdict]) -> Table:
     header = ("", "figure", scenario.policy, "beside", "its figure", "ratio", "limit", "")
     rows: list[tuple[Cell, ...]] = [
         (
-            each.case, MEASURES[each.measure].caption, f"{each.ours:.2f}", each.beside,
-            f"{each.theirs:.2f}", None if each.ratio is None else f"{each.ratio:.3f}",
-            f"{each.at_most:g}", "pass" if each.met else "FAIL",
+            each.case,
+            MEASURES[each.measure].caption,
+            f"{each.ours:.2f}",
+            each.beside,
+            f"{each.theirs:.2f}",
+            None if each.ratio is None else f"{each.ratio:.3f}",
+            f"{each.at_most:g}",
+            "pass" if each.met else "FAIL",
         )
         for each in verdicts
-    ]  # fmt: skip
+    ]
     return Table(f"What {scenario.policy} has to reach", header, tuple(rows))

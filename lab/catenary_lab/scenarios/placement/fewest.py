@@ -46,9 +46,13 @@ def report(name: str, scenario: Fewest, results: Mapping[Job[Any], Any]) -> Repo
         *scenario.notes,
     )
     return Report(
-        name, scenario.title, tuple(tables), (_figure(name, scenario, found),), notes,
+        name,
+        scenario.title,
+        tuple(tables),
+        (_figure(name, scenario, found),),
+        notes,
         {"policies": facts, "savings": savings, "lines": _worker_lines(scenario, found)},
-    )  # fmt: skip
+    )
 
 
 def _job(scenario: Fewest, row: Row) -> FewestJob:
@@ -153,17 +157,28 @@ def _cells(scenario: Fewest, found: Found) -> Table:
 def _summary(scenario: Fewest, savings: list[dict[str, Any]]) -> Table:
     mine = scenario.policies[0].label
     header = (
-        f"{mine} beside", "engine", "fewer GPUs in total", "on average of cells", "worst cell",
-        "best cell", "cells with more", "cells only the other reached",
-    )  # fmt: skip
+        f"{mine} beside",
+        "engine",
+        "fewer GPUs in total",
+        "on average of cells",
+        "worst cell",
+        "best cell",
+        "cells with more",
+        "cells only the other reached",
+    )
     rows: list[tuple[Cell, ...]] = [
         (
-            each["beside"], each["engine"], _percent(each["fewer_in_total"]),
-            _percent(each["fewer_on_average"]), _percent(each["least"]), _percent(each["most"]),
-            f"{each['cells_with_more_gpus']} of {each['cells']}", f"{each['cells_not_reached']}",
+            each["beside"],
+            each["engine"],
+            _percent(each["fewer_in_total"]),
+            _percent(each["fewer_on_average"]),
+            _percent(each["least"]),
+            _percent(each["most"]),
+            f"{each['cells_with_more_gpus']} of {each['cells']}",
+            f"{each['cells_not_reached']}",
         )
         for each in savings
-    ]  # fmt: skip
+    ]
     return Table(f"What {mine} saves", header, tuple(rows))
 
 

@@ -69,9 +69,13 @@ def report(name: str, scenario: LiveSteps, measured: StepsMeasured) -> Report:
         *scenario.notes,
     )
     return Report(
-        name, scenario.title, (_steps_table(facts), _ratios_table(facts)),
-        (_figure(name, scenario, measured),), notes, {"live": facts},
-    )  # fmt: skip
+        name,
+        scenario.title,
+        (_steps_table(facts), _ratios_table(facts)),
+        (_figure(name, scenario, measured),),
+        notes,
+        {"live": facts},
+    )
 
 
 def facts_of(scenario: LiveSteps, measured: StepsMeasured) -> dict[str, Any]:
@@ -150,16 +154,26 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
 
 def _steps_table(facts: dict[str, Any]) -> Table:
     header = (
-        "load", "s", "requests", "lost", "attainment", "TTFT p50 / p90, ms", "ATGT p50 / p90, ms",
-    )  # fmt: skip
+        "load",
+        "s",
+        "requests",
+        "lost",
+        "attainment",
+        "TTFT p50 / p90, ms",
+        "ATGT p50 / p90, ms",
+    )
     rows: list[tuple[Cell, ...]] = [
         (
-            f"{step['load']:g}", f"{step['seconds']:g}", str(step["requests"]), str(step["lost"]),
-            _percent(step["attainment"]), _pair(step["ttft_ms"], ".0f"),
+            f"{step['load']:g}",
+            f"{step['seconds']:g}",
+            str(step["requests"]),
+            str(step["lost"]),
+            _percent(step["attainment"]),
+            _pair(step["ttft_ms"], ".0f"),
             _pair(step["atgt_ms"], ".1f"),
         )
         for step in facts["steps"]
-    ]  # fmt: skip
+    ]
     return Table("Steps of the load", header, tuple(rows))
 
 

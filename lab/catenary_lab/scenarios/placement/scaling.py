@@ -63,9 +63,12 @@ class ScalingJob:
         """Returns the requests."""
         case = self.case
         return stepped_workload(
-            case.halves[1], parse_arrivals(case.arrivals),
-            [case.rate_per_s * step for step in self.steps], case.duration_s, case.seed,
-        )  # fmt: skip
+            case.halves[1],
+            parse_arrivals(case.arrivals),
+            [case.rate_per_s * step for step in self.steps],
+            case.duration_s,
+            case.seed,
+        )
 
     def _workers(self, step: float) -> int:
         """Eq. 7 at a rate."""
@@ -88,17 +91,28 @@ def report(name: str, scenario: Scaling, results: Mapping[Job[Any], Any]) -> Rep
         for cluster in scenario.clusters
     ]
     header = (
-        "cluster", "policy", "req/s", "seed", "attainment", "worker-seconds", "workers, peak",
+        "cluster",
+        "policy",
+        "req/s",
+        "seed",
+        "attainment",
+        "worker-seconds",
+        "workers, peak",
         "orders",
-    )  # fmt: skip
+    )
     rows: list[tuple[Cell, ...]] = [
         (
-            fact["cluster"], fact["policy"], f"{fact['rate_per_s']:g}", str(fact["seed"]),
-            f"{100 * fact['attainment']:.1f} %", f"{fact['worker_s']:.0f}", str(fact["peak"]),
+            fact["cluster"],
+            fact["policy"],
+            f"{fact['rate_per_s']:g}",
+            str(fact["seed"]),
+            f"{100 * fact['attainment']:.1f} %",
+            f"{fact['worker_s']:.0f}",
+            str(fact["peak"]),
             str(fact["orders"]),
         )
         for fact in facts
-    ]  # fmt: skip
+    ]
     steps = ", ".join(f"{step:g}" for step in scenario.steps)
     caption = f"Rates of {steps} times the one named, {scenario.duration_s:g} s in all"
     groups = tuple(dict.fromkeys(f"{fact['policy']}, seed {fact['seed']}" for fact in facts))
@@ -110,16 +124,24 @@ def report(name: str, scenario: Scaling, results: Mapping[Job[Any], Any]) -> Rep
     }
     panel = Bars("worker-seconds while requests arrive", "worker-seconds", groups, series)
     return Report(
-        name, scenario.title, (Table(caption, header, tuple(rows)),),
-        (Figure(name, (panel,), scenario.title),), tuple(scenario.notes), {"policies": facts},
-    )  # fmt: skip
+        name,
+        scenario.title,
+        (Table(caption, header, tuple(rows)),),
+        (Figure(name, (panel,), scenario.title),),
+        tuple(scenario.notes),
+        {"policies": facts},
+    )
 
 
 def _job(scenario: Scaling, row: Row, cluster: ClusterSpec) -> ScalingJob:
     return ScalingJob(
-        row.case, cluster, tuple(scenario.steps), scenario.workers_per_rps, scenario.workers_base,
+        row.case,
+        cluster,
+        tuple(scenario.steps),
+        scenario.workers_per_rps,
+        scenario.workers_base,
         scenario.most_workers,
-    )  # fmt: skip
+    )
 
 
 def _facts(row: Row, cluster: ClusterSpec, found: Scaled) -> dict[str, Any]:

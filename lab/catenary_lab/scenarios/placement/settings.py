@@ -125,10 +125,21 @@ def rows_of(scenario: Simulated) -> list[Row]:
     data = None if file is None else data_file(file, "lengths.file")
     return [
         Row(
-            policy.label, engine.label, rate, seed,
+            policy.label,
+            engine.label,
+            rate,
+            seed,
             Case(
-                scenario.workers[policy.workers], engine, scenario.objectives, scenario.lengths,
-                data, scenario.arrivals, rate, scenario.duration_s, seed, policy.policy,
+                scenario.workers[policy.workers],
+                engine,
+                scenario.objectives,
+                scenario.lengths,
+                data,
+                scenario.arrivals,
+                rate,
+                scenario.duration_s,
+                seed,
+                policy.policy,
                 scenario.news,
             ),
         )
@@ -136,7 +147,7 @@ def rows_of(scenario: Simulated) -> list[Row]:
         for rate in scenario.rates_per_s
         for seed in scenario.seeds
         for policy in scenario.policies
-    ]  # fmt: skip
+    ]
 
 
 @lru_cache(maxsize=8)

@@ -17,9 +17,14 @@ from catenary_services.domain.ids import RequestId
 from catenary_services.errors import PartitionLost
 
 Remedy = (
-    SessionsClosed | SessionFailed | SessionMoved | SessionsFound | BatchFailed | RequestCancelled
+    SessionsClosed
+    | SessionFailed
+    | SessionMoved
+    | SessionsFound
+    | BatchFailed
+    | RequestCancelled
     | CancelBatch
-)  # fmt: skip
+)
 _WHY = "an audit found that nobody holds it"
 
 

@@ -32,10 +32,21 @@ from catenary_services.domain.ids import (
 from catenary_services.domain.plan import ChainHop
 
 LeakKind = Literal[
-    "slots_unheld", "session_lost", "start_lost", "move_lost", "move_unheard", "session_orphan",
-    "slots_differ", "batch_orphan", "batch_unheld", "batch_forgotten", "request_unwanted",
-    "gateway_gone", "request_forgotten", "partition_unhosted",
-]  # fmt: skip
+    "slots_unheld",
+    "session_lost",
+    "start_lost",
+    "move_lost",
+    "move_unheard",
+    "session_orphan",
+    "slots_differ",
+    "batch_orphan",
+    "batch_unheld",
+    "batch_forgotten",
+    "request_unwanted",
+    "gateway_gone",
+    "request_forgotten",
+    "partition_unhosted",
+]
 """`docs/audits.md` says of each what it is and how it is mended."""
 
 
@@ -59,9 +70,13 @@ class Leak:
     def facts(self) -> dict[str, str]:
         """Returns what it is about, for the log."""
         named = {
-            "agent": self.agent, "session": self.session, "batch": self.batch,
-            "request": self.request, "partition": self.partition, "moved_from": self.source,
-        }  # fmt: skip
+            "agent": self.agent,
+            "session": self.session,
+            "batch": self.batch,
+            "request": self.request,
+            "partition": self.partition,
+            "moved_from": self.source,
+        }
         return {name: str(value) for name, value in named.items() if value is not None}
 
 

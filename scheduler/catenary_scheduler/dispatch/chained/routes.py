@@ -40,15 +40,35 @@ class Route:
     """
 
     __slots__ = (
-        "cache_tokens", "capacity", "chain_id", "claims", "grown_since", "grown_tokens", "halves",
-        "hops", "index", "leaving_tokens", "listed", "rank", "role", "running", "service_ns",
-        "tokens", "tokens_per_ns", "waiting",
-    )  # fmt: skip
+        "cache_tokens",
+        "capacity",
+        "chain_id",
+        "claims",
+        "grown_since",
+        "grown_tokens",
+        "halves",
+        "hops",
+        "index",
+        "leaving_tokens",
+        "listed",
+        "rank",
+        "role",
+        "running",
+        "service_ns",
+        "tokens",
+        "tokens_per_ns",
+        "waiting",
+    )
 
     def __init__(
-        self, chain_id: str, hops: tuple[ChainHop, ...], claims: Claims, capacity: int,
-        service_ns: Nanoseconds, index: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        chain_id: str,
+        hops: tuple[ChainHop, ...],
+        claims: Claims,
+        capacity: int,
+        service_ns: Nanoseconds,
+        index: int = 0,
+    ) -> None:
         self.chain_id = chain_id
         self.hops = hops
         self.claims = claims
@@ -107,10 +127,13 @@ def paired(prefill: Route, decode: Route) -> Route:
         prefill.claims.caches + decode.claims.caches, prefill.claims.slots + decode.claims.slots
     )
     pair = Route(
-        f"{prefill.chain_id}+{decode.chain_id}", prefill.hops + decode.hops, claims,
-        min(prefill.capacity, decode.capacity), prefill.service_ns + decode.service_ns,
+        f"{prefill.chain_id}+{decode.chain_id}",
+        prefill.hops + decode.hops,
+        claims,
+        min(prefill.capacity, decode.capacity),
+        prefill.service_ns + decode.service_ns,
         decode.index,
-    )  # fmt: skip
+    )
     pair.halves = (prefill, decode)
     return pair
 

@@ -23,11 +23,29 @@ class Ticket:
     """
 
     __slots__ = (
-        "again", "arrived", "asked", "deadline", "doubt", "event", "failures", "forced",
-        "generated_tokens", "heard", "model", "must_start", "preempted", "priority", "request",
-        "restarts", "route", "sequence",
-        "session", "timer", "token_ns", "turn",
-    )  # fmt: skip
+        "again",
+        "arrived",
+        "asked",
+        "deadline",
+        "doubt",
+        "event",
+        "failures",
+        "forced",
+        "generated_tokens",
+        "heard",
+        "model",
+        "must_start",
+        "preempted",
+        "priority",
+        "request",
+        "restarts",
+        "route",
+        "sequence",
+        "session",
+        "timer",
+        "token_ns",
+        "turn",
+    )
 
     def __init__(self, event: SessionRequested, sequence: int, arrived: Nanoseconds = 0) -> None:
         self.event = event
@@ -79,10 +97,24 @@ class Session:
     """A session that holds slots, whoever started it."""
 
     __slots__ = (
-        "arriving", "attempts", "carried_tokens", "closed_move", "closing", "failed_moves", "hops",
-        "left", "move_after", "moving", "prefill", "prefill_agents", "route", "runs", "session_id",
-        "ticket", "was",
-    )  # fmt: skip
+        "arriving",
+        "attempts",
+        "carried_tokens",
+        "closed_move",
+        "closing",
+        "failed_moves",
+        "hops",
+        "left",
+        "move_after",
+        "moving",
+        "prefill",
+        "prefill_agents",
+        "route",
+        "runs",
+        "session_id",
+        "ticket",
+        "was",
+    )
 
     def __init__(self, session_id: SessionId, ticket: Ticket | None, route: Route | None) -> None:
         self.session_id = session_id
@@ -139,9 +171,14 @@ class Move:
     __slots__ = ("agents", "deadline", "mode", "reason", "source", "target", "ticket")
 
     def __init__(
-        self, ticket: Ticket, source: Session, target: Session, mode: MoveMode, reason: str,
+        self,
+        ticket: Ticket,
+        source: Session,
+        target: Session,
+        mode: MoveMode,
+        reason: str,
         deadline: Nanoseconds,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ticket = ticket
         self.source = source
         """What it is, and goes on to be if it cannot be moved."""

@@ -93,9 +93,13 @@ def least_loaded(
 
 
 def fullest(
-    workers: Sequence[Worker], asked: Asked, now: Nanoseconds, theta: float, is_free: IsFree,
+    workers: Sequence[Worker],
+    asked: Asked,
+    now: Nanoseconds,
+    theta: float,
+    is_free: IsFree,
     stall_share: float = 0.0,
-) -> int:  # fmt: skip
+) -> int:
     """Returns the worker with the largest norm on which b, c, d and e hold (Algorithm 1).
 
     Args:

@@ -75,9 +75,12 @@ LITERAL = Readings()
 
 
 def examine(
-    lines: LatencyLines, limits: Limits, jobs: Sequence[Job], added: Job,
+    lines: LatencyLines,
+    limits: Limits,
+    jobs: Sequence[Job],
+    added: Job,
     readings: Readings = LITERAL,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """Returns how a worker with `jobs` would stand with one more.
 
     Args:
@@ -104,9 +107,12 @@ def examine(
 
 
 def place(
-    lines: LatencyLines, limits: Limits, workers: Sequence[Sequence[Job]], job: Job,
+    lines: LatencyLines,
+    limits: Limits,
+    workers: Sequence[Sequence[Job]],
+    job: Job,
     readings: Readings = LITERAL,
-) -> int | Literal["new"] | None:  # fmt: skip
+) -> int | Literal["new"] | None:
     """Returns the worker a job goes to (Algorithm 1).
 
     Args:

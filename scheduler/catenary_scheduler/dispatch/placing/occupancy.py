@@ -44,15 +44,30 @@ class Seat:
     """
 
     __slots__ = (
-        "began_ns", "carried_tokens", "decode_ns", "due_ns", "generated_tokens", "is_new",
-        "latest_ns", "per_token_ns", "placed_ns", "predicted_tokens", "prompt_tokens", "request",
+        "began_ns",
+        "carried_tokens",
+        "decode_ns",
+        "due_ns",
+        "generated_tokens",
+        "is_new",
+        "latest_ns",
+        "per_token_ns",
+        "placed_ns",
+        "predicted_tokens",
+        "prompt_tokens",
+        "request",
         "saved_ns",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, request: RequestId, prompt_tokens: int, predicted_tokens: float,
-        per_token_ns: Nanoseconds, due_ns: Nanoseconds, placed_ns: Nanoseconds,
-    ) -> None:  # fmt: skip
+        self,
+        request: RequestId,
+        prompt_tokens: int,
+        predicted_tokens: float,
+        per_token_ns: Nanoseconds,
+        due_ns: Nanoseconds,
+        placed_ns: Nanoseconds,
+    ) -> None:
         self.request = request
         self.prompt_tokens = prompt_tokens
         self.predicted_tokens = predicted_tokens
@@ -75,9 +90,13 @@ class Seat:
     def copied(self) -> Seat:
         """Returns the same on another worker."""
         seat = Seat(
-            self.request, self.prompt_tokens, self.predicted_tokens, self.per_token_ns,
-            self.due_ns, self.placed_ns,
-        )  # fmt: skip
+            self.request,
+            self.prompt_tokens,
+            self.predicted_tokens,
+            self.per_token_ns,
+            self.due_ns,
+            self.placed_ns,
+        )
         seat.generated_tokens, seat.carried_tokens = self.generated_tokens, self.carried_tokens
         seat.decode_ns, seat.is_new = self.decode_ns, self.is_new
         seat.began_ns, seat.latest_ns = self.began_ns, self.latest_ns
@@ -86,9 +105,12 @@ class Seat:
     def job(self) -> Job:
         """Returns it as the literal constraints take it."""
         return Job(
-            self.prompt_tokens, self.predicted_tokens, self.generated_tokens, self.decode_ns,
+            self.prompt_tokens,
+            self.predicted_tokens,
+            self.generated_tokens,
+            self.decode_ns,
             self.is_new,
-        )  # fmt: skip
+        )
 
 
 class Occupancy:

@@ -75,9 +75,13 @@ class Worker(Occupancy):
         return self.lines.decode(len(self.seats) + 1, context)
 
     def has_context(
-        self, prompt_tokens: int, predicted_tokens: float, per_token_ns: Nanoseconds, theta: float,
+        self,
+        prompt_tokens: int,
+        predicted_tokens: float,
+        per_token_ns: Nanoseconds,
+        theta: float,
         stall_share: float = 0.0,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """True if b holds with one more, whose steps get what prompts leave of the time."""
         tightest = min(self.tightest_ns, float(per_token_ns) if per_token_ns else math.inf)
         if tightest == math.inf:

@@ -46,8 +46,15 @@ class Bin:
     """
 
     __slots__ = (
-        "flags", "large", "middles", "number", "requests", "solo_size", "tinies", "used",
-    )  # fmt: skip
+        "flags",
+        "large",
+        "middles",
+        "number",
+        "requests",
+        "solo_size",
+        "tinies",
+        "used",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -46,9 +46,14 @@ class MoveCost:
     def move(self, number: int, source: Hashable, target: Hashable) -> TransferMove:
         """Returns the move as `divide` wants it."""
         return TransferMove(
-            number, source, target, self.cache_bytes, self.tokens,
-            tuple(self.link_bytes), tuple(self.link_bytes.values()),
-        )  # fmt: skip
+            number,
+            source,
+            target,
+            self.cache_bytes,
+            self.tokens,
+            tuple(self.link_bytes),
+            tuple(self.link_bytes.values()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +85,9 @@ class MoveTimes:
     def ways(self) -> list[Way]:
         """Returns the ways that are possible, the faster first; as caches if both are as fast."""
         times: list[tuple[Way, Nanoseconds | None]] = [
-            ("kv", self.kv_ns), ("tokens", self.tokens_ns)
-        ]  # fmt: skip
+            ("kv", self.kv_ns),
+            ("tokens", self.tokens_ns),
+        ]
         possible = [(time_ns, way) for way, time_ns in times if time_ns is not None]
         return [way for _, way in sorted(possible)]
 

@@ -110,8 +110,10 @@ def divide(
         return first.division()
     tried = [first]
     for order, ways in (
-        (ordered, _TOKENS_FIRST), (ordered[::-1], WAYS), (ordered[::-1], _TOKENS_FIRST),
-    ):  # fmt: skip
+        (ordered, _TOKENS_FIRST),
+        (ordered[::-1], WAYS),
+        (ordered[::-1], _TOKENS_FIRST),
+    ):
         tried.append(_greedy(order, link_capacity, compute_capacity, ways))
     for each in tried:
         each.improve(_MOST_LEFT)

@@ -225,8 +225,9 @@ def _check_task(task: ChainTask) -> None:
         names.add(server.name)
         _require(_not_negative(server.memory), f"{field}.memory", "must not be below 0")
         for name, given in (
-            ("block_memory", server.block_memory), ("cache_memory", server.cache_memory)
-        ):  # fmt: skip
+            ("block_memory", server.block_memory),
+            ("cache_memory", server.cache_memory),
+        ):
             _require(given is None or _positive(given), f"{field}.{name}", "must be above 0")
         most = task.memory_at(server)[1] * MOST_SLOTS
         _require(exact(server.memory) <= most, "cache_memory", f"is too little beside {field}")

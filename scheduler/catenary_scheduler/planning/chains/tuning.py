@@ -109,8 +109,10 @@ def tune_by_bound(
         worst = math.inf if best is None else best.response_s
         response = bounded_response_s(
             cut_chains(task, sizes, candidate.ranges(), candidate.slots(sizes)),
-            arrivals, worst, upper=upper,
-        )  # fmt: skip
+            arrivals,
+            worst,
+            upper=upper,
+        )
         if response is not None and (best is None or response < best.response_s * (1.0 - TIED)):
             best = TunedC(candidate.c, response)
     return best

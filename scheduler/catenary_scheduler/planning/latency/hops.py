@@ -90,8 +90,9 @@ def _later_token_ns(hops: Sequence[HopCost]) -> float:
     if not chunk:
         return 0.0
     return max(
-        hop.share * hop.cost.prefill(hop.cost.prefill_chunk_tokens or chunk)
+        hop.share
+        * hop.cost.prefill(hop.cost.prefill_chunk_tokens or chunk)
         / (hop.cost.prefill_chunk_tokens or chunk)
         + hop.row_ns
         for hop in hops
-    )  # fmt: skip
+    )

@@ -123,10 +123,14 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
         per_chain = load.deployed.partitions or cluster.partitions
         own = load.deployed.cache_oversubscription
         job = ChainJob(
-            load, task, previous, per_chain,
+            load,
+            task,
+            previous,
+            per_chain,
             oversubscription=cluster.oversubscription if own is None else own,
-            rooms=rooms, left_out=left_out(load.deployed, cluster.agents),
-        )  # fmt: skip
+            rooms=rooms,
+            left_out=left_out(load.deployed, cluster.agents),
+        )
         jobs.append(replace(job, roles=_by_role(job, cluster, task, before)))
     return jobs
 
@@ -212,9 +216,16 @@ def placed(job: ChainJob, composition: Composition) -> ModelPlacement:
     chains = within_memory(deployed, job.rooms, chains)
     hosts = hosts_for(chains, deployed.session_tokens)
     return ModelPlacement(
-        deployed.key, deployed.slo_ns, deployed.float16_boundaries, (), chains, hosts,
-        deployed.session_tokens, deployed.objectives, deployed.packing,
-    )  # fmt: skip
+        deployed.key,
+        deployed.slo_ns,
+        deployed.float16_boundaries,
+        (),
+        chains,
+        hosts,
+        deployed.session_tokens,
+        deployed.objectives,
+        deployed.packing,
+    )
 
 
 def _slots_and_tokens(job: ChainJob, chain: ComposedChain) -> tuple[int, int]:

@@ -62,9 +62,13 @@ def rings(
         for hop in chain.hops
     ]
     return Composition(
-        most_sessions, tuple(hosted), tuple(chains), float(task.rate_per_s), len(chains),
+        most_sessions,
+        tuple(hosted),
+        tuple(chains),
+        float(task.rate_per_s),
+        len(chains),
         moved_blocks=_moved(hosted, previous),
-    )  # fmt: skip
+    )
 
 
 def _ring(

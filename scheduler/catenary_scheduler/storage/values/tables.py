@@ -327,10 +327,16 @@ def _reservation(resource: ResourceId, owner: tuple[int, int], text: str) -> Res
     if r.start_ns > r.end_ns or r.start_ns > r.expires_ns:
         raise Unreadable("ends before it begins")
     return Reservation(
-        BatchId(0 if is_cache else number), position, resource,
-        r.start_ns, r.end_ns, r.expires_ns, bool(r.done),
-        r.slots, SessionId(number if is_cache else 0),
-    )  # fmt: skip
+        BatchId(0 if is_cache else number),
+        position,
+        resource,
+        r.start_ns,
+        r.end_ns,
+        r.expires_ns,
+        bool(r.done),
+        r.slots,
+        SessionId(number if is_cache else 0),
+    )
 
 
 def book_shape(resource: ResourceId) -> Shape:

@@ -22,10 +22,23 @@ CLAIM_MS = 6_000
 TWO_AUDITS_MS = 2 * INTERVAL_MS + PATIENCE_MS + 3_000
 """With the time that orders take."""
 LOSABLE = (
-    "StartSession", "DispatchBatch", "CloseSessions", "CancelBatch", "SessionRequested",
-    "RequestCompleted", "RequestCancelled", "SessionsClosed", "SessionMoved", "SessionFailed",
-    "opening", "move", "round", "rows", "result", "token",
-)  # fmt: skip
+    "StartSession",
+    "DispatchBatch",
+    "CloseSessions",
+    "CancelBatch",
+    "SessionRequested",
+    "RequestCompleted",
+    "RequestCancelled",
+    "SessionsClosed",
+    "SessionMoved",
+    "SessionFailed",
+    "opening",
+    "move",
+    "round",
+    "rows",
+    "result",
+    "token",
+)
 """Whatever one message or frame of these kinds is, losing it must not leave anything behind."""
 
 
@@ -135,9 +148,15 @@ def inject(world: World, chance: random.Random) -> bool:
         resource = ResourceId(f"gpu/{agent.name}")
         stale = Reservation(BatchId(77), 0, resource, world.now, world.now + MS, far)
         slots = Reservation(
-            BatchId(0), 0, cache_of(agent.name, hop_of(agent.name).partition), 0, far, far,
-            slots=2, session=SessionId(66),
-        )  # fmt: skip
+            BatchId(0),
+            0,
+            cache_of(agent.name, hop_of(agent.name).partition),
+            0,
+            far,
+            far,
+            slots=2,
+            session=SessionId(66),
+        )
         world.dispatcher.restore([stale, slots])
     return False
 

@@ -151,10 +151,13 @@ def literal(before: BookFacts, now: BookFacts, said: Said) -> Iterator[Leak]:
         if old is None or new is None or old.state != new.state:
             continue
         unheld = [
-            agent for agent in (A, B)
-            if agent in agents and session not in agents[agent].sessions
-            and any(h[0] == agent for h in old.holds) and any(h[0] == agent for h in new.holds)
-        ]  # fmt: skip
+            agent
+            for agent in (A, B)
+            if agent in agents
+            and session not in agents[agent].sessions
+            and any(h[0] == agent for h in old.holds)
+            and any(h[0] == agent for h in new.holds)
+        ]
         starts = believed(new)
         if new.state in ("closing", "unclaimed"):
             for agent in unheld:
@@ -172,9 +175,10 @@ def literal(before: BookFacts, now: BookFacts, said: Said) -> Iterator[Leak]:
             continue
         if session not in starts:
             becomes = [
-                each for each in starts
+                each
+                for each in starts
                 if each in now.sessions and (s := now.sessions[each].source) and s[0] == session
-            ]  # fmt: skip
+            ]
             if not becomes:
                 yield Leak("start_lost", session=session, request=new.request)
         elif new.state == "starting" and lost_on_its_way(starts[session], session):
@@ -210,9 +214,10 @@ def literal(before: BookFacts, now: BookFacts, said: Said) -> Iterator[Leak]:
     for batch in BATCHES:
         if batch in before.booked and batch in now.booked:
             held_by = [
-                a for a in now.booked[batch]
+                a
+                for a in now.booked[batch]
                 if (batch in agents[a].batches if a in agents else a in now.agents)
-            ]  # fmt: skip
+            ]
             if not held_by and (batch >= now.first_id or now.settled):
                 yield Leak("batch_unheld", batch=batch)
         known = {*before.followed, *before.booked, *now.followed, *now.booked}

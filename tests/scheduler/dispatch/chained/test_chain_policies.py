@@ -197,18 +197,22 @@ class Twin:
 
 
 WAYS = (
-    (hop("a", 0, 6),), (hop("b", 0, 6),), (hop("c", 0, 3), hop("d", 3, 6)),
-    (hop("c", 0, 3), hop("e", 2, 6, entry=3)), (hop("f", 0, 2), hop("e", 2, 6)),
+    (hop("a", 0, 6),),
+    (hop("b", 0, 6),),
+    (hop("c", 0, 3), hop("d", 3, 6)),
+    (hop("c", 0, 3), hop("e", 2, 6, entry=3)),
+    (hop("f", 0, 2), hop("e", 2, 6)),
     (hop("f", 0, 2), hop("b", 0, 6, entry=2)),
-)  # fmt: skip
+)
 
 plans = st.tuples(
     st.lists(
         st.tuples(st.sampled_from(WAYS), st.integers(0, 3), st.sampled_from([10, 20, 20, 35])),
-        max_size=6, unique_by=lambda each: each[0],
+        max_size=6,
+        unique_by=lambda each: each[0],
     ),
     st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 12), max_size=2),
-)  # fmt: skip
+)
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("arrive"), st.sampled_from([0, 0, 1])),

@@ -253,10 +253,17 @@ def lost_between(
     bench: ChainBench, at: int, session: StartSession, one: str, other: str
 ) -> list[Command]:
     """One agent says that frames to the other may not have arrived."""
-    return bench.tell(at, SessionFailed(
-        session.session, AgentId(other), "PARTITION_LOST", "nothing was acknowledged", True,
-        AgentId(one),
-    ))  # fmt: skip
+    return bench.tell(
+        at,
+        SessionFailed(
+            session.session,
+            AgentId(other),
+            "PARTITION_LOST",
+            "nothing was acknowledged",
+            True,
+            AgentId(one),
+        ),
+    )
 
 
 def test_a_link_that_lost_frames_is_left_alone_for_longer_than_its_agents() -> None:

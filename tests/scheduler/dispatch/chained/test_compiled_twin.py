@@ -101,9 +101,12 @@ def log() -> str:
     for policy in ("jffc", "jsq", "sa-jsq", "jiq", "sed"):
         draw = random.Random(policy)
         config = ChainedConfig(
-            max_queued=20, deadline_grace_ns=30, delivery_grace_ns=40, close_patience_ns=25,
+            max_queued=20,
+            deadline_grace_ns=30,
+            delivery_grace_ns=40,
+            close_patience_ns=25,
             suspicion_ns=15,
-        )  # fmt: skip
+        )
         at = ChainedDispatcher(config, policy=policy_named(policy, random.Random(3).randrange))
         now, sessions = 0, list[StartSession]()
         for number in range(6):
@@ -125,8 +128,11 @@ def test_compiled_and_plain_dispatchers_do_the_same() -> None:
         pytest.skip("the compiled modules were not built (make native)")
     ran = subprocess.run(
         [sys.executable, "-c", PLAIN, str(ROOT), __file__, *sys.path],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     compiled, plain = log().split(), ran.stdout.split()
     assert (compiled[1], plain[1]) == ("False", "True")
     assert compiled[0] == plain[0]

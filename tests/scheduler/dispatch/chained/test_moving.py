@@ -53,8 +53,11 @@ def test_a_move_books_the_target_and_leaves_the_source_as_it_is() -> None:
     old = bench.running()
     new = bench.move(1, old, "two")
     assert (new.request, new.chain_id, new.moves, new.move_mode) == (
-        old.request, "two", old.session, "kv",
-    )  # fmt: skip
+        old.request,
+        "two",
+        old.session,
+        "kv",
+    )
     assert new.session != old.session
     assert new.hops == RINGS.models[0].chains[1].hops
     # Agent b is on both chains, and holds both.
@@ -84,9 +87,20 @@ def test_requests_do_not_take_slots_that_a_move_has_booked() -> None:
     assert started(bench.closed(4, "a", old)) == [(2, "a")]
 
 
-@pytest.mark.parametrize("case", [
-    "unknown", "prompt", "moving", "there", "no chain", "full", "over", "closing", "gone",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        "unknown",
+        "prompt",
+        "moving",
+        "there",
+        "no chain",
+        "full",
+        "over",
+        "closing",
+        "gone",
+    ],
+)
 def test_a_move_that_cannot_be_is_refused_and_only_counted(case: str) -> None:
     bench = MoveBench(THREE)
     old = bench.start(0) if case == "prompt" else bench.running()
@@ -112,13 +126,20 @@ def test_a_move_that_cannot_be_is_refused_and_only_counted(case: str) -> None:
     assert bench.want(2, old, where) == []
     assert bench.figure("refused_moves") == 1
     assert bench.figure("started_moves") == before
-    assert problem == {
-        "unknown": "no request is answered by it", "prompt": "its prompt is not done",
-        "moving": "it moves already", "there": "it is there already",
-        "no chain": "the plan has no chain 'z' for llama:1", "full": "that chain has no free slot",
-        "over": "it is about to end", "closing": "no request is answered by it",
-        "gone": "that chain cannot be used at the moment",
-    }[case]  # fmt: skip
+    assert (
+        problem
+        == {
+            "unknown": "no request is answered by it",
+            "prompt": "its prompt is not done",
+            "moving": "it moves already",
+            "there": "it is there already",
+            "no chain": "the plan has no chain 'z' for llama:1",
+            "full": "that chain has no free slot",
+            "over": "it is about to end",
+            "closing": "no request is answered by it",
+            "gone": "that chain cannot be used at the moment",
+        }[case]
+    )
 
 
 def test_so_many_move_at_a_time_of_one_agent_and_in_all() -> None:
@@ -243,9 +264,11 @@ def test_whatever_ends_a_session_closes_what_it_is_to_become(how: str) -> None:
 
 def test_only_an_agent_that_could_not_be_reached_is_left_alone_after_a_failed_move() -> None:
     for reason, agent, trusted in (
-        ("INTERNAL", "b", True), (Unavailable.reason, "b", False), (Unavailable.reason, "a", True),
+        ("INTERNAL", "b", True),
+        (Unavailable.reason, "b", False),
+        (Unavailable.reason, "a", True),
         (Unavailable.reason, None, True),
-    ):  # fmt: skip
+    ):
         bench = MoveBench(plan(chain("a", 2, 40), chain("b", 2, 50)))
         old = bench.running()
         bench.fail(2, bench.move(1, old), agent, reason=reason)
@@ -320,8 +343,9 @@ def test_a_plan_without_the_target_does_not_end_a_move() -> None:
 # ---- fail-over ----
 
 
-def taken_over(old: StartSession, new: StartSession, *, names: StartSession | None,
-               agents_first: bool = True) -> MoveBench:  # fmt: skip
+def taken_over(
+    old: StartSession, new: StartSession, *, names: StartSession | None, agents_first: bool = True
+) -> MoveBench:
     """Returns the successor of a scheduler under which a move from a to b was under way."""
     bench = MoveBench(THREE, epoch=2, agents="")
     held = {A: old, B: new}
@@ -334,10 +358,19 @@ def taken_over(old: StartSession, new: StartSession, *, names: StartSession | No
     if agents_first:
         say_hello()
     if names is not None:
-        bench.tell(0, SessionRequested(
-            old.request, LLAMA, 5, 10, 100_000 * MS, 0, adopted(names),
-            progress=SessionProgress(old.request, 2, MS, 0),
-        ))  # fmt: skip
+        bench.tell(
+            0,
+            SessionRequested(
+                old.request,
+                LLAMA,
+                5,
+                10,
+                100_000 * MS,
+                0,
+                adopted(names),
+                progress=SessionProgress(old.request, 2, MS, 0),
+            ),
+        )
     if not agents_first:
         say_hello()
     return bench
@@ -395,9 +428,18 @@ def test_a_move_to_a_session_nobody_knows_starts_the_request_again() -> None:
 def test_a_session_handed_over_while_nobody_led_starts_again() -> None:
     old, new = under_way()
     bench = MoveBench(THREE, epoch=2, agents="")
-    bench.tell(0, SessionRequested(
-        old.request, LLAMA, 5, 10, 100_000 * MS, 0, AdoptedSession(old.session, old.hops),
-    ))  # fmt: skip
+    bench.tell(
+        0,
+        SessionRequested(
+            old.request,
+            LLAMA,
+            5,
+            10,
+            100_000 * MS,
+            0,
+            AdoptedSession(old.session, old.hops),
+        ),
+    )
     bench.tell(0, SessionsHeld(A, ()))  # its word of the move was for the scheduler before
     commands = bench.tell(0, AgentJoined(Agent(A, "x", ServerId("a"), 1, 1)))
     assert started(commands) == [(1, "a")]
@@ -411,8 +453,11 @@ def test_views_say_what_moves_where() -> None:
     new = bench.move(1, old, "b")
     (view,) = bench.dispatcher.sessions()
     assert (view.session, view.moving_to, view.moving_chain, view.moving_by) == (
-        old.session, new.session, "b", "kv",
-    )  # fmt: skip
+        old.session,
+        new.session,
+        "b",
+        "kv",
+    )
     assert (view.tokens, view.runs, view.model) == (9, True, ModelKey("llama", "1"))
     assert bench.dispatcher.view(new.session) is None
     bench.fail(2, new, reason=PartitionLost.reason)

@@ -351,9 +351,10 @@ def two_chains() -> Plan:
     policy=st.sampled_from(["jffc", "slo", "jsq", "least-loaded"]),
     arrivals=st.lists(
         st.tuples(st.integers(0, 3000), st.integers(1, 250), st.integers(1, 260)),
-        min_size=1, max_size=16,
+        min_size=1,
+        max_size=16,
     ),
-)  # fmt: skip
+)
 def test_whatever_grows_all_are_answered_and_none_is_refused(
     seed: int, policy: str, arrivals: list[tuple[int, int, int]]
 ) -> None:

@@ -120,8 +120,9 @@ def test_few_sessions_are_made_even_on_chains_that_are_far_from_full() -> None:
     assert len(cluster.in_use()) == 1
     cluster.run(cluster.now + 3 * S)
     assert sorted(len(cluster.on(chain.chain_id)) for chain in cluster.chains) in (
-        [0, 1, 2], [1, 1, 1]
-    )  # fmt: skip
+        [0, 1, 2],
+        [1, 1, 1],
+    )
 
 
 @pytest.mark.parametrize("goal", ["pack", "balance"])
@@ -211,8 +212,11 @@ def test_devices_of_different_classes_are_packed_apart() -> None:
     cluster.run(10 * S)
     assert len(cluster.in_use()) == 2
     assert {(source, target) for _, _, source, target, _ in cluster.moves} <= {
-        ("c00", "c01"), ("c01", "c00"), ("c02", "c03"), ("c03", "c02")
-    }  # fmt: skip
+        ("c00", "c01"),
+        ("c01", "c00"),
+        ("c02", "c03"),
+        ("c03", "c02"),
+    }
 
 
 def test_chains_of_much_different_capacity_are_packed_apart() -> None:
@@ -302,9 +306,12 @@ def test_an_epoch_is_a_second_and_none_is_held_without_sessions() -> None:
 def test_agents_that_come_and_go_and_goals_that_change_lose_nothing(seed: int) -> None:
     draw = random.Random(seed)
     setup = Setup(
-        chains=5, goal="pack", cache_tokens=6000, shared=((0, 1), (1, 2), (3,), (4,), (5, 0)),
+        chains=5,
+        goal="pack",
+        cache_tokens=6000,
+        shared=((0, 1), (1, 2), (3,), (4,), (5, 0)),
         fails=lambda session: session % 5 == 0,
-    )  # fmt: skip
+    )
     cluster = PackedCluster(setup)
     for _ in range(60):
         cluster.run(cluster.now + draw.randint(1, S))
@@ -345,9 +352,13 @@ def test_moves_never_overfill_a_chain_and_nothing_is_lost(
     seed: int, chains: int, cache: int, slots: int, goal: PackingGoal, policy: str, fails: bool
 ) -> None:
     setup = Setup(
-        chains=chains, cache_tokens=cache, slots=slots, goal=goal, policy=policy,
+        chains=chains,
+        cache_tokens=cache,
+        slots=slots,
+        goal=goal,
+        policy=policy,
         fails=lambda session: fails and session % 3 == 0,
-    )  # fmt: skip
+    )
     cluster = busy(setup, 2.0, 8, seed)  # the cluster itself looks at every order
     cluster.run(cluster.now + 400 * S)
     assert all(served.over for served in cluster.requests)

@@ -142,9 +142,12 @@ def test_errors_come_from_what_gateways_report() -> None:
 def test_whatever_moves_nobody_is_lost_and_no_cache_is_overfull() -> None:
     chance = random.Random(5)
     active = plan_of(
-        worker("ab", 3, "a", "b"), worker("cb", 3, "c", "b"), worker("d", 2), worker("e", 3),
+        worker("ab", 3, "a", "b"),
+        worker("cb", 3, "c", "b"),
+        worker("d", 2),
+        worker("e", 3),
         slots={"b": 3 * 4, "d": 12, "e": 15},
-    )  # fmt: skip
+    )
     names = [chain.chain_id for model in active.models for chain in model.chains]
     each = bench(active)
     open_sessions: dict[SessionId, StartSession] = {}

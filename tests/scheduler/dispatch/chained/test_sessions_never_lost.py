@@ -168,9 +168,11 @@ class Cluster(RuleBasedStateMachine):
         self.epoch += 1
         self.availability = Availability(everything_loaded=True)
         self.dispatcher = ChainedDispatcher(
-            CONFIG, availability=self.availability, first_session=self.epoch << 40,
+            CONFIG,
+            availability=self.availability,
+            first_session=self.epoch << 40,
             policy=policy_named(self.policy, random.Random(self.epoch).randrange),
-        )  # fmt: skip
+        )
         self.journal = {(r.session, r.resource): r for r in before}
         self.dispatcher.restore(before)
         for event in later:
@@ -353,9 +355,10 @@ class Cluster(RuleBasedStateMachine):
 
     @precondition(lambda self: self.current)
     @rule(
-        data=st.data(), where=st.sampled_from(["", "", *CHAINS]),
+        data=st.data(),
+        where=st.sampled_from(["", "", *CHAINS]),
         mode=st.sampled_from(["kv", "tokens"]),
-    )  # fmt: skip
+    )
     def wants_a_move(self, data: st.DataObject, where: str, mode: MoveMode) -> None:
         command = self.some_session(data)
         self.gets_a_token(command.request)
@@ -458,10 +461,15 @@ class Cluster(RuleBasedStateMachine):
                 adopted = AdoptedSession(session.session, session.decode_hops)
             events.append(
                 SessionRequested(
-                    request, event.model, event.prompt_tokens, event.max_tokens,
-                    event.deadline_ns, event.priority, adopted,
+                    request,
+                    event.model,
+                    event.prompt_tokens,
+                    event.max_tokens,
+                    event.deadline_ns,
+                    event.priority,
+                    adopted,
                 )
-            )  # fmt: skip
+            )
         return events
 
     def resubmit(self, events: list[Event], *, anew: bool = False) -> None:
@@ -481,9 +489,11 @@ class Cluster(RuleBasedStateMachine):
         self.resubmit(events)
 
     @rule(
-        known=st.booleans(), restored=st.booleans(), gateways_first=st.booleans(),
+        known=st.booleans(),
+        restored=st.booleans(),
+        gateways_first=st.booleans(),
         forgetful=st.none() | st.sampled_from(sorted(AGENTS)),
-    )  # fmt: skip
+    )
     def scheduler_changes(
         self, known: bool, restored: bool, gateways_first: bool, forgetful: AgentId | None
     ) -> None:
@@ -587,9 +597,13 @@ class Cluster(RuleBasedStateMachine):
         assert not any(self.held[agent] for agent in self.alive)
         figures = self.dispatcher.statistics()
         gauges = (
-            "queued_requests", "open_requests", "sessions_in_flight", "booked_slots",
-            "moving_sessions", "stray_sessions",
-        )  # fmt: skip
+            "queued_requests",
+            "open_requests",
+            "sessions_in_flight",
+            "booked_slots",
+            "moving_sessions",
+            "stray_sessions",
+        )
         assert [figures[name] for name in gauges] == [0] * len(gauges)
         ended = figures["kv_moves"] + figures["tokens_moves"] + figures["failed_moves"]
         assert figures["started_moves"] == ended
@@ -710,12 +724,14 @@ class Walk(ClusterWithObjectives):
             lambda: self.activate(draw.choice([0, 0, 0, 1, 1, 2, 3, 4, 5, 5])): 1,
             lambda: self.gateway_comes_back(draw.random() < 0.9): 1,
             lambda: self.scheduler_changes(
-                draw.random() < 0.9, draw.random() < 0.7, draw.random() < 0.5,
+                draw.random() < 0.9,
+                draw.random() < 0.7,
+                draw.random() < 0.5,
                 draw.choice([None, None, None, *agents]),
             ): 1,
             self.write_behind: 1,
             lambda: self.hand_over(data): 1,
-        }  # fmt: skip
+        }
         for _ in range(steps):
             dead = sorted(AGENTS.keys() - self.alive)
             if dead and draw.random() < 0.25:

@@ -58,10 +58,16 @@ class Cluster:
     """A dispatcher with workers, driven by hand."""
 
     def __init__(
-        self, workers: int, *, slots: int = 8, objectives: TokenObjectives | None = SLOS,
-        roles: tuple[ChainRole, ...] = (), lines: LatencyLines | None = LINES,
-        cache: float = 0.0, may_pack: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        workers: int,
+        *,
+        slots: int = 8,
+        objectives: TokenObjectives | None = SLOS,
+        roles: tuple[ChainRole, ...] = (),
+        lines: LatencyLines | None = LINES,
+        cache: float = 0.0,
+        may_pack: bool = False,
+    ) -> None:
         self.dispatcher = ChainedDispatcher(policy="slo")
         self.now = 0
         self.count = 0
@@ -76,9 +82,14 @@ class Cluster:
             chains.append(Chain(f"c{number}", hops, slots, 10**9 + number, role, lines, cache))
             caches.append(CacheCapacity(agent, PART, slots))
         served = ModelPlan(
-            MODEL, FAR, (), chains=tuple(chains), caches=tuple(caches), objectives=objectives,
+            MODEL,
+            FAR,
+            (),
+            chains=tuple(chains),
+            caches=tuple(caches),
+            objectives=objectives,
             packing="pack" if may_pack else "off",
-        )  # fmt: skip
+        )
         self.tell(PlanActivated(Plan(PlanId("p"), (served,))))
 
     def tell(self, event: object) -> list[Command]:
@@ -97,10 +108,16 @@ class Cluster:
         request = RequestId(GatewayId("g"), self.count)
         self.tell(
             SessionRequested(
-                request, MODEL, prompt, 1000, FAR, priority, arrived_ns=self.now,
+                request,
+                MODEL,
+                prompt,
+                1000,
+                FAR,
+                priority,
+                arrived_ns=self.now,
                 objectives=objectives,
             )
-        )  # fmt: skip
+        )
         return request
 
     def report(self, request: RequestId, tokens: int, decode_ns: float) -> None:
@@ -297,10 +314,16 @@ def test_a_successor_counts_adopted_sessions_and_what_they_have_done() -> None:
     cluster.now = 5000 * MS
     cluster.tell(
         SessionRequested(
-            request, MODEL, 100, 1000, FAR, in_flight=held, arrived_ns=0,
+            request,
+            MODEL,
+            100,
+            1000,
+            FAR,
+            in_flight=held,
+            arrived_ns=0,
             progress=SessionProgress(request, 50, 100 * MS, 49 * 25 * MS),
         )
-    )  # fmt: skip
+    )
     board = cluster.dispatcher._life.desk(MODEL).board
     assert board is not None
     seat = board._seats[request][1]

@@ -170,8 +170,9 @@ def test_packed_models_have_their_strays_go_to_the_fullest_chain_with_room() -> 
 
 def test_a_stray_goes_where_nobody_misses_an_objective_if_it_can() -> None:
     pace = TokenObjectives(0, 16_000_000)
-    bench = MoveBench(lined(plan(chain("a", 4, 40), chain("b", 9, 50), chain("c", 2, 60))),
-                      policy="slo")  # fmt: skip
+    bench = MoveBench(
+        lined(plan(chain("a", 4, 40), chain("b", 9, 50), chain("c", 2, 60))), policy="slo"
+    )
     model = bench.dispatcher._life.desks[next(iter(bench.dispatcher._life.desks))]
     assert model.board is not None
     model.board._objectives = pace
@@ -188,8 +189,9 @@ def test_a_stray_goes_where_nobody_misses_an_objective_if_it_can() -> None:
 
 def test_strays_travel_as_caches_or_as_tokens_whichever_is_faster() -> None:
     def way(bytes_per_second: int) -> MoveMode:
-        bench = MoveBench(lined(plan(chain("a", 4, 40), chain("b", 4, 50))), policy="slo",
-                          agents="")  # fmt: skip
+        bench = MoveBench(
+            lined(plan(chain("a", 4, 40), chain("b", 4, 50))), policy="slo", agents=""
+        )
         for name in (A, B):
             agent = Agent(name, "x", ServerId(name), 1, bytes_per_second)
             bench.tell(0, AgentJoined(agent))

@@ -42,9 +42,13 @@ def test_every_golden_case_is_decided_and_weighed_as_it_says(case: dict[str, Any
     k1, c1, k2, c2, c3, t1 = (perf[name] * MS for name in ("k1", "c1", "k2", "c2", "c3", "t1"))
     lines = LatencyLines(k1, c1, k2, c2, c3, t1, cache_token=perf["h"], cache_session=perf["j"])
     limits = Limits(
-        round(params["T_pre"] * MS), round(params["T_dec"] * MS), params["M"], params["gamma"],
-        params["theta"], params["split_decode"],
-    )  # fmt: skip
+        round(params["T_pre"] * MS),
+        round(params["T_dec"] * MS),
+        params["M"],
+        params["gamma"],
+        params["theta"],
+        params["split_decode"],
+    )
     workers = [[job(each) for each in worker] for worker in case["workers"]]
     request = job(case["request"])
     assert place(lines, limits, workers, request) == case["expect"]["worker"]

@@ -51,13 +51,19 @@ def applied(worker: Worker, steps: list[tuple[str, int, int, int]], now: int) ->
 
 @settings(max_examples=150)
 @given(
-    st.lists(STEP, max_size=25), st.integers(1, 500), st.integers(1, 500),
-    st.sampled_from([math.inf, 300.0, 900.0]), st.sampled_from([0.6, 0.9, 1.0]),
-)  # fmt: skip
+    st.lists(STEP, max_size=25),
+    st.integers(1, 500),
+    st.integers(1, 500),
+    st.sampled_from([math.inf, 300.0, 900.0]),
+    st.sampled_from([0.6, 0.9, 1.0]),
+)
 def test_the_fast_path_agrees_with_the_definitions(
-    steps: list[tuple[str, int, int, int]], prompt: int, predicted: int, capacity: float,
+    steps: list[tuple[str, int, int, int]],
+    prompt: int,
+    predicted: int,
+    capacity: float,
     theta: float,
-) -> None:  # fmt: skip
+) -> None:
     now = 10**12
     limits = Limits(T_PRE, T_DEC, capacity, 0.5, theta)
     worker = Worker(LINES, limits)

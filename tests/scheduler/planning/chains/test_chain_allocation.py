@@ -83,9 +83,13 @@ def test_links_that_do_not_depend_on_the_server_before_change_nothing(placed: Pl
         if before != server.name
     }
     linked = ChainTask(
-        task.servers, task.blocks, task.block_memory, task.cache_memory, task.rate_per_s,
+        task.servers,
+        task.blocks,
+        task.block_memory,
+        task.cache_memory,
+        task.rate_per_s,
         links=links,
-    )  # fmt: skip
+    )
     plain = gca(task, hosted)
     same = gca(linked, hosted)
     assert [(c.hops, c.capacity) for c in same] == [(c.hops, c.capacity) for c in plain]

@@ -66,8 +66,11 @@ def test_memory_in_bytes_and_memory_beyond_64_bits_divide_alike() -> None:
     task = ChainTask(servers, 10, 10**9, 10**8, 1.0)
     huge = ChainTask(
         tuple(Server(s.name, exact(s.memory) * 10**20, 0.1, 0.1) for s in servers),
-        10, 10**29, 10**28, 1.0,
-    )  # fmt: skip
+        10,
+        10**29,
+        10**28,
+        1.0,
+    )
     for c in range(1, 61):
         assert sizes_of(task).max_blocks(c).tolist() == sizes_of(huge).max_blocks(c).tolist()
 
@@ -111,9 +114,12 @@ def test_stop_rule_leaves_servers_free_that_the_rate_does_not_need() -> None:
 )
 def test_what_is_wrong_with_a_task_is_named(field: str, values: dict[str, object]) -> None:
     good = {
-        "servers": (Server("a", 1, 1, 1),), "blocks": 1, "block_memory": 1, "cache_memory": 1,
+        "servers": (Server("a", 1, 1, 1),),
+        "blocks": 1,
+        "block_memory": 1,
+        "cache_memory": 1,
         "rate_per_s": 1,
-    }  # fmt: skip
+    }
     with pytest.raises(InvalidInput) as caught:
         ChainTask(**(good | values))  # type: ignore[arg-type]
     assert caught.value.field == field

@@ -35,8 +35,11 @@ def _cluster(servers: int = 20, rate: float = 0.2) -> ChainTask:
             )
             for n in range(servers)
         ),
-        70, 1.32, 0.11, rate,
-    )  # fmt: skip
+        70,
+        1.32,
+        0.11,
+        rate,
+    )
 
 
 def _moved(before: Composition, after: Composition) -> int:

@@ -17,9 +17,20 @@ COST = GenerationCost(10 * MS, 2 * MS, 50 * MS, 6 * MS, 4_000.0, 52 * MS, 30 * M
 SLOW = GenerationCost(20 * MS, 3 * MS, 70 * MS, 9 * MS, 6_000.0, 75 * MS, 40 * MS, 64)
 LLM = ModelKey("llm", "1")
 TABLE = DecoderTable(
-    "hash", 30, 576, 9, 3, 64, 49_152, 2048, (2,), block_bytes=100, embedding_bytes=800,
-    head_bytes=200, cache_bytes_per_token=1536,
-)  # fmt: skip
+    "hash",
+    30,
+    576,
+    9,
+    3,
+    64,
+    49_152,
+    2048,
+    (2,),
+    block_bytes=100,
+    embedding_bytes=800,
+    head_bytes=200,
+    cache_bytes_per_token=1536,
+)
 WAY = 1_000.0
 
 

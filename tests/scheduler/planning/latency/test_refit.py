@@ -163,8 +163,9 @@ def test_errors_are_of_what_was_predicted_before() -> None:
     observed.add(WorkDone(prefill_chunks=1, prefill_tokens=64, prefill_ns=round(138 * MS * 1.1)))
     assert observed.prefill_errors.mean == pytest.approx(0.1)
     assert observed.decode_errors.mean == -1.0
-    observed.add(WorkDone(decode_steps=2, decode_rows=2, decode_ns=130 * MS, lone_steps=2,
-                          lone_ns=130 * MS))  # fmt: skip
+    observed.add(
+        WorkDone(decode_steps=2, decode_rows=2, decode_ns=130 * MS, lone_steps=2, lone_ns=130 * MS)
+    )
     assert observed.decode_errors.mean == pytest.approx(0.25)
 
 
@@ -172,8 +173,9 @@ def test_agents_that_report_no_lone_steps_do_no_harm() -> None:
     """Older ones, and what is impossible: fewer rows than twice the steps that are left."""
     observed = Observed(GenerationCost(10 * MS, 2 * MS, 50 * MS, 6 * MS))
     before = observed.cost
-    observed.add(WorkDone(decode_steps=10, decode_rows=10, decode_context_tokens=50,
-                          decode_ns=900 * MS))  # fmt: skip
+    observed.add(
+        WorkDone(decode_steps=10, decode_rows=10, decode_context_tokens=50, decode_ns=900 * MS)
+    )
     assert observed.cost == before
     assert not observed.take_change()
 

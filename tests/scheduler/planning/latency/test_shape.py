@@ -43,9 +43,12 @@ def demand_of(model: str, per_token_ms: float) -> WorkerDemand:
     # A session holds its prompt and on average half of its answer.
     context = mean(prompt + answer / 2 for prompt, answer in rows)
     return WorkerDemand(
-        A100_BYTES, sizes["weights_bytes"], context * sizes["kv_bytes_per_token"], context,
+        A100_BYTES,
+        sizes["weights_bytes"],
+        context * sizes["kv_bytes_per_token"],
+        context,
         per_token_ms * 1e6,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,9 +82,12 @@ def test_a_tenth_kept_back_leaves_70b_a_third_of_its_caches() -> None:
         coefficients("llama2-70b", ("composed+offset",)),
     )
     reserved = WorkerDemand(
-        0.9 * demand.device_bytes, demand.model_bytes, demand.session_bytes,
-        demand.context_tokens, demand.per_token_ns,
-    )  # fmt: skip
+        0.9 * demand.device_bytes,
+        demand.model_bytes,
+        demand.session_bytes,
+        demand.context_tokens,
+        demand.per_token_ns,
+    )
     per_session = demand.session_bytes / demand.context_tokens
     held = [(2 * each.device_bytes - each.model_bytes) / per_session for each in (demand, reserved)]
     assert held == pytest.approx([67_000, 18_000], rel=0.03)

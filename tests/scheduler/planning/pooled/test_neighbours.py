@@ -15,13 +15,26 @@ from tiny_pools import gpu_class
 
 
 def gpu(
-    number: int, *, rate: float = 0.0, send_ms: float = 0.0, receive_ms: float = 0.0,
-    slack_ms: float = 20.0, lead_ms: float = 10.0,
-) -> PhysicalGpu:  # fmt: skip
+    number: int,
+    *,
+    rate: float = 0.0,
+    send_ms: float = 0.0,
+    receive_ms: float = 0.0,
+    slack_ms: float = 20.0,
+    lead_ms: float = 10.0,
+) -> PhysicalGpu:
     pool = PoolLoad(
-        PoolId(number, 0, 0), "g", 1, 1, rate, send_ms / 1e3, receive_ms / 1e3,
-        lead_ms / 1e3, lead_ms / 1e3, slack_ms / 1e3,
-    )  # fmt: skip
+        PoolId(number, 0, 0),
+        "g",
+        1,
+        1,
+        rate,
+        send_ms / 1e3,
+        receive_ms / 1e3,
+        lead_ms / 1e3,
+        lead_ms / 1e3,
+        slack_ms / 1e3,
+    )
     return PhysicalGpu((pool,))
 
 
@@ -83,12 +96,17 @@ def total(servers: Sequence[Sequence[PhysicalGpu]]) -> float:
 
 KINDS = st.lists(
     st.builds(
-        gpu, st.integers(1, 3), rate=st.sampled_from((30.0, 100.0)),
-        send_ms=st.sampled_from((0.0, 0.5, 4.0)), receive_ms=st.sampled_from((0.0, 0.5, 4.0)),
-        slack_ms=st.sampled_from((5.0, 40.0)), lead_ms=st.sampled_from((5.0, 50.0)),
+        gpu,
+        st.integers(1, 3),
+        rate=st.sampled_from((30.0, 100.0)),
+        send_ms=st.sampled_from((0.0, 0.5, 4.0)),
+        receive_ms=st.sampled_from((0.0, 0.5, 4.0)),
+        slack_ms=st.sampled_from((5.0, 40.0)),
+        lead_ms=st.sampled_from((5.0, 50.0)),
     ),
-    min_size=6, max_size=6,
-)  # fmt: skip
+    min_size=6,
+    max_size=6,
+)
 
 
 @given(KINDS)
@@ -110,5 +128,7 @@ def test_overbooked_links_still_compare() -> None:
 
 def test_one_gpu_per_server_needs_no_choice() -> None:
     gpus = [gpu(1, rate=100, send_ms=4), gpu(2, rate=100, receive_ms=4)]
-    assert sorted(servers_of(gpu_class("g", 5), gpus)) == sorted(set(servers_of(gpu_class("g", 5), gpus)))  # fmt: skip
+    assert sorted(servers_of(gpu_class("g", 5), gpus)) == sorted(
+        set(servers_of(gpu_class("g", 5), gpus))
+    )
     assert pytest.approx(0.0) == link_cost([gpu(3)])

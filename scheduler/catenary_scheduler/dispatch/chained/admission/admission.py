@@ -23,25 +23,33 @@ def refusal(known: ChainLedger, event: SessionRequested) -> Reject | None:
     fault = _fault(desk, event)
     if fault:
         return Reject(
-            event.request, InvalidInput.reason, f"max_tokens: {fault}",
+            event.request,
+            InvalidInput.reason,
+            f"max_tokens: {fault}",
             details={"field": "max_tokens"},
-        )  # fmt: skip
+        )
     if known.plan is not None and (desk is None or not desk.served):
         return Reject(
-            event.request, NoActivePlan.reason, f"no plan serves {event.model}",
+            event.request,
+            NoActivePlan.reason,
+            f"no plan serves {event.model}",
             retry_after_ns=known.config.retry_after_ns,
-        )  # fmt: skip
+        )
     if event.deadline_ns <= known.now:
         return Reject(
-            event.request, DeadlineExceeded.reason, "the deadline is over already",
+            event.request,
+            DeadlineExceeded.reason,
+            "the deadline is over already",
             details={"stage": "arrival"},
-        )  # fmt: skip
+        )
     waiting = len(desk.line) if desk is not None else 0
     if waiting >= known.config.max_queued or len(known.tickets) >= known.config.max_requests:
         return Reject(
-            event.request, Overloaded.reason, f"{waiting} requests for {event.model} wait already",
+            event.request,
+            Overloaded.reason,
+            f"{waiting} requests for {event.model} wait already",
             retry_after_ns=_drained_after(known, desk),
-        )  # fmt: skip
+        )
     return _inadmissible(desk, event, known.now)
 
 

@@ -312,11 +312,15 @@ class ChainLifecycle(ChainOverflow):
     def next_moment(self) -> Nanoseconds | None:
         """When `on_time` has something to do."""
         moments = [
-            self.timers.next(), self.slots.next_expiry(), self.availability.next_expiry(),
-            self.next_claim_end(), self.next_move_end(), self.next_stray(),
+            self.timers.next(),
+            self.slots.next_expiry(),
+            self.availability.next_expiry(),
+            self.next_claim_end(),
+            self.next_move_end(),
+            self.next_stray(),
             self.next_stall_look if self.tickets else None,
             *(desk.line.wakeup() for desk in self.desks.values()),
-        ]  # fmt: skip
+        ]
         return min((moment for moment in moments if moment is not None), default=None)
 
     # Inside

@@ -54,10 +54,15 @@ class ChainMoving(ChainLedger):
             board.reserve(ticket, route, self.now, runs_again=mode == "tokens")
         self.commands.append(
             StartSession(
-                target.session_id, ticket.request, route.chain_id, route.hops,
-                objectives=objectives, moves=session.session_id, move_mode=mode,
+                target.session_id,
+                ticket.request,
+                route.chain_id,
+                route.hops,
+                objectives=objectives,
+                moves=session.session_id,
+                move_mode=mode,
             )
-        )  # fmt: skip
+        )
         return True
 
     def obstacle(self, session_id: SessionId, route: Route | None = None) -> str:

@@ -33,9 +33,13 @@ class ChainStraying(ChainMoving):
     """
 
     def __init__(
-        self, config: ChainedConfig, slots: SlotLedger, availability: Availability,
-        policy: PolicyFactory, first_session: int,
-    ) -> None:  # fmt: skip
+        self,
+        config: ChainedConfig,
+        slots: SlotLedger,
+        availability: Availability,
+        policy: PolicyFactory,
+        first_session: int,
+    ) -> None:
         super().__init__(config, slots, availability, policy, first_session)
         self.hosted: set[tuple[AgentId, PartitionKey]] = set()
 

@@ -26,9 +26,12 @@ class MoveChecks:
     """
 
     def __init__(
-        self, life: ChainMoving, desk: Desk, rules: PackingRules,
+        self,
+        life: ChainMoving,
+        desk: Desk,
+        rules: PackingRules,
         lines: dict[str, LatencyLines | None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._life = life
         self._desk = desk
         self._rules = rules

@@ -10,9 +10,11 @@ from catenary_services.domain.packing import PackingGoal
 
 
 def pools_of(
-    goal: PackingGoal, chains: Sequence[tuple[PackedChain, tuple[str, ...]]], similar: float,
+    goal: PackingGoal,
+    chains: Sequence[tuple[PackedChain, tuple[str, ...]]],
+    similar: float,
     balance_threshold: float,
-) -> list[ChainPool]:  # fmt: skip
+) -> list[ChainPool]:
     """Returns pools of chains that are alike (completion G17: classes are relative to capacity).
 
     Args:

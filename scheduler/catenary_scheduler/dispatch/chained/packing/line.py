@@ -24,9 +24,15 @@ from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.plan import Agent
 
 PACKING_COUNTERS = (
-    "packing_epochs", "packing_wanted", "packing_full", "packing_harmful", "packing_worthless",
-    "packing_deferred", "packing_moves", "packing_faults",
-)  # fmt: skip
+    "packing_epochs",
+    "packing_wanted",
+    "packing_full",
+    "packing_harmful",
+    "packing_worthless",
+    "packing_deferred",
+    "packing_moves",
+    "packing_faults",
+)
 """Epochs in which sessions were looked at; moves that were wanted; of them not made for want of
 room, because an objective would be missed, because the session ends soon, because of the boundaries
 of links and chains; those that were begun; how often a packer had to be made anew."""
@@ -158,16 +164,20 @@ class Packing:
             self._begin(checks, packed, asked, loads)
 
     def _begin(
-        self, checks: MoveChecks, packed: ModelPacking,
-        asked: dict[int, tuple[TransferMove, Wanted]], loads: dict[str, ChainLoad],
-    ) -> None:  # fmt: skip
+        self,
+        checks: MoveChecks,
+        packed: ModelPacking,
+        asked: dict[int, tuple[TransferMove, Wanted]],
+        loads: dict[str, ChainLoad],
+    ) -> None:
         life = self._life
         moves = [move for move, _ in asked.values()]
         division = life.boundaries.divide(life.now, moves, dict(loads.items()))
         life.counters["packing_deferred"] += len(division.deferred)
         ways: tuple[tuple[Way, tuple[int, ...]], ...] = (
-            ("kv", division.kv), ("tokens", division.tokens)
-        )  # fmt: skip
+            ("kv", division.kv),
+            ("tokens", division.tokens),
+        )
         for way, numbers in ways:
             for number in numbers:
                 each, chain = asked[number][1]

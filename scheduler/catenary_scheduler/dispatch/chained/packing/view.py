@@ -37,8 +37,16 @@ class PackedChain:
     """
 
     __slots__ = (
-        "capacity", "held", "least", "number", "place", "pool", "route", "sessions", "tokens",
-    )  # fmt: skip
+        "capacity",
+        "held",
+        "least",
+        "number",
+        "place",
+        "pool",
+        "route",
+        "sessions",
+        "tokens",
+    )
 
     def __init__(self, route: Route, capacity: int) -> None:
         self.route = route
@@ -94,9 +102,14 @@ class Seen:
     __slots__ = ("chain", "growth", "rests", "session", "size", "ticket", "tokens")
 
     def __init__(
-        self, ticket: Ticket, session: Session, chain: PackedChain, growth: int, size: int,
+        self,
+        ticket: Ticket,
+        session: Session,
+        chain: PackedChain,
+        growth: int,
+        size: int,
         rests: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ticket = ticket
         self.session = session
         self.chain = chain

@@ -196,9 +196,13 @@ class Seating:
         prefill, decode = route.halves if route.halves is not None else (None, route)
         worker = self._worker(decode)
         seat = Seat(
-            ticket.request, asked.prompt_tokens, asked.predicted_tokens, asked.per_token_ns,
-            asked.due_ns, now,
-        )  # fmt: skip
+            ticket.request,
+            asked.prompt_tokens,
+            asked.predicted_tokens,
+            asked.per_token_ns,
+            asked.due_ns,
+            now,
+        )
         seat.carried_tokens = ticket.generated_tokens
         worker.add(seat)
         self._seats[ticket.request] = (worker, seat)

@@ -31,22 +31,39 @@ MoveFailure = Literal["deadline", "agent", "lost", "closed", "over"]
 """Not done in time; an agent said that it cannot; an agent is gone; an agent said unasked that it
 is over; the request has ended or lost its session meanwhile."""
 MOVE_COUNTERS = (
-    "wanted_moves", "refused_moves", "started_moves", "kv_moves", "tokens_moves", "failed_moves",
+    "wanted_moves",
+    "refused_moves",
+    "started_moves",
+    "kv_moves",
+    "tokens_moves",
+    "failed_moves",
     *(f"failed_moves_{each}" for each in get_args(MoveFailure)),
-)  # fmt: skip
+)
 """Asked for by `MoveWanted`; of them and of others, not begun; begun; done, by what travelled; not
 done, in all and by why."""
 _FAILURES = 256
 """So many are remembered."""
 _COUNTERS = (
-    "arrived_requests", "completed_requests", "cancelled_requests", "rejected_requests",
-    "decisions", "started_sessions", "restarted_sessions", "failed_sessions",
-    "failed_requests", "stalled_sessions",
-    "undelivered_sessions", "adopted_sessions", "unclaimed_sessions", "abandoned_sessions",
+    "arrived_requests",
+    "completed_requests",
+    "cancelled_requests",
+    "rejected_requests",
+    "decisions",
+    "started_sessions",
+    "restarted_sessions",
+    "failed_sessions",
+    "failed_requests",
+    "stalled_sessions",
+    "undelivered_sessions",
+    "adopted_sessions",
+    "unclaimed_sessions",
+    "abandoned_sessions",
     *PLACEMENT_COUNTERS,
-    "rebalanced_sessions", "preempted_sessions", "overflow_moves",
+    "rebalanced_sessions",
+    "preempted_sessions",
+    "overflow_moves",
     *MOVE_COUNTERS,
-)  # fmt: skip
+)
 
 
 class SessionHolding:
@@ -57,9 +74,13 @@ class SessionHolding:
     """
 
     def __init__(
-        self, config: ChainedConfig, slots: SlotLedger, availability: Availability,
-        policy: PolicyFactory, first_session: int,
-    ) -> None:  # fmt: skip
+        self,
+        config: ChainedConfig,
+        slots: SlotLedger,
+        availability: Availability,
+        policy: PolicyFactory,
+        first_session: int,
+    ) -> None:
         self.now: Nanoseconds = 0
         self.commands: list[Command] = []
         self.dirty: dict[ModelKey, None] = {}
@@ -152,10 +173,16 @@ class SessionHolding:
             board.seat(ticket, route, self.now)
         self.commands.append(
             StartSession(
-                session.session_id, ticket.request, route.chain_id, hops, decode_hops, objectives,
-                first_ns, per_token_ns,
+                session.session_id,
+                ticket.request,
+                route.chain_id,
+                hops,
+                decode_hops,
+                objectives,
+                first_ns,
+                per_token_ns,
             )
-        )  # fmt: skip
+        )
 
     def awaits_tokens(self, ticket: Ticket) -> None:
         """The session of a request has just got a token, or is about to get its first."""

@@ -49,14 +49,29 @@ def view_of(session: Session, ticket: Ticket) -> SessionView:
     move = session.moving
     if move is None:
         return SessionView(
-            session.session_id, ticket.request, ticket.model, chain, session.hops, ticket.tokens,
-            session.runs, was=session.was,
-        )  # fmt: skip
+            session.session_id,
+            ticket.request,
+            ticket.model,
+            chain,
+            session.hops,
+            ticket.tokens,
+            session.runs,
+            was=session.was,
+        )
     to = move.target.route.chain_id if move.target.route is not None else ""
     return SessionView(
-        session.session_id, ticket.request, ticket.model, chain, session.hops, ticket.tokens,
-        session.runs, move.target.session_id, to, move.mode, session.was,
-    )  # fmt: skip
+        session.session_id,
+        ticket.request,
+        ticket.model,
+        chain,
+        session.hops,
+        ticket.tokens,
+        session.runs,
+        move.target.session_id,
+        to,
+        move.mode,
+        session.was,
+    )
 
 
 SessionState = Literal["starting", "runs", "left", "arriving", "closing", "unclaimed"]

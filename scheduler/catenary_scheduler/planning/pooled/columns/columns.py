@@ -57,9 +57,14 @@ class Columns:
     def take(self, index: Ints | Flags) -> Columns:
         """Returns the columns at an index or mask."""
         return Columns(
-            self.gpu_class[index], self.level[index], self.cuts[index],
-            self.batch[index], self.latency_us[index], self.rate[index], self.spare[index],
-        )  # fmt: skip
+            self.gpu_class[index],
+            self.level[index],
+            self.cuts[index],
+            self.batch[index],
+            self.latency_us[index],
+            self.rate[index],
+            self.spare[index],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +79,12 @@ class _Partial:
 
     def take(self, index: Flags) -> _Partial:
         return _Partial(
-            self.devices[index], self.cuts[index], self.batch[index],
-            self.latency_us[index], self.spare[index],
-        )  # fmt: skip
+            self.devices[index],
+            self.cuts[index],
+            self.batch[index],
+            self.latency_us[index],
+            self.spare[index],
+        )
 
 
 def enumerate_columns(

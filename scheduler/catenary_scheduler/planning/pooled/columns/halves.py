@@ -142,9 +142,7 @@ def _beating(rows: _Rows, vgpus: Ints, whole: Floats) -> _Found:
     )
 
 
-def _full(
-    rows: _Rows, vgpus: Ints, some: Ints, pool: int, size: int, whole: Floats
-) -> _Found:  # fmt: skip
+def _full(rows: _Rows, vgpus: Ints, some: Ints, pool: int, size: int, whole: Floats) -> _Found:
     """Returns those where this pool is full, for the rows whose pool is on the axis of `size`."""
     part = rows.take(some)
     fraction = (vgpus[some] / part.level)[:, None]
