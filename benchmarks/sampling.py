@@ -44,7 +44,7 @@ LIMITS = {"float32": 1.0, "float16": 0.9, "bfloat16": 0.9}
 ANSWER_TOKENS, KEPT_TOKENS = 64, 32
 CHUNK_TOKENS = 64
 SESSIONS = 8
-"""At a time."""
+"""Sessions that one step samples for."""
 SESSION_TOKENS = 256
 TEMPERATURE = 0.9
 DRAWS = 8

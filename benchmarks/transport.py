@@ -26,7 +26,11 @@ from typing import TypedDict
 import numpy as np
 
 _ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(_ROOT / part) for part in ("", "client", "protos", "services")]
+sys.path.insert(0, str(_ROOT))
+
+from source_roots import SOURCE_ROOTS  # noqa: E402
+
+sys.path[:0] = SOURCE_ROOTS
 
 from catenary_protos.catenary.v1.common_pb2 import Peer, TransportAddress  # noqa: E402
 from catenary_services.log import configure_logging  # noqa: E402

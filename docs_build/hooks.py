@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,11 @@ from mkdocs.structure.files import File, Files  # type: ignore[import-not-found]
 
 ROOT = Path(__file__).resolve().parents[1]
 # MkDocs runs in an environment of its own; the project is imported from this checkout.
-_BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-sys.path[:0] = [str(ROOT / part) for part in _BUILD["dev-mode-dirs"]]
+sys.path.insert(0, str(ROOT))
+
+from source_roots import SOURCE_ROOTS  # noqa: E402
+
+sys.path[:0] = SOURCE_ROOTS
 
 from docs_build.pages import copied_pages, generated_pages, turned  # noqa: E402
 from docs_build.truth import aged  # noqa: E402

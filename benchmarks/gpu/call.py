@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from source_roots import ROOT, SOURCE_ROOTS
+
 WHEELS = ROOT / ".whl"
 PROGRAMS = ("check", "speed", "platform")
 
@@ -36,9 +36,7 @@ def install(site: Path) -> None:
 
 def environment(site: Path) -> dict[str, str]:
     """Returns the environment of a program."""
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    roots = [ROOT / part for part in build["dev-mode-dirs"]]
-    paths = [site, *roots, ROOT / "tests" / "support"]
+    paths = [site, *SOURCE_ROOTS, ROOT / "tests" / "support"]
     before = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     return {
         **os.environ,

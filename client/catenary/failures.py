@@ -42,9 +42,9 @@ _CONNECTION_LOST = frozenset({"Stream removed", "Connection reset by peer", "Soc
 class FailedCall(Protocol):
     """What grpc.RpcError and grpc.aio.AioRpcError have in common."""
 
-    def code(self) -> grpc.StatusCode: ...  # noqa: D102
-    def details(self) -> str | None: ...  # noqa: D102
-    def trailing_metadata(self) -> Any: ...  # noqa: D102
+    def code(self) -> grpc.StatusCode: ...
+    def details(self) -> str | None: ...
+    def trailing_metadata(self) -> Any: ...
 
 
 def error_of_call(call: FailedCall) -> errors.CatenaryError:

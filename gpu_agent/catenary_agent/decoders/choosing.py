@@ -52,6 +52,14 @@ class Few(NamedTuple):
     """[rows, 1]: whatever is above it is among them. Infinity: these few decide nothing."""
 
 
+def most_few(vocabulary: int) -> int:
+    """Returns how many of a vocabulary's tokens are worked on apart from the rest, at most.
+
+    An eighth: each of them takes six times the memory of a logit.
+    """
+    return max(64, vocabulary // 8)
+
+
 class Arrays(Protocol):
     """What a library of arrays does in its own way."""
 

@@ -141,19 +141,15 @@ class EmulatedDecoder:
 
     @property
     def cached_block_tokens(self) -> int:
-        """See `DecoderExecutor.cached_block_tokens`."""
         return self._book.cached_block_tokens
 
     def block_tokens(self, session: int, tokens: int = 0) -> int:
-        """See `DecoderExecutor.block_tokens`."""
         return self._book.block_tokens(session, tokens)
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
-        """See `DecoderExecutor.open_session`."""
         self._book.open(session, entry_block, tokens)
 
     def close_session(self, session: int) -> None:
-        """See `DecoderExecutor.close_session`."""
         self._book.close(session)
 
     def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:

@@ -66,7 +66,7 @@ class ImportOptions:
     slo_ns: int = 60 * NANOSECONDS_PER_SECOND
     """A whole answer has to be there by then unless the request says otherwise."""
     max_sessions: int = 32
-    """At a time on one agent."""
+    """Sessions an agent holds caches for at once."""
     copies: bool = False
     """Weights are copied where they could be linked."""
 

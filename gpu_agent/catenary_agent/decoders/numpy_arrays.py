@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.choosing import Asked, Chooser, Few
+from catenary_agent.decoders.choosing import Asked, Chooser, Few, most_few
 from catenary_services.domain.sampler_sizes import CPU_BLOCK_NUMBERS
 
 _NEAR = np.float32(10)
 """Tokens less likely than the likeliest one by e^10 are mostly beyond what filters leave."""
-_FEW_SHARE = 8
-"""A few are an eighth of the vocabulary at most: each of them takes six times what a logit does."""
-_LEAST_FEW = 64
 _GROUP = 64
 _GROUP_SHARE = 4
 """Groups' maxima stand for the whole as long as they are so many times what is looked for."""
@@ -37,7 +34,6 @@ class NumpyArrays:
         return array
 
     def take(self, table: NDArray[Any], columns: NDArray[Any]) -> NDArray[Any]:
-        """See `Arrays.take`."""
         found: NDArray[Any] = table[np.arange(len(table))[:, None], columns]
         return found
 
@@ -47,7 +43,7 @@ class NumpyArrays:
         if count:
             np.minimum(floor, _below_the_largest(values, count), out=floor)
         near = values >= floor
-        most = max(_LEAST_FEW, values.shape[1] // _FEW_SHARE)
+        most = most_few(values.shape[1])
         if np.count_nonzero(near) > most:  # of all rows, which is counted faster than of each
             crowded = np.count_nonzero(near, axis=1) > most
             near[crowded, 1:] = False  # one is left, whichever
@@ -65,11 +61,9 @@ class NumpyArrays:
         return few._replace(ordered=self.descending(few.values))
 
     def descending(self, values: NDArray[Any]) -> NDArray[Any]:
-        """See `Arrays.descending`."""
         return np.sort(values, axis=1)[:, ::-1]
 
     def best_two(self, keys: NDArray[Any]) -> NDArray[Any]:
-        """See `Arrays.best_two`."""
         first = keys.argmax(1)
         keys[np.arange(len(keys)), first] = -np.inf
         return np.stack((first, keys.argmax(1)), 1)

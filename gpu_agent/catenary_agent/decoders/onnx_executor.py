@@ -118,15 +118,12 @@ class OnnxDecoder:
 
     @property
     def cached_block_tokens(self) -> int:
-        """See `DecoderExecutor.cached_block_tokens`."""
         return self._book.cached_block_tokens
 
     def block_tokens(self, session: int, tokens: int = 0) -> int:
-        """See `DecoderExecutor.block_tokens`."""
         return self._book.block_tokens(session, tokens)
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
-        """See `DecoderExecutor.open_session`."""
         self._book.open(session, entry_block, tokens)
         lengths = self._buffers.lengths
         for move in self._rows.add(session, entry_block):
@@ -139,7 +136,6 @@ class OnnxDecoder:
                 self._store.release(block, row)
 
     def close_session(self, session: int) -> None:
-        """See `DecoderExecutor.close_session`."""
         entry = self._book.entries.get(session)
         if entry is None:
             return
@@ -152,7 +148,6 @@ class OnnxDecoder:
             self._store.release(block, self._rows.through(block))
 
     def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
-        """See `DecoderExecutor.step`."""
         self._book.check(items)
         results: list[np.ndarray | None] = [None] * len(items)
         ends: dict[int, np.ndarray] = {}
@@ -180,12 +175,10 @@ class OnnxDecoder:
         return results
 
     def export_cache(self, session: int, span: CacheSpan) -> CacheArray:
-        """See `DecoderExecutor.export_cache`."""
         self._book.check_export(session, span)
         return self._store.read(self._rows.row_of[session], span)
 
     def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
-        """See `DecoderExecutor.import_cache`."""
         self._book.check_import(session, span, rows)
         row = self._rows.row_of[session]
         self._store.write(row, span, to_float32(rows))

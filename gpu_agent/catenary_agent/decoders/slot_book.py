@@ -39,11 +39,9 @@ class SlotBook:
 
     @property
     def cached_block_tokens(self) -> int:
-        """See `DecoderExecutor.cached_block_tokens`."""
         return sum([self.block_tokens(session) for session in self.entries])
 
     def block_tokens(self, session: int, tokens: int = 0) -> int:
-        """See `DecoderExecutor.block_tokens`."""
         entry = self.entries.get(session)
         if entry is None:
             return 0
@@ -51,7 +49,6 @@ class SlotBook:
         return cache_blocks * CACHE_BLOCK_TOKENS * (self.key.last_block - entry)
 
     def open(self, session: int, entry_block: int, tokens: int) -> None:
-        """See `DecoderExecutor.open_session`."""
         if session in self.entries:
             raise InvalidInput("session", f"{session} is open already")
         if entry_block not in self.layout.entry_blocks:

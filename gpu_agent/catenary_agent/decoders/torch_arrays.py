@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.choosing import Asked, Chooser, Few
+from catenary_agent.decoders.choosing import Asked, Chooser, Few, most_few
 from catenary_services.domain.sampler_sizes import (
     COUNTED_SESSIONS,
     CPU_BLOCK_NUMBERS,
@@ -21,9 +21,6 @@ _BLOCK_NUMBERS = {"cpu": CPU_BLOCK_NUMBERS, "cuda": GPU_BLOCK_NUMBERS}
 _SORTED_NUMBERS = {"cpu": CPU_BLOCK_NUMBERS, "cuda": GPU_BLOCK_NUMBERS // 4}
 """Sorting on CUDA takes memory of its own, several times what is sorted."""
 _FEW = 1024
-_LEAST_FEW = 64
-_FEW_SHARE = 8
-"""A few are an eighth of the vocabulary at most: each of them takes six times what a logit does."""
 _SEEN, _SAID = 1, 2
 """What a token adds to its count: that it occurred shows in the lowest bit, how often it was said
 in the answer in the others."""
@@ -35,7 +32,7 @@ def torch_chooser(device: torch.device, vocabulary: int) -> Chooser:
 
 
 class TorchArrays:
-    """Tensors of one device."""
+    """`Arrays` of PyTorch, on one device."""
 
     xp: Any = torch
 
@@ -47,17 +44,14 @@ class TorchArrays:
         self._counts = TokenCounts(device, vocabulary)
 
     def put(self, array: NDArray[Any]) -> torch.Tensor:
-        """See `Arrays.put`."""
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def take(self, table: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """See `Arrays.take`."""
         return table.gather(1, columns)
 
     def likeliest(self, values: torch.Tensor, count: int) -> Few:
-        """See `Arrays.likeliest`."""
         vocabulary = values.shape[1]
-        most = max(_LEAST_FEW, vocabulary // _FEW_SHARE)
+        most = most_few(vocabulary)
         is_few = count <= most
         wanted = max(count, min(most, _FEW)) if is_few else 1
         found = values.topk(min(vocabulary, wanted), 1)
@@ -65,11 +59,9 @@ class TorchArrays:
         return Few(found.indices, found.values, found.values, floor)
 
     def descending(self, values: torch.Tensor) -> torch.Tensor:
-        """See `Arrays.descending`."""
         return values.sort(1, descending=True).values
 
     def best_two(self, keys: torch.Tensor) -> torch.Tensor:
-        """See `Arrays.best_two`."""
         return keys.topk(min(2, keys.shape[1]), 1).indices
 
     def penalise(
@@ -100,11 +92,9 @@ class TorchArrays:
         values[these] = logits
 
     def forget(self, session: int) -> None:
-        """See `Arrays.forget`."""
         self._counts.forget(session)
 
     def host(self, array: torch.Tensor) -> NDArray[Any]:
-        """See `Arrays.host`."""
         made: NDArray[Any] = array.cpu().numpy()
         return made
 

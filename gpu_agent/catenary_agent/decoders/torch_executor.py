@@ -122,11 +122,9 @@ class TorchDecoder:
 
     @property
     def cached_block_tokens(self) -> int:
-        """See `DecoderExecutor.cached_block_tokens`."""
         return self._book.cached_block_tokens
 
     def block_tokens(self, session: int, tokens: int = 0) -> int:
-        """See `DecoderExecutor.block_tokens`."""
         return self._book.block_tokens(session, tokens)
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
@@ -164,13 +162,11 @@ class TorchDecoder:
         return wanted
 
     def export_cache(self, session: int, span: CacheSpan) -> CacheArray:
-        """See `DecoderExecutor.export_cache`."""
         self._book.check_export(session, span)
         with self._on_stream():
             return self._pool.read(self._caches[session], span, self.key.first_block)
 
     def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
-        """See `DecoderExecutor.import_cache`."""
         self._book.check_import(session, span, rows)
         with self._on_stream():
             self._pool.write_part(self._caches[session], span, self.key.first_block, rows)

@@ -64,7 +64,6 @@ class Scaled(torch.nn.Module):
     """A module whose results are multiplied with a number."""
 
     def __init__(self, inner: torch.nn.Module, factor: float) -> None:
-        """Wraps a module."""
         super().__init__()
         self.inner = inner
         self.factor = factor

@@ -135,7 +135,6 @@ class Widened(torch.nn.Module):
     """A module whose results are made float32: an embedding."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
-        """Wraps a module."""
         super().__init__()
         self.inner = inner
 

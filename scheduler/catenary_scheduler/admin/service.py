@@ -61,7 +61,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def __init__(self, office: Office) -> None:
         self._office = office
 
-    async def GetStatus(  # noqa: N802, D102
+    async def GetStatus(  # noqa: N802
         self, request: admin_pb2.GetStatusRequest, context: Context
     ) -> admin_pb2.GetStatusResponse:
         async def answer(term: Term) -> admin_pb2.GetStatusResponse:
@@ -76,7 +76,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             return admin_pb2.GetStatusResponse(takeover_problems=[said])
         return await self._answer(context, answer)
 
-    async def GetPlan(  # noqa: N802, D102
+    async def GetPlan(  # noqa: N802
         self, request: admin_pb2.GetPlanRequest, context: Context
     ) -> admin_pb2.GetPlanResponse:
         async def answer(term: Term) -> admin_pb2.GetPlanResponse:
@@ -99,7 +99,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         return await self._answer(context, answer)
 
-    async def ApplyPlan(  # noqa: N802, D102
+    async def ApplyPlan(  # noqa: N802
         self, request: admin_pb2.ApplyPlanRequest, context: Context
     ) -> admin_pb2.ApplyPlanResponse:
         async def answer(term: Term) -> admin_pb2.ApplyPlanResponse:
@@ -111,7 +111,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         return await self._answer(context, answer)
 
-    async def Replan(  # noqa: N802, D102
+    async def Replan(  # noqa: N802
         self, request: admin_pb2.ReplanRequest, context: Context
     ) -> admin_pb2.ReplanResponse:
         async def answer(term: Term) -> admin_pb2.ReplanResponse:
@@ -123,7 +123,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         return await self._answer(context, answer)
 
-    async def DeployModel(  # noqa: N802, D102
+    async def DeployModel(  # noqa: N802
         self, request: admin_pb2.DeployModelRequest, context: Context
     ) -> admin_pb2.DeployModelResponse:
         async def answer(term: Term) -> admin_pb2.DeployModelResponse:
@@ -135,7 +135,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         return await self._answer(context, answer)
 
-    async def DrainAgent(  # noqa: N802, D102
+    async def DrainAgent(  # noqa: N802
         self, request: admin_pb2.DrainAgentRequest, context: Context
     ) -> admin_pb2.DrainAgentResponse:
         async def answer(term: Term) -> admin_pb2.DrainAgentResponse:
@@ -145,7 +145,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         return await self._answer(context, answer)
 
-    async def ListSessions(  # noqa: N802, D102
+    async def ListSessions(  # noqa: N802
         self, request: admin_pb2.ListSessionsRequest, context: Context
     ) -> admin_pb2.ListSessionsResponse:
         async def answer(term: Term) -> admin_pb2.ListSessionsResponse:
@@ -153,7 +153,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         return await self._answer(context, answer)
 
-    async def MoveSession(  # noqa: N802, D102
+    async def MoveSession(  # noqa: N802
         self, request: admin_pb2.MoveSessionRequest, context: Context
     ) -> admin_pb2.MoveSessionResponse:
         async def answer(term: Term) -> admin_pb2.MoveSessionResponse:
@@ -161,12 +161,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         return await self._answer(context, answer)
 
-    async def GetTrace(  # noqa: N802, D102
+    async def GetTrace(  # noqa: N802
         self, request: admin_pb2.GetTraceRequest, context: Context
     ) -> NoReturn:
         await abort(context, NotSupported("traces are kept by the gateways; ask one of them"))
 
-    async def GetTimelines(  # noqa: N802, D102
+    async def GetTimelines(  # noqa: N802
         self, request: admin_pb2.GetTimelinesRequest, context: Context
     ) -> admin_pb2.GetTimelinesResponse:
         async def answer(term: Term) -> admin_pb2.GetTimelinesResponse:
@@ -174,12 +174,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         return await self._answer(context, answer)
 
-    async def ListRequests(  # noqa: N802, D102
+    async def ListRequests(  # noqa: N802
         self, request: admin_pb2.ListRequestsRequest, context: Context
     ) -> NoReturn:
         await abort(context, NotSupported("requests are known to their gateways; ask one of them"))
 
-    async def WatchScaling(  # noqa: N802, D102
+    async def WatchScaling(  # noqa: N802
         self, request: admin_pb2.WatchScalingRequest, context: Context
     ) -> AsyncIterator[admin_pb2.ScalingAdvice]:
         try:

@@ -27,7 +27,6 @@ class SlowAndSilentRules:
     """When an agent counts as slow, or as silent."""
 
     factor: float
-    """See `Stragglers`."""
     silent_s: float
     """Who has said nothing for so long may be lost, and what it gets may be, too."""
 
