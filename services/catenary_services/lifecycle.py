@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -21,6 +22,7 @@ from catenary_services.log import get_logger
 STOP_TIMEOUT_S = 10.0
 """Longest time `stop` may take; then the process ends with exit code 1."""
 
+_LOGGED_TASKS = 20
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = get_logger("catenary_services.lifecycle")
 
@@ -174,13 +176,36 @@ async def _drain(process: Process, timeout_s: float, interrupt: asyncio.Event) -
 
 
 async def _stop(process: Process) -> int:
+    stopping: asyncio.Task[None] = asyncio.create_task(process.stop())
     try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await process.stop()
-    except TimeoutError:
-        _log.error("stop_timed_out", name=process.name, timeout_s=STOP_TIMEOUT_S)
-        return 1
+        await asyncio.wait({stopping}, timeout=STOP_TIMEOUT_S)
+        if not stopping.done():
+            waiting = [_place_of(task) for task in _most_telling(stopping)]
+            _log.error(
+                "stop_timed_out", name=process.name, timeout_s=STOP_TIMEOUT_S, waiting=waiting
+            )
+            return 1
+        stopping.result()
     except Exception as error:
         _log.error("stop_failed", name=process.name, error=str(error), exc_info=True)
         return 1
+    finally:
+        await _cancel(stopping)
     return 0
+
+
+def _most_telling(stopping: asyncio.Task[None]) -> list[asyncio.Task[Any]]:
+    """Returns the task of `stop` first, then as many others as a log line holds."""
+    others = asyncio.all_tasks() - {stopping, asyncio.current_task()}
+    return [stopping, *sorted(others, key=asyncio.Task.get_name)][:_LOGGED_TASKS]
+
+
+def _place_of(task: asyncio.Task[Any]) -> str:
+    """Returns where a task waits, innermost call last: "stop:96 > close:40 > wait:213"."""
+    calls: list[str] = []
+    awaited: Any = task.get_coro()
+    while inspect.iscoroutine(awaited):
+        frame = awaited.cr_frame
+        calls.append(f"{awaited.__name__}:{frame.f_lineno if frame else '?'}")
+        awaited = awaited.cr_await
+    return " > ".join(calls)

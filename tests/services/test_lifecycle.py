@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from catenary_services import lifecycle
 from catenary_services.errors import Unavailable
@@ -150,7 +152,10 @@ async def test_failed_stop_is_an_exit_code() -> None:
 async def test_stop_that_hangs_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "STOP_TIMEOUT_S", 0.05)
     process = Example(stop=asyncio.Event())
-    assert await run_until_signal(process, 1.0, stop_soon) == 1
+    with capture_logs() as lines:
+        assert await run_until_signal(process, 1.0, stop_soon) == 1
+    (line,) = (line for line in lines if line["event"] == "stop_timed_out")
+    assert re.match(r"stop:\d+ > step:\d+ > wait:\d+", line["waiting"][0])
 
 
 async def test_process_that_cannot_go_on_ends_without_a_drain() -> None:
