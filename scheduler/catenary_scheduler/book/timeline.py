@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from catenary_services.domain.ids import BatchId, Nanoseconds, ResourceId
 from catenary_services.errors import InternalError
 
-if TYPE_CHECKING:
-    from catenary_scheduler.book.pool import Pool
+
+class Watcher(Protocol):
+    """What keeps timelines in the order in which they become free."""
+
+    def moved(self, index: int, before: Nanoseconds, after: Nanoseconds) -> None:
+        """Notes that the timeline it knows by `index` becomes free at another moment."""
+        ...
 
 
 class Use:
@@ -63,7 +68,7 @@ class Timeline:
         """End of the last interval, and never before `done_until`."""
         self.done_until: Nanoseconds = 0
         """Latest moment up to which the real use of this resource is known."""
-        self.watchers: list[tuple[Pool, int]] = []
+        self.watchers: list[tuple[Watcher, int]] = []
 
     def insert(self, use: Use) -> None:
         """Adds an interval.
@@ -131,8 +136,8 @@ class Timeline:
     def _ends_at(self, end: Nanoseconds) -> None:
         if end != self.busy_until:
             before, self.busy_until = self.busy_until, end
-            for pool, index in self.watchers:
-                pool.moved(index, before, end)
+            for watcher, index in self.watchers:
+                watcher.moved(index, before, end)
 
 
 def earliest_on(timeline: Timeline, not_before: Nanoseconds, duration: Nanoseconds) -> Nanoseconds:

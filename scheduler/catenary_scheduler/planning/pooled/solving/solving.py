@@ -50,9 +50,12 @@ def solve_by_free_rules(request: Request) -> Solution | None:
     if request.takes_dp(axes):
         return free_exactly(request, candidates, axes)
     # Imported where it is needed: HiGHS takes longer to load than a small plan takes to make.
-    from catenary_scheduler.planning.pooled.solving.large import free_by_highs
+    from catenary_scheduler.planning.pooled.solving.highs import Limits, solve_with_highs
+    from catenary_scheduler.planning.pooled.solving.milp import Task
 
-    return free_by_highs(request, candidates)
+    pruned = [per_model.pruned for per_model in candidates]
+    task = Task(request.problem, pruned, request.objective, request.rates)
+    return solve_with_highs(task, Limits(request.seconds_left()))
 
 
 def free_exactly(
