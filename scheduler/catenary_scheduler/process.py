@@ -16,10 +16,10 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2_grpc,
 )
 from catenary_scheduler.admin.service import AdminService
-from catenary_scheduler.leadership.group_election import Campaign
-from catenary_scheduler.leadership.group_leader import REDIS_FAILURES, Shard
-from catenary_scheduler.leadership.leader import Surroundings, Term
-from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
+from catenary_scheduler.leadership.group_election import GroupElection
+from catenary_scheduler.leadership.group_leader import REDIS_FAILURES, GroupLeader
+from catenary_scheduler.leadership.leader import LeaderContext, LeaderRuntime
+from catenary_scheduler.leadership.takeover_trouble import TakeoverFailures
 from catenary_scheduler.rpc.service import SchedulerService
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.groups import chosen_group, share_of
@@ -106,7 +106,7 @@ class SchedulerProcess:
         """The groups it leads, lowest first."""
         return tuple(shard.group for shard in self._shards if shard.term is not None)
 
-    def term(self, group: int | None = None) -> Term:
+    def term(self, group: int | None = None) -> LeaderRuntime:
         """Returns the present term of a group; without one, of the lowest that is led here.
 
         Raises:
@@ -125,7 +125,7 @@ class SchedulerProcess:
             raise Unavailable(f"{self.name} does not {what}; {why}ask another scheduler")
         return term
 
-    def trouble(self, group: int | None = None) -> TakeoverTrouble:
+    def trouble(self, group: int | None = None) -> TakeoverFailures:
         """Returns what keeps this process from leading a group; without one, the lowest."""
         return self._shards[group or 0].trouble
 
@@ -214,18 +214,18 @@ class SchedulerProcess:
 
     # ---- inside ----
 
-    def _make_shards(self) -> tuple[Shard, ...]:
+    def _make_shards(self) -> tuple[GroupLeader, ...]:
         settings = self._settings
         groups = settings.scheduler_groups
         token = f"{self.name}/{secrets.token_hex(8)}"
         preferred = chosen_group(settings.scheduler_group, self.name, groups)
-        campaign = Campaign(token, preferred, groups, settings.takeover_grace_s)
+        campaign = GroupElection(token, preferred, groups, settings.takeover_grace_s)
         own = settings.model_copy(update=_shares(settings))
         # Gauges of two groups must not overwrite each other.
         self._group_metrics = [self._metrics] if groups == 1 else [Metrics() for _ in range(groups)]
         return tuple(
-            Shard(
-                Surroundings(own, metrics, self._tracer, group),
+            GroupLeader(
+                LeaderContext(own, metrics, self._tracer, group),
                 self._redis,
                 campaign,
                 self._switch_health,
@@ -245,7 +245,7 @@ class SchedulerProcess:
             self._health.set_serving(self.leads and not self._draining)
         self._probes.set(LEADER, self.leads and not self._draining)
 
-    async def _resign(self, shard: Shard, timeout_s: float) -> None:
+    async def _resign(self, shard: GroupLeader, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 await shard.resign()

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from catenary_scheduler.dispatch import ChainedConfig, PooledConfig
 from catenary_scheduler.dispatch.breaker import BreakerConfig
 from catenary_scheduler.observed.stuck_agents import StuckRules
-from catenary_scheduler.packing.transfers.boundaries import BoundaryConfig
+from catenary_scheduler.packing.transfers.boundaries import MigrationBudgetConfig
 from catenary_scheduler.scaling import DemandPolicy, ReplanPolicy, ScalingPolicy, SessionLoad
 from catenary_services.domain.groups import AUTO, MOST_GROUPS, chosen_group
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
@@ -427,7 +427,9 @@ class SchedulerSettings(ProcessSettings):
             max_moves=self.max_moves,
             max_moves_per_agent=self.max_moves_per_agent,
             move_deadline_ns=int(self.move_timeout_s * NANOSECONDS_PER_SECOND),
-            boundaries=BoundaryConfig(link_share=self.move_link_share, slowdown=self.move_slowdown),
+            boundaries=MigrationBudgetConfig(
+                link_share=self.move_link_share, slowdown=self.move_slowdown
+            ),
         )
 
     def packing_goal(self) -> PackingGoal:

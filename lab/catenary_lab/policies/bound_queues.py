@@ -6,39 +6,39 @@ from collections.abc import Sequence
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.chained.policies.policy import Policy
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.policies.policy import ChainPolicy
+from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_services.domain.ids import Nanoseconds, ResourceId
 
 
-class BoundQueues:
+class PerChainQueues:
     """A queue at every route; a request keeps the route it was given, unless that goes away."""
 
-    def __init__(self, policy: Policy, slots: SlotLedger) -> None:
+    def __init__(self, policy: ChainPolicy, slots: SlotLedger) -> None:
         self._policy = policy
         self._slots = slots
-        self._tickets: dict[Ticket, None] = {}
-        self._look: dict[Route, None] = {}
+        self._tickets: dict[SequenceRequest, None] = {}
+        self._look: dict[ChainState, None] = {}
         """Routes where somebody may start."""
-        self._blocked: dict[ResourceId, list[Route]] = {}
+        self._blocked: dict[ResourceId, list[ChainState]] = {}
         """Routes that wait for slots of a cache although they are not full."""
 
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def push(self, ticket: Ticket) -> None:
+    def push(self, ticket: SequenceRequest) -> None:
         """Binds a request to the route the policy chooses and has it wait there."""
         self._tickets[ticket] = None
         self._bind(ticket)
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, ticket: SequenceRequest) -> None:
         """Has a request wait no more."""
         if ticket in self._tickets:
             del self._tickets[ticket]
             self._unbind(ticket)
 
-    def next(self, now: Nanoseconds) -> tuple[Ticket, Route] | None:
+    def next(self, now: Nanoseconds) -> tuple[SequenceRequest, ChainState] | None:
         """Returns the first of a queue at a route that is free."""
         while self._look:
             route = next(iter(self._look))
@@ -60,11 +60,11 @@ class BoundQueues:
         """Returns None: routes become free by events only."""
         return None
 
-    def tickets(self) -> list[Ticket]:
+    def tickets(self) -> list[SequenceRequest]:
         """Returns who waits, in order of arrival."""
         return sorted(self._tickets, key=_arrival)
 
-    def rebuild(self, routes: Sequence[Route]) -> None:
+    def rebuild(self, routes: Sequence[ChainState]) -> None:
         """Binds everybody anew who waits at a route that is gone, or at none."""
         self._policy.rebuild(routes)
         here = set(routes)
@@ -76,7 +76,7 @@ class BoundQueues:
         self._blocked.clear()
         self._look = dict.fromkeys(routes)
 
-    def offer(self, route: Route) -> None:
+    def offer(self, route: ChainState) -> None:
         """A session left this route."""
         self._policy.offer(route)
         self._look[route] = None
@@ -87,7 +87,7 @@ class BoundQueues:
         for route in self._blocked.pop(cache.resource, ()):
             self._look[route] = None
 
-    def _bind(self, ticket: Ticket) -> None:
+    def _bind(self, ticket: SequenceRequest) -> None:
         route = ticket.route = self._policy.choose(ticket.event, ticket.tokens)
         if route is None:
             return
@@ -95,11 +95,11 @@ class BoundQueues:
         route.waiting.insert(len(route.waiting) if ahead is None else ahead, ticket)
         self._look[route] = None
 
-    def _unbind(self, ticket: Ticket) -> None:
+    def _unbind(self, ticket: SequenceRequest) -> None:
         if ticket.route is not None:
             ticket.route.waiting.remove(ticket)
             ticket.route = None
 
 
-def _arrival(ticket: Ticket) -> tuple[bool, int]:
+def _arrival(ticket: SequenceRequest) -> tuple[bool, int]:
     return (not ticket.again, ticket.sequence)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
-from catenary_scheduler.agents.registry import AgentRecord
+from catenary_scheduler.agents.registry import AgentState
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import AgentId
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 
-def add_agents(status: admin_pb2.GetStatusResponse, term: Term) -> None:
+def add_agents(status: admin_pb2.GetStatusResponse, term: LeaderRuntime) -> None:
     """Adds every agent the term knows, there or not."""
     caches: dict[AgentId, list[Cache]] = {}
     for cache in term.slots.caches():
@@ -42,7 +42,7 @@ def add_agents(status: admin_pb2.GetStatusResponse, term: Term) -> None:
         _add_caches(added, record, caches.get(agent_id, []), term)
 
 
-def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, term: Term) -> None:
+def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, term: LeaderRuntime) -> None:
     """Adds what speaks against giving it work."""
     now = now_ns()
     for each in term.availability.troubles(agent):
@@ -54,7 +54,7 @@ def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, term: Term) 
         )
 
 
-def _add_unloadable(status: admin_pb2.AgentStatus, record: AgentRecord, term: Term) -> None:
+def _add_unloadable(status: admin_pb2.AgentStatus, record: AgentState, term: LeaderRuntime) -> None:
     """Adds the models that its runtime cannot load, which is why no plan uses it for them."""
     for key, deployment in sorted(term.deployments.ready.items()):
         if why := deployment.why_not_loaded(record.agent):
@@ -62,7 +62,7 @@ def _add_unloadable(status: admin_pb2.AgentStatus, record: AgentRecord, term: Te
 
 
 def _add_caches(
-    status: admin_pb2.AgentStatus, record: AgentRecord, caches: list[Cache], term: Term
+    status: admin_pb2.AgentStatus, record: AgentState, caches: list[Cache], term: LeaderRuntime
 ) -> None:
     """Adds how full its key-value caches are: slots by the book, tokens as it reported them."""
     for cache in caches:

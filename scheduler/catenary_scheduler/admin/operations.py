@@ -6,20 +6,20 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from catenary_scheduler.agents.deployments import Wish
+from catenary_scheduler.agents.deployments import DeploymentSpec
 from catenary_scheduler.cluster.draining import begin_draining, is_idle, tell_drained
 from catenary_scheduler.cluster.plan_documents import document_of, placement_of
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.planning import Placement
-from catenary_scheduler.rollout.report import SwitchReport
-from catenary_scheduler.rollout.rollout import Phase
+from catenary_scheduler.rollout.report import RolloutReport
+from catenary_scheduler.rollout.rollout import RolloutPhase
 from catenary_services.domain.ids import AgentId
 from catenary_services.errors import InvalidInput, PlanInfeasible, Unavailable
 
 _LOOK_S = 0.02
 
 
-async def apply_plan(term: Term, text: str, timeout_s: float) -> str:
+async def apply_plan(term: LeaderRuntime, text: str, timeout_s: float) -> str:
     """Makes a document the plan and returns its id once it is in force; empty text: plan anew.
 
     Raises:
@@ -47,7 +47,7 @@ async def apply_plan(term: Term, text: str, timeout_s: float) -> str:
     return term.cluster.plan_id
 
 
-async def replan(term: Term, timeout_s: float) -> str:
+async def replan(term: LeaderRuntime, timeout_s: float) -> str:
     """Has the planner decide anew, in place of any plan from outside; returns the plan's id.
 
     Raises:
@@ -70,13 +70,13 @@ async def replan(term: Term, timeout_s: float) -> str:
     return cluster.plan_id
 
 
-def _raise_if_rolled_back(term: Term, before: SwitchReport | None) -> None:
+def _raise_if_rolled_back(term: LeaderRuntime, before: RolloutReport | None) -> None:
     last = term.cluster.last_switch
-    if last is not before and last is not None and last.phase is Phase.ROLLED_BACK:
+    if last is not before and last is not None and last.phase is RolloutPhase.ROLLED_BACK:
         raise PlanInfeasible(f"{last.from_plan} stays in force: {last.problem}")
 
 
-def _check_boundaries(term: Term, placement: Placement) -> None:
+def _check_boundaries(term: LeaderRuntime, placement: Placement) -> None:
     """Partitions of one model that disagree on the type between them must never meet."""
     active = term.cluster.active
     served = {m.model: m.float16_boundaries for m in active.placement.models} if active else {}
@@ -87,7 +87,9 @@ def _check_boundaries(term: Term, placement: Placement) -> None:
             )
 
 
-async def deploy_model(term: Term, reference: str, wish: Wish, timeout_s: float) -> str:
+async def deploy_model(
+    term: LeaderRuntime, reference: str, wish: DeploymentSpec, timeout_s: float
+) -> str:
     """Serves a model (or serves it differently) and returns the plan's id once it is ready.
 
     Raises:
@@ -105,7 +107,7 @@ async def deploy_model(term: Term, reference: str, wish: Wish, timeout_s: float)
     return term.cluster.plan_id
 
 
-async def drain_agent(term: Term, agent_id: AgentId, timeout_s: float) -> bool:
+async def drain_agent(term: LeaderRuntime, agent_id: AgentId, timeout_s: float) -> bool:
     """Takes an agent out of service; True once it has nothing left to do.
 
     It gets no new batches and sessions as soon as others can do its work. Running sessions move to
@@ -129,7 +131,7 @@ async def drain_agent(term: Term, agent_id: AgentId, timeout_s: float) -> bool:
 
 
 async def _until(
-    term: Term, condition: Callable[[], bool], timeout_s: float, otherwise: str
+    term: LeaderRuntime, condition: Callable[[], bool], timeout_s: float, otherwise: str
 ) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():

@@ -13,19 +13,19 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.agents.registry import servers_of
 from catenary_scheduler.planning.chains import response_bounds
 from catenary_scheduler.planning.survival import survival_of
-from catenary_scheduler.replanning.provenance import POOLED, PlanNotes
+from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds, ServerId
 from catenary_services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Pipeline, Stage
 from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
     from catenary_scheduler.agents.deployments import Deployment
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _MOST_NAMED = 4
 
 
-def promises_of(term: Term) -> list[admin_pb2.PlanPromise]:
+def promises_of(term: LeaderRuntime) -> list[admin_pb2.PlanPromise]:
     """Returns one promise per model of the plan in force."""
     active = term.cluster.active
     models = active.plan.models if active is not None else ()
@@ -34,7 +34,7 @@ def promises_of(term: Term) -> list[admin_pb2.PlanPromise]:
 
 
 def _promise(
-    term: Term, model: ModelPlan, servers: Mapping[AgentId, ServerId]
+    term: LeaderRuntime, model: ModelPlan, servers: Mapping[AgentId, ServerId]
 ) -> admin_pb2.PlanPromise:
     promise = _of_chains(term, model) if model.chains else _of_pools(term, model)
     survival = survival_of(model, servers)
@@ -45,7 +45,7 @@ def _promise(
 # ---- pools ----
 
 
-def _of_pools(term: Term, model: ModelPlan) -> admin_pb2.PlanPromise:
+def _of_pools(term: LeaderRuntime, model: ModelPlan) -> admin_pb2.PlanPromise:
     notes = term.cluster.wishes.notes
     agents = {agent: record.agent for agent, record in term.cluster.roster.items()}
     computed = (
@@ -64,7 +64,9 @@ def _of_pools(term: Term, model: ModelPlan) -> admin_pb2.PlanPromise:
     )
 
 
-def _as_noted(model: ModelPlan, notes: PlanNotes | None) -> tuple[float, Nanoseconds, str] | None:
+def _as_noted(
+    model: ModelPlan, notes: PlanProvenance | None
+) -> tuple[float, Nanoseconds, str] | None:
     """Returns what the pooled planner promised, if it made this plan and knows the model."""
     if notes is None or notes.planner != POOLED or model.model not in notes.latency_ns:
         return None
@@ -106,7 +108,7 @@ def _slowest(pipeline: Pipeline) -> str:
 # ---- chains ----
 
 
-def _of_chains(term: Term, model: ModelPlan) -> admin_pb2.PlanPromise:
+def _of_chains(term: LeaderRuntime, model: ModelPlan) -> admin_pb2.PlanPromise:
     chains = [chain for chain in model.chains if chain.role != "prefill"]
     capacities = [chain.capacity for chain in chains]
     rates = [NANOSECONDS_PER_SECOND / max(1, chain.service_ns) for chain in chains]
@@ -145,7 +147,7 @@ def _bounds(
     return lower, upper
 
 
-def _why_no_more(term: Term, model: ModelPlan, chains: list[Chain]) -> str:
+def _why_no_more(term: LeaderRuntime, model: ModelPlan, chains: list[Chain]) -> str:
     """Says what keeps chains from one more session each: memory of agents, or the largest batch."""
     deployment = term.deployments.ready.get(model.model)
     if deployment is None or deployment.decoder is None:
@@ -164,7 +166,9 @@ def _why_no_more(term: Term, model: ModelPlan, chains: list[Chain]) -> str:
     return ""
 
 
-def _is_full(term: Term, hop: ChainHop, deployment: Deployment, session_tokens: int) -> bool:
+def _is_full(
+    term: LeaderRuntime, hop: ChainHop, deployment: Deployment, session_tokens: int
+) -> bool:
     """True if an agent has no memory for one more session of full length."""
     record = term.cluster.roster.get(hop.agent)
     if record is None or not record.agent.memory_bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from catenary_scheduler.planning.survival import survival_of
-from catenary_scheduler.replanning.provenance import PlanNotes
-from catenary_scheduler.rollout.report import SwitchReport
+from catenary_scheduler.replanning.provenance import PlanProvenance
+from catenary_scheduler.rollout.report import RolloutReport
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     NANOSECONDS_PER_SECOND,
@@ -20,9 +20,9 @@ from catenary_services.domain.plan import Chain, ModelPlan, Pipeline, Plan, Stag
 
 def explain(
     plan: Plan,
-    notes: PlanNotes | None,
+    notes: PlanProvenance | None,
     problem: str,
-    report: SwitchReport | None,
+    report: RolloutReport | None,
     servers: Mapping[AgentId, ServerId],
 ) -> str:
     """Returns what runs where and why, for a reader who has not seen the JSON.

@@ -14,12 +14,12 @@ from catenary_scheduler.admin.plan_text import explain
 from catenary_scheduler.admin.sessions import move_session, session_list, sessions_of
 from catenary_scheduler.admin.status import status_of
 from catenary_scheduler.admin.timelines import timelines_of
-from catenary_scheduler.agents.deployments import Wish
+from catenary_scheduler.agents.deployments import DeploymentSpec
 from catenary_scheduler.agents.registry import servers_of
-from catenary_scheduler.leadership.leader import Term
-from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
+from catenary_scheduler.leadership.leader import LeaderRuntime
+from catenary_scheduler.leadership.takeover_trouble import TakeoverFailures
 from catenary_scheduler.planning import placement_document
-from catenary_scheduler.rollout.report import SwitchReport
+from catenary_scheduler.rollout.report import RolloutReport
 from catenary_scheduler.rpc.leader_lookup import Context, LeaderLookup, group_of
 from catenary_services.domain.ids import AgentId
 from catenary_services.domain.packing import packing_goal
@@ -42,10 +42,10 @@ _SAY_AGAIN_S = 10.0
 T = TypeVar("T")
 
 
-class Office(LeaderLookup, Protocol):
+class LeadershipStatus(LeaderLookup, Protocol):
     """Who knows whether this process leads."""
 
-    def trouble(self, group: int | None = None) -> TakeoverTrouble:
+    def trouble(self, group: int | None = None) -> TakeoverFailures:
         """Returns what keeps this process from leading a group; without one, the lowest."""
         ...
 
@@ -58,13 +58,13 @@ class Office(LeaderLookup, Protocol):
 class AdminService(admin_pb2_grpc.AdminServicer):
     """Operating the cluster, at the leader."""
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: LeadershipStatus) -> None:
         self._office = office
 
     async def GetStatus(  # noqa: N802
         self, request: admin_pb2.GetStatusRequest, context: Context
     ) -> admin_pb2.GetStatusResponse:
-        async def answer(term: Term) -> admin_pb2.GetStatusResponse:
+        async def answer(term: LeaderRuntime) -> admin_pb2.GetStatusResponse:
             return status_of(term)
 
         try:
@@ -79,7 +79,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetPlan(  # noqa: N802
         self, request: admin_pb2.GetPlanRequest, context: Context
     ) -> admin_pb2.GetPlanResponse:
-        async def answer(term: Term) -> admin_pb2.GetPlanResponse:
+        async def answer(term: LeaderRuntime) -> admin_pb2.GetPlanResponse:
             active = term.cluster.active
             if active is None:
                 raise NoActivePlan("no plan is active yet")
@@ -102,7 +102,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ApplyPlan(  # noqa: N802
         self, request: admin_pb2.ApplyPlanRequest, context: Context
     ) -> admin_pb2.ApplyPlanResponse:
-        async def answer(term: Term) -> admin_pb2.ApplyPlanResponse:
+        async def answer(term: LeaderRuntime) -> admin_pb2.ApplyPlanResponse:
             before = term.cluster.last_switch
             plan_id = await operations.apply_plan(term, request.plan_json, _time_left(context))
             return admin_pb2.ApplyPlanResponse(
@@ -114,7 +114,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def Replan(  # noqa: N802
         self, request: admin_pb2.ReplanRequest, context: Context
     ) -> admin_pb2.ReplanResponse:
-        async def answer(term: Term) -> admin_pb2.ReplanResponse:
+        async def answer(term: LeaderRuntime) -> admin_pb2.ReplanResponse:
             plan_id, before = term.cluster.plan_id, term.cluster.last_switch
             new_id = await operations.replan(term, _time_left(context))
             return admin_pb2.ReplanResponse(
@@ -126,10 +126,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def DeployModel(  # noqa: N802
         self, request: admin_pb2.DeployModelRequest, context: Context
     ) -> admin_pb2.DeployModelResponse:
-        async def answer(term: Term) -> admin_pb2.DeployModelResponse:
+        async def answer(term: LeaderRuntime) -> admin_pb2.DeployModelResponse:
             reference = f"{request.model}:{request.version}" if request.version else request.model
             packing = packing_goal(request.packing, "packing") if request.packing else None
-            wish = Wish(request.slo_ns, request.max_batch, request.partitions or None, packing)
+            wish = DeploymentSpec(
+                request.slo_ns, request.max_batch, request.partitions or None, packing
+            )
             plan_id = await operations.deploy_model(term, reference, wish, _time_left(context))
             return admin_pb2.DeployModelResponse(plan_id=plan_id)
 
@@ -138,7 +140,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def DrainAgent(  # noqa: N802
         self, request: admin_pb2.DrainAgentRequest, context: Context
     ) -> admin_pb2.DrainAgentResponse:
-        async def answer(term: Term) -> admin_pb2.DrainAgentResponse:
+        async def answer(term: LeaderRuntime) -> admin_pb2.DrainAgentResponse:
             agent = AgentId(request.agent_id)
             drained = await operations.drain_agent(term, agent, _time_left(context))
             return admin_pb2.DrainAgentResponse(drained=drained)
@@ -148,7 +150,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListSessions(  # noqa: N802
         self, request: admin_pb2.ListSessionsRequest, context: Context
     ) -> admin_pb2.ListSessionsResponse:
-        async def answer(term: Term) -> admin_pb2.ListSessionsResponse:
+        async def answer(term: LeaderRuntime) -> admin_pb2.ListSessionsResponse:
             return session_list(term, sessions_of(term, request))
 
         return await self._answer(context, answer)
@@ -156,7 +158,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def MoveSession(  # noqa: N802
         self, request: admin_pb2.MoveSessionRequest, context: Context
     ) -> admin_pb2.MoveSessionResponse:
-        async def answer(term: Term) -> admin_pb2.MoveSessionResponse:
+        async def answer(term: LeaderRuntime) -> admin_pb2.MoveSessionResponse:
             return await move_session(term, request, _time_left(context))
 
         return await self._answer(context, answer)
@@ -169,7 +171,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetTimelines(  # noqa: N802
         self, request: admin_pb2.GetTimelinesRequest, context: Context
     ) -> admin_pb2.GetTimelinesResponse:
-        async def answer(term: Term) -> admin_pb2.GetTimelinesResponse:
+        async def answer(term: LeaderRuntime) -> admin_pb2.GetTimelinesResponse:
             return await timelines_of(term, request)
 
         return await self._answer(context, answer)
@@ -198,7 +200,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         except CatenaryError as error:
             await abort(context, error)
 
-    async def _answer(self, context: Context, work: Callable[[Term], Awaitable[T]]) -> T:
+    async def _answer(self, context: Context, work: Callable[[LeaderRuntime], Awaitable[T]]) -> T:
         error: CatenaryError
         try:
             return await work(self._office.term(group_of(context)))
@@ -210,7 +212,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         raise InternalError("abort returned")
 
 
-def _switch_since(term: Term, before: SwitchReport | None) -> admin_pb2.PlanSwitch | None:
+def _switch_since(term: LeaderRuntime, before: RolloutReport | None) -> admin_pb2.PlanSwitch | None:
     """Returns the last switch if it is not the one that was the last before."""
     last = term.cluster.last_switch
     return None if last is None or last is before else last.as_message()

@@ -9,8 +9,8 @@ from typing import cast
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.dispatch.chained.sessions.views import SessionView
 from catenary_scheduler.dispatch.events import MoveMode
-from catenary_scheduler.inflight.session_moves import BegunMove, EndedMove
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.inflight.session_moves import FinishedMove, OngoingMove
+from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, SessionId
 from catenary_services.domain.plan import ChainHop
 from catenary_services.errors import InvalidInput, NotSupported
@@ -18,7 +18,9 @@ from catenary_services.errors import InvalidInput, NotSupported
 _MODES = ("kv", "tokens")
 
 
-def sessions_of(term: Term, request: admin_pb2.ListSessionsRequest) -> Iterable[SessionView]:
+def sessions_of(
+    term: LeaderRuntime, request: admin_pb2.ListSessionsRequest
+) -> Iterable[SessionView]:
     """Returns the sessions of a model, named with or without its version, or of all.
 
     Raises:
@@ -34,7 +36,9 @@ def sessions_of(term: Term, request: admin_pb2.ListSessionsRequest) -> Iterable[
     return [view for view in views if view.model == model]
 
 
-def session_list(term: Term, views: Iterable[SessionView]) -> admin_pb2.ListSessionsResponse:
+def session_list(
+    term: LeaderRuntime, views: Iterable[SessionView]
+) -> admin_pb2.ListSessionsResponse:
     """Returns sessions as operators see them."""
     return admin_pb2.ListSessionsResponse(
         sessions=[
@@ -58,7 +62,7 @@ def session_list(term: Term, views: Iterable[SessionView]) -> admin_pb2.ListSess
 
 
 async def move_session(
-    term: Term, request: admin_pb2.MoveSessionRequest, time_left_s: float
+    term: LeaderRuntime, request: admin_pb2.MoveSessionRequest, time_left_s: float
 ) -> admin_pb2.MoveSessionResponse:
     """Moves a session and, if that is asked for, waits for the end of it.
 
@@ -79,11 +83,11 @@ async def move_session(
     mode = cast("MoveMode", request.mode) if request.mode else None
     begun = term.moves.begin(SessionId(request.session_id), request.chain_id, mode)
     wait_s = min(request.wait_ns / NANOSECONDS_PER_SECOND, time_left_s)
-    ended = await term.moves.ended(begun, wait_s) if wait_s > 0 else EndedMove("begun")
+    ended = await term.moves.ended(begun, wait_s) if wait_s > 0 else FinishedMove("begun")
     return _answer(begun, ended)
 
 
-def _answer(begun: BegunMove, ended: EndedMove) -> admin_pb2.MoveSessionResponse:
+def _answer(begun: OngoingMove, ended: FinishedMove) -> admin_pb2.MoveSessionResponse:
     return admin_pb2.MoveSessionResponse(
         outcome=ended.outcome,
         session_id=begun.session,
@@ -104,7 +108,7 @@ def hop_status(hop: ChainHop) -> admin_pb2.ChainHopStatus:
     )
 
 
-class SessionFigures:
+class SessionTotals:
     """Sums over the sessions there are, made once for a page."""
 
     def __init__(self, views: Iterable[SessionView]) -> None:

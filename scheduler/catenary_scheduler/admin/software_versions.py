@@ -8,10 +8,10 @@ from catenary_services.version import software_version
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import admin_pb2
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 
-def add_versions(status: admin_pb2.GetStatusResponse, term: Term) -> None:
+def add_versions(status: admin_pb2.GetStatusResponse, term: LeaderRuntime) -> None:
     """Adds the leader's own version and what connected gateways and agents said of theirs."""
     status.versions.add(
         role="scheduler", name=term.settings.scheduler_id, version=software_version()

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.admin.agent_status import add_agents
-from catenary_scheduler.admin.sessions import SessionFigures, hop_status
+from catenary_scheduler.admin.sessions import SessionTotals, hop_status
 from catenary_scheduler.admin.software_versions import add_versions
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.plan import Chain, Pipeline
 
 
-def status_of(term: Term) -> admin_pb2.GetStatusResponse:
+def status_of(term: LeaderRuntime) -> admin_pb2.GetStatusResponse:
     """Returns the cluster as operators see it."""
     dispatcher = term.dispatcher.statistics()
     status = admin_pb2.GetStatusResponse(
@@ -45,11 +45,11 @@ def status_of(term: Term) -> admin_pb2.GetStatusResponse:
     return status
 
 
-def _add_models(status: admin_pb2.GetStatusResponse, term: Term) -> None:
+def _add_models(status: admin_pb2.GetStatusResponse, term: LeaderRuntime) -> None:
     active = term.cluster.active
     plans = {model.model: model for model in active.plan.models} if active else {}
     sessions, by_chain = term.live.by_model(), term.live.by_chain()
-    figures = SessionFigures(term.moves.sessions())
+    figures = SessionTotals(term.moves.sessions())
     for key in term.deployments.ready:
         reason = term.cluster.reason(key)
         plan = plans.get(key)
@@ -89,7 +89,7 @@ def _pipeline(pipeline: Pipeline) -> admin_pb2.PipelineStatus:
 def _chain(
     chain: Chain,
     sessions: Mapping[str, int],
-    figures: SessionFigures,
+    figures: SessionTotals,
     lines: admin_pb2.LatencyLines | None,
 ) -> admin_pb2.ChainStatus:
     return admin_pb2.ChainStatus(

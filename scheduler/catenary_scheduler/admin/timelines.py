@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import admin_pb2
-from catenary_scheduler.observed.timelines import LONGEST_NS, Interval, Used
+from catenary_scheduler.observed.timelines import LONGEST_NS, Interval, ResourceUse
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
 
 if TYPE_CHECKING:
     from catenary_scheduler.book import Reservation
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _BACK_NS = 2 * NANOSECONDS_PER_SECOND
 _AHEAD_NS = NANOSECONDS_PER_SECOND
@@ -23,7 +23,7 @@ _AT_ONCE = 128
 
 
 async def timelines_of(
-    term: Term, request: admin_pb2.GetTimelinesRequest
+    term: LeaderRuntime, request: admin_pb2.GetTimelinesRequest
 ) -> admin_pb2.GetTimelinesResponse:
     """Returns what was booked and what really was, the newest first if there is too much of it."""
     back_ns = min(request.back_ns or _BACK_NS, LONGEST_NS)
@@ -45,7 +45,7 @@ async def timelines_of(
 class _Report:
     """An answer in the making."""
 
-    def __init__(self, term: Term, back_ns: Nanoseconds, ahead_ns: Nanoseconds) -> None:
+    def __init__(self, term: LeaderRuntime, back_ns: Nanoseconds, ahead_ns: Nanoseconds) -> None:
         self._now = now_ns()
         self._window = self._now - back_ns, self._now + ahead_ns
         self._term = term
@@ -63,7 +63,7 @@ class _Report:
         """True if nothing more is taken."""
         return self._count >= _MOST_BOOKINGS
 
-    def add(self, used: Used, *, over: bool = False) -> None:
+    def add(self, used: ResourceUse, *, over: bool = False) -> None:
         """Adds a use; what an ended batch was to do later is not going to be."""
         begin, end = self._window
         known = [each for each in (used.booked, used.real) if each is not None]

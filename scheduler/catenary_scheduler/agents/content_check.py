@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from catenary_scheduler.agents.deployments import Deployment
-from catenary_scheduler.agents.registry import Roster
+from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_services.content.record import SHOWN_DIGITS
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.log import get_logger
@@ -26,7 +26,9 @@ Note = Callable[[str, dict[str, str]], None]
 class ContentCheck:
     """What agents have loaded, compared."""
 
-    def __init__(self, deployed: Mapping[ModelKey, Deployment], roster: Roster, note: Note) -> None:
+    def __init__(
+        self, deployed: Mapping[ModelKey, Deployment], roster: AgentRegistry, note: Note
+    ) -> None:
         self._deployed = deployed
         self._roster = roster
         self._note = note

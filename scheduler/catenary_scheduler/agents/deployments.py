@@ -9,7 +9,7 @@ from functools import partial
 
 from catenary_scheduler.planning import DeployedModel
 from catenary_scheduler.storage.values.codec import encode_document
-from catenary_scheduler.storage.values.stored import StoredWish
+from catenary_scheduler.storage.values.stored import StoredDeploymentSpec
 from catenary_services.domain.decoder import DecoderTable, HeldSizes, why_not_loaded
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
@@ -30,7 +30,7 @@ SESSIONS_PER_CHAIN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DeploymentSpec:
     """How a model is to be served, as far as somebody said so; 0 or None leave it to the model."""
 
     slo_ns: Nanoseconds = 0
@@ -38,12 +38,12 @@ class Wish:
     partitions: int | None = None
     packing: PackingGoal | None = None
 
-    def stored(self) -> StoredWish:
+    def stored(self) -> StoredDeploymentSpec:
         """Returns what Redis keeps of it."""
-        return StoredWish(self.slo_ns, self.max_batch, self.partitions, self.packing)
+        return StoredDeploymentSpec(self.slo_ns, self.max_batch, self.partitions, self.packing)
 
     @classmethod
-    def of(cls, stored: StoredWish) -> Wish:
+    def of(cls, stored: StoredDeploymentSpec) -> DeploymentSpec:
         """Returns the wish that was stored."""
         return cls(stored.slo_ns, stored.max_batch, stored.partitions, stored.packing)
 
@@ -52,7 +52,7 @@ class Wish:
 class Deployment:
     """A model that is served, with everything known about it."""
 
-    wish: Wish
+    wish: DeploymentSpec
     manifest: ModelManifest
     table: BlockTable
     decoder: DecoderTable | None = None
@@ -145,7 +145,7 @@ class Deployments:
         """Wanted models that cannot be served, with the reason in words."""
         self.profile_problems: dict[ModelKey, str] = {}
         """Why profiles that are there cannot be used."""
-        self._wanted: dict[str, Wish] = {}
+        self._wanted: dict[str, DeploymentSpec] = {}
         self._recording: dict[ModelKey, asyncio.Future[str]] = {}
         """Digests that take their time."""
 
@@ -160,7 +160,7 @@ class Deployments:
     async def want(self, references: Iterable[str]) -> None:
         """Deploys models by reference; one that cannot be is kept as a problem and retried."""
         for reference in references:
-            self._wanted.setdefault(reference, Wish())
+            self._wanted.setdefault(reference, DeploymentSpec())
         await self.retry()
 
     async def retry(self) -> bool:
@@ -176,7 +176,7 @@ class Deployments:
                 self.problems[reference] = str(error)
         return changed
 
-    async def deploy(self, reference: str, wish: Wish) -> ModelKey:
+    async def deploy(self, reference: str, wish: DeploymentSpec) -> ModelKey:
         """Deploys "name" or "name:version", or changes how it is served.
 
         Raises:
@@ -188,7 +188,7 @@ class Deployments:
         profile = await asyncio.to_thread(self._read_profile, key)
         size = await asyncio.to_thread(self._size_of, key)
         content = await self._content_in_time(key)
-        if wish == Wish() and key in self.ready:
+        if wish == DeploymentSpec() and key in self.ready:
             wish = self.ready[key].wish
         if wish.packing is not None and decoder is None:
             raise InvalidInput("packing", f"{key} does not generate text")
@@ -208,10 +208,10 @@ class Deployments:
             if key in self.ready:
                 self.ready[key] = replace(self.ready[key], profile=profile)
 
-    async def restore(self, stored: Mapping[str, StoredWish]) -> None:
+    async def restore(self, stored: Mapping[str, StoredDeploymentSpec]) -> None:
         """Deploys what a predecessor had deployed."""
         for reference, wish in stored.items():
-            self._wanted[reference] = Wish.of(wish)
+            self._wanted[reference] = DeploymentSpec.of(wish)
         await self.retry()
 
     def records(self) -> dict[str, str | None]:

@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.load_commands import Hosting
+from catenary_scheduler.agents.load_commands import LoadCommands
 from catenary_scheduler.agents.load_orders import LoadOrders
-from catenary_scheduler.agents.registry import AgentRecord, Loaded, Roster, hosts_in
+from catenary_scheduler.agents.registry import AgentRegistry, AgentState, LoadedPartition, hosts_in
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import Placement, requirements
-from catenary_scheduler.planning.requirements import Wanted
-from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
+from catenary_scheduler.planning.requirements import Requirements
+from catenary_scheduler.rollout.rollout import ClusterSnapshot, PlanRollout, RolloutPhase
 from catenary_services.domain.ids import AgentId, Epoch, ModelKey, Nanoseconds, PartitionKey
 from catenary_services.domain.plan import Agent
 from catenary_services.log import get_logger
 
 _log = get_logger(__name__)
-_NOTHING: Wanted = {}
+_NOTHING: Requirements = {}
 _WAIT_FOR_MATES_S = 1.0
 """A model that could be served waits so long for those of its agents that still load."""
 
 
-class Yard(Protocol):
+class AgentCallbacks(Protocol):
     """What the fleet tells the rest of the term, and asks of it."""
 
     @property
@@ -52,47 +52,51 @@ class Yard(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class HostingGoal:
     """What the agents should host: the plan in force, the one to come, and the way between."""
 
     active: Placement
     target: Placement
-    switch: Switch | None
+    switch: PlanRollout | None
 
-    def wanted(self) -> Callable[[AgentId], Wanted]:
+    def wanted(self) -> Callable[[AgentId], Requirements]:
         """Returns a function: what must an agent host now. Everything else may go."""
         active = requirements.wanted_by_agent(self.active)
         target = requirements.wanted_by_agent(self.target)
         switch = self.switch
 
-        def wanted(agent: AgentId) -> Wanted:
+        def wanted(agent: AgentId) -> Requirements:
             new = target.get(agent, _NOTHING)
             old = active.get(agent, _NOTHING)
             if switch is not None and agent in switch.crowded:
-                if switch.phase is Phase.MOVING:
+                if switch.phase is RolloutPhase.MOVING:
                     return new
-                if switch.phase is Phase.RETURNING:
+                if switch.phase is RolloutPhase.RETURNING:
                     return old
             return requirements.joined(old, new)
 
         return wanted
 
 
-class Fleet:
+class PartitionHosting:
     """Agents and orders of one term."""
 
     def __init__(
-        self, yard: Yard, deployments: Deployments, orders: LoadOrders, measured: Measured
+        self,
+        yard: AgentCallbacks,
+        deployments: Deployments,
+        orders: LoadOrders,
+        measured: MeasuredProfiles,
     ) -> None:
         self._yard = yard
         self._orders = orders
         self._availability = yard.availability
-        self._hosting = Hosting(deployments, orders, yard.availability)
+        self._hosting = LoadCommands(deployments, orders, yard.availability)
         self._measured = measured
         self._inherited: set[AgentId] = set()
         self._recovery_until_s = 0.0
         self._whole_since_s: dict[ModelKey, float] = {}
-        self.roster: Roster = {}
+        self.roster: AgentRegistry = {}
 
     def expect_content(self, content_of: Callable[[ModelKey], str]) -> None:
         """Has agents told by `content_of` which digest what they load must have."""
@@ -105,7 +109,7 @@ class Fleet:
         self._inherited = requirements.agents_of(placement)
         self._recovery_until_s = until_s
 
-    def connected(self, record: AgentRecord) -> None:
+    def connected(self, record: AgentState) -> None:
         """An agent said hello, with what it hosts already."""
         agent_id = record.agent.agent_id
         for key, loaded in record.loaded.items():
@@ -123,7 +127,9 @@ class Fleet:
         record.complete = False
         self._yard.agent_lost(agent_id)
 
-    def loaded(self, agent_id: AgentId, key: PartitionKey, loaded: Loaded, now_s: float) -> None:
+    def loaded(
+        self, agent_id: AgentId, key: PartitionKey, loaded: LoadedPartition, now_s: float
+    ) -> None:
         """An order was carried out."""
         record = self.roster[agent_id]
         record.loaded[key] = loaded
@@ -214,11 +220,11 @@ class Fleet:
 
     def facts(
         self,
-        goal: Goal,
+        goal: HostingGoal,
         objection: Callable[[Placement], str],
         now_ns: Nanoseconds,
         now_s: float,
-    ) -> Facts:
+    ) -> ClusterSnapshot:
         """Returns the cluster as a switch sees it."""
         by_agent = _remembered(requirements.wanted_by_agent)
 
@@ -230,7 +236,7 @@ class Fleet:
             mine = by_agent(goal.target).get(agent, _NOTHING)
             return self.is_present(agent) and self._hosting.is_crowded(self.roster[agent], mine)
 
-        return Facts(
+        return ClusterSnapshot(
             now_ns=now_ns,
             active=goal.active,
             missing=lambda placement: self.missing(placement, now_s),
@@ -260,12 +266,12 @@ class Fleet:
             self._availability.hosts(agent_id, able)
             record.complete = bool(mine) and all(record.hosts(k, n) for k, n in mine.items())
 
-    def host(self, goal: Goal, now_s: float, *, may_unload: bool) -> None:
+    def host(self, goal: HostingGoal, now_s: float, *, may_unload: bool) -> None:
         """Has agents load and unload."""
         wanted = goal.wanted()
         target = requirements.wanted_by_agent(goal.target)
 
-        def has_surplus(record: AgentRecord) -> bool:
+        def has_surplus(record: AgentState) -> bool:
             new = target.get(record.agent.agent_id, _NOTHING)
             return any(key not in new for key in record.loaded)
 
@@ -281,7 +287,7 @@ class Fleet:
             return record.session is None
         return agent in self._inherited and now_s >= self._recovery_until_s
 
-    def _learn(self, agent: AgentId, key: PartitionKey, loaded: Loaded) -> None:
+    def _learn(self, agent: AgentId, key: PartitionKey, loaded: LoadedPartition) -> None:
         self._measured.put(agent, key, loaded.compute_ns)
         if loaded.generation is not None:
             self._measured.put_generation(agent, key, loaded.generation)
@@ -289,12 +295,12 @@ class Fleet:
 
 
 def _remembered(
-    work: Callable[[Placement], dict[AgentId, Wanted]],
-) -> Callable[[Placement], dict[AgentId, Wanted]]:
+    work: Callable[[Placement], dict[AgentId, Requirements]],
+) -> Callable[[Placement], dict[AgentId, Requirements]]:
     """Returns `work` that does each placement once: they are large, and the same few objects."""
-    done: dict[int, tuple[Placement, dict[AgentId, Wanted]]] = {}
+    done: dict[int, tuple[Placement, dict[AgentId, Requirements]]] = {}
 
-    def remembered(placement: Placement) -> dict[AgentId, Wanted]:
+    def remembered(placement: Placement) -> dict[AgentId, Requirements]:
         if id(placement) not in done:
             done[id(placement)] = placement, work(placement)  # kept, so that the id stays its own
         return done[id(placement)][1]
@@ -303,7 +309,7 @@ def _remembered(
 
 
 def agents_by_state(
-    roster: Mapping[AgentId, AgentRecord], availability: Availability
+    roster: Mapping[AgentId, AgentState], availability: Availability
 ) -> dict[str, int]:
     """Returns how many agents are in each state."""
     counts = dict.fromkeys(("joining", "ready", "draining", "lost"), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from catenary_scheduler.agents.registry import Roster, hosts_in
+from catenary_scheduler.agents.registry import AgentRegistry, hosts_in
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.planning import Placement, requirements
 from catenary_services.domain.ids import ModelKey
@@ -15,7 +15,7 @@ def judge(
     models: Iterable[ModelKey],
     plan: Plan | None,
     target: Placement | None,
-    roster: Roster,
+    roster: AgentRegistry,
     availability: Availability,
 ) -> dict[ModelKey, str]:
     """Returns, for every model, why it is not ready; empty if it is."""
@@ -36,7 +36,7 @@ def judge(
 
 
 def _loading(
-    model: ModelKey, target: Placement | None, roster: Roster, availability: Availability
+    model: ModelKey, target: Placement | None, roster: AgentRegistry, availability: Availability
 ) -> str:
     if target is None:
         return "no plan yet"

@@ -18,19 +18,19 @@ from typing import Protocol
 
 from catenary_scheduler.agents.content_check import ContentCheck
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.hosting import Fleet, Goal, Yard
+from catenary_scheduler.agents.hosting import AgentCallbacks, HostingGoal, PartitionHosting
 from catenary_scheduler.agents.load_orders import LoadOrders
 from catenary_scheduler.agents.readiness import judge
-from catenary_scheduler.agents.registry import AgentRecord, Loaded, Roster
-from catenary_scheduler.cluster.active_plan import ActivePlan, Dispatching, InForce
-from catenary_scheduler.cluster.desired_plan import Wishes
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.agents.registry import AgentRegistry, AgentState, LoadedPartition
+from catenary_scheduler.cluster.active_plan import ActivePlan, PlanActivator, PlanCallbacks
+from catenary_scheduler.cluster.desired_plan import DesiredPlan
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.replanning.chain_costs import latency_lines, service_times
 from catenary_scheduler.replanning.planner import Planner
-from catenary_scheduler.rollout.driver import Steering
-from catenary_scheduler.rollout.report import SwitchReport
-from catenary_scheduler.rollout.rollout import Facts, Phase, Switch
+from catenary_scheduler.rollout.driver import RolloutController
+from catenary_scheduler.rollout.report import RolloutReport
+from catenary_scheduler.rollout.rollout import ClusterSnapshot, PlanRollout, RolloutPhase
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
@@ -50,7 +50,7 @@ _MOVE_SESSIONS_NS = 3 * NANOSECONDS_PER_SECOND
 elsewhere after so long, and those that are about to move after twice as long."""
 
 
-class Stage(Yard, Dispatching, Protocol):
+class ClusterCallbacks(AgentCallbacks, PlanCallbacks, Protocol):
     """What the cluster does to the rest of the term."""
 
     @property
@@ -58,7 +58,7 @@ class Stage(Yard, Dispatching, Protocol):
         """Stamped on orders, part of a plan's id."""
         ...
 
-    def switch_ended(self, report: SwitchReport) -> None:
+    def switch_ended(self, report: RolloutReport) -> None:
         """A change of plan is done, or was rolled back."""
         ...
 
@@ -78,7 +78,7 @@ class Stage(Yard, Dispatching, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RetryLimits:
     """How long and how often the cluster tries."""
 
     load_timeout_s: float = 120.0
@@ -86,7 +86,7 @@ class Limits:
     switch_timeout_ns: Nanoseconds = 120 * 10**9
 
 
-class Cluster:
+class ClusterController:
     """Agents, orders and plans of one term. Implements `steering.Helm`.
 
     Attributes:
@@ -97,38 +97,38 @@ class Cluster:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: ClusterCallbacks,
         deployments: Deployments,
         planner: Planner,
-        measured: Measured,
-        limits: Limits,
+        measured: MeasuredProfiles,
+        limits: RetryLimits,
     ) -> None:
         self._stage = stage
         self._deployments = deployments
         self._orders = LoadOrders(limits.load_timeout_s, limits.load_attempts, stage.availability)
-        self._fleet = Fleet(stage, deployments, self._orders, measured)
+        self._fleet = PartitionHosting(stage, deployments, self._orders, measured)
         self.content = ContentCheck(deployments.ready, self._fleet.roster, stage.note)
         self._fleet.expect_content(self.content.expected)
         roster, shape = self._fleet.roster, planner.session_shape
-        self._in_force = InForce(
+        self._in_force = PlanActivator(
             stage,
             deployments,
             measured,
             lambda: service_times(deployments, measured, roster, shape),
             lambda: latency_lines(deployments, measured, roster),
         )
-        self._steering = Steering(self, limits.switch_timeout_ns)
+        self._steering = RolloutController(self, limits.switch_timeout_ns)
         self._ready: dict[ModelKey, str] = {}
         self._resume_until_s: float | None = None
         """Until then a predecessor's plan comes first, as far as its agents report."""
         self._now_s = 0.0
-        self.wishes = Wishes(deployments, planner, stage.availability)
+        self.wishes = DesiredPlan(deployments, planner, stage.availability)
         self.target: Placement | None = None
 
     # ---- what is known ----
 
     @property
-    def roster(self) -> Roster:
+    def roster(self) -> AgentRegistry:
         """Every agent, there or not."""
         return self._fleet.roster
 
@@ -159,11 +159,11 @@ class Cluster:
         return self._steering.switch is not None
 
     @property
-    def last_switch(self) -> SwitchReport | None:
+    def last_switch(self) -> RolloutReport | None:
         """The last switch that is over."""
         return self._steering.last
 
-    def switch_report(self) -> SwitchReport | None:
+    def switch_report(self) -> RolloutReport | None:
         """Returns the switch under way, else the last one."""
         return self._steering.report(now_ns())
 
@@ -190,7 +190,7 @@ class Cluster:
         self._fleet.inherit(placement, until_s)
         self._resume_until_s = until_s
 
-    def restore_report(self, report: SwitchReport) -> None:
+    def restore_report(self, report: RolloutReport) -> None:
         """Takes over what is known of the last switch."""
         self._steering.last = report
 
@@ -198,7 +198,7 @@ class Cluster:
         """Serves by a placement from outside, or by what the planner says again."""
         self.wishes.fix(placement, is_switching=self.is_switching)
 
-    def agent_arrives(self, record: AgentRecord) -> None:
+    def agent_arrives(self, record: AgentState) -> None:
         """An agent said hello, with what it hosts already; `reconcile` must follow."""
         self._fleet.connected(record)
 
@@ -209,7 +209,7 @@ class Cluster:
         self.reconcile(now_s)
 
     def partition_loaded(
-        self, agent_id: AgentId, key: PartitionKey, loaded: Loaded, now_s: float
+        self, agent_id: AgentId, key: PartitionKey, loaded: LoadedPartition, now_s: float
     ) -> None:
         """An order was carried out."""
         self._fleet.loaded(agent_id, key, loaded, now_s)
@@ -254,12 +254,12 @@ class Cluster:
 
     # ---- what switches do (`steering.Helm`) ----
 
-    def facts(self) -> Facts:
+    def facts(self) -> ClusterSnapshot:
         """Returns the cluster as a switch sees it now."""
-        goal = Goal(self._in_force.placement, self.target or _EMPTY, self._steering.switch)
+        goal = HostingGoal(self._in_force.placement, self.target or _EMPTY, self._steering.switch)
         return self._fleet.facts(goal, self._in_force.objection, now_ns(), self._now_s)
 
-    def apply(self, switch: Switch) -> None:
+    def apply(self, switch: PlanRollout) -> None:
         """Puts the new plan in force; of models that are new, those that are loaded."""
         running = {model.model: model for model in self._in_force.placement.models}
         changed = {model.model: model for model in switch.part.models}
@@ -273,14 +273,14 @@ class Cluster:
         self._activate(Placement(tuple(models)))
         self.wishes.accepted()
 
-    def hold(self, switch: Switch) -> Collection[ModelKey]:
+    def hold(self, switch: PlanRollout) -> Collection[ModelKey]:
         """Dispatches by what is left of the old plan; returns the models nothing is left of."""
         assert self.active is not None
         left = switch.reduced(self.active.plan)
         self._stage.dispatch_by(left)
         return [model.model for model in left.models if not model.pipelines and not model.chains]
 
-    def empty(self, switch: Switch) -> None:
+    def empty(self, switch: PlanRollout) -> None:
         """Asks crowded agents anew: what they refused, they refused beside other partitions."""
         for agent in switch.crowded:
             self._fleet.forget_orders(agent)
@@ -290,11 +290,11 @@ class Cluster:
         assert self.active is not None
         self._stage.dispatch_by(self.active.plan)
 
-    def rejected(self, switch: Switch) -> None:
+    def rejected(self, switch: PlanRollout) -> None:
         """Goes back to what was wanted before."""
         self.wishes.rejected(switch, self._in_force.placement, self._now_s)
 
-    def switch_ended(self, report: SwitchReport) -> None:
+    def switch_ended(self, report: RolloutReport) -> None:
         """Tells everyone."""
         self._stage.switch_ended(report)
 
@@ -334,7 +334,7 @@ class Cluster:
     def _move_sessions(self) -> None:
         """Does not wait for the end of every long session in the way of a change of plan."""
         switch = self._steering.switch
-        if switch is None or switch.phase is not Phase.FLUSHING:
+        if switch is None or switch.phase is not RolloutPhase.FLUSHING:
             return
         waited_ns = now_ns() - switch.since_ns
         must, moving = waited_ns >= _MOVE_SESSIONS_NS, waited_ns >= 2 * _MOVE_SESSIONS_NS
@@ -386,5 +386,5 @@ class Cluster:
         if resuming and self._in_force.restored is not None:
             target = self._in_force.restored[0]
         if target is not None:
-            goal = Goal(self._in_force.placement, target, self._steering.switch)
+            goal = HostingGoal(self._in_force.placement, target, self._steering.switch)
             self._fleet.host(goal, self._now_s, may_unload=not resuming)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.registry import Roster
+from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.replanning.planner import Planner
-from catenary_scheduler.replanning.provenance import HAND, PlanNotes
-from catenary_scheduler.rollout.rollout import Switch
+from catenary_scheduler.replanning.provenance import HAND, PlanProvenance
+from catenary_scheduler.rollout.rollout import PlanRollout
 from catenary_services.domain.ids import AgentId
 
 
-class Wishes:
+class DesiredPlan:
     """Who decides, and what.
 
     Attributes:
@@ -30,10 +30,10 @@ class Wishes:
         self.fixed_before: Placement | None = None
 
     @property
-    def notes(self) -> PlanNotes | None:
+    def notes(self) -> PlanProvenance | None:
         """How what is wanted came about."""
         if self.fixed is not None:
-            return PlanNotes(HAND, "by a plan file or `catenary plan apply`")
+            return PlanProvenance(HAND, "by a plan file or `catenary plan apply`")
         return self._planner.notes
 
     def fix(self, placement: Placement | None, *, is_switching: bool) -> None:
@@ -42,7 +42,7 @@ class Wishes:
             self.fixed_before = self.fixed
         self.fixed = placement
 
-    def target(self, roster: Roster, now_s: float) -> Placement | None:
+    def target(self, roster: AgentRegistry, now_s: float) -> Placement | None:
         """Returns what should be in force; None if there cannot be a plan yet."""
         if self.fixed is not None:
             return self.known(requirements.without(self.fixed, self._draining()))
@@ -64,7 +64,7 @@ class Wishes:
             return "a plan was given from outside"
         return self._planner.notes.cause if self._planner.notes is not None else ""
 
-    def rejected(self, switch: Switch, present: Placement, now_s: float) -> None:
+    def rejected(self, switch: PlanRollout, present: Placement, now_s: float) -> None:
         """A switch failed: goes back to what was wanted before."""
         if self.fixed is not None:
             self.fixed, self.fixed_before = self.fixed_before, None

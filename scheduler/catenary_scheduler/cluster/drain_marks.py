@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from catenary_scheduler.agents.registry import AgentRecord, is_draining
+from catenary_scheduler.agents.registry import AgentState, is_draining
 from catenary_scheduler.cluster.draining import is_idle
 from catenary_scheduler.dispatch.availability import Impairment
 from catenary_scheduler.planning import requirements
@@ -18,7 +18,7 @@ from catenary_services.domain.ids import AgentId
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _log = get_logger(__name__)
 
@@ -26,7 +26,7 @@ _log = get_logger(__name__)
 class DrainMarks:
     """The marks of one term: its own are impairments, a predecessor's wait here."""
 
-    def __init__(self, term: Term) -> None:
+    def __init__(self, term: LeaderRuntime) -> None:
         self._term = term
         self._waiting: dict[AgentId, int] = {}
         """Incarnation, by agent: a process that was started since is not meant."""
@@ -47,7 +47,7 @@ class DrainMarks:
                 marked[agent] = str(record.incarnation)
         return marked
 
-    def arrived(self, record: AgentRecord, *, says_so: bool) -> None:
+    def arrived(self, record: AgentState, *, says_so: bool) -> None:
         """An agent said hello, perhaps that it is about to stop."""
         agent = record.agent.agent_id
         before = self._term.cluster.roster.get(agent)

@@ -15,23 +15,23 @@ from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import Chain, ModelPlan
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 
-def begin_draining(term: Term, agent_id: AgentId) -> None:
+def begin_draining(term: LeaderRuntime, agent_id: AgentId) -> None:
     """Has an agent be used no more: nothing begins there, and its sessions move away."""
     term.agent_draining(agent_id)
     term.reconcile()
 
 
-def take_back(term: Term, agent_id: AgentId) -> None:
+def take_back(term: LeaderRuntime, agent_id: AgentId) -> None:
     """Has an agent that was to go be used again; sessions that have left do not come back."""
     term.availability.clear(agent_id, Impairment.DRAINING)
     term.drains.taken_back(agent_id)
     term.reconcile()
 
 
-def is_idle(term: Term, agent_id: AgentId) -> bool:
+def is_idle(term: LeaderRuntime, agent_id: AgentId) -> bool:
     """True if an agent has nothing left to do: it holds nothing, and all is served without it."""
     is_used = term.in_flight.uses_agent(agent_id) or term.live.uses_agent(agent_id)
     active = term.cluster.active
@@ -39,7 +39,7 @@ def is_idle(term: Term, agent_id: AgentId) -> bool:
     return not is_used and not any(_needs(term, model, agent_id) for model in models)
 
 
-def _needs(term: Term, model: ModelPlan, agent_id: AgentId) -> bool:
+def _needs(term: LeaderRuntime, model: ModelPlan, agent_id: AgentId) -> bool:
     """True while requests for a model may be sent to an agent that is to go."""
     if any(agent_id in stage.agents for line in model.pipelines for stage in line.stages):
         return True  # batches are, until there is a plan without it
@@ -48,7 +48,7 @@ def _needs(term: Term, model: ModelPlan, agent_id: AgentId) -> bool:
     return not any(_serves(term, chain) for chain in model.chains)
 
 
-def _serves(term: Term, chain: Chain) -> bool:
+def _serves(term: LeaderRuntime, chain: Chain) -> bool:
     """True if sessions may begin on a chain whatever agents are to go."""
     availability = term.availability
     return all(
@@ -58,7 +58,7 @@ def _serves(term: Term, chain: Chain) -> bool:
     )
 
 
-def tell_drained(term: Term, agent_id: AgentId) -> None:
+def tell_drained(term: LeaderRuntime, agent_id: AgentId) -> None:
     """Tells an agent that nothing more will be asked of it; it may be stopped, or be used again."""
     message = scheduler_pb2.SchedulerToAgentMessage(epoch=term.epoch, drain=scheduler_pb2.Drain())
     term.agents.send(agent_id, message)

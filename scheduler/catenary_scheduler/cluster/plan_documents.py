@@ -16,7 +16,7 @@ from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
 from catenary_services.errors import InvalidInput, ModelNotFound
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 
 def document_of(text: str) -> dict[str, object]:
@@ -80,7 +80,7 @@ def check_blocks(placement: Placement, ready: Mapping[ModelKey, Deployment]) -> 
                 )
 
 
-async def load_plan_file(term: Term, path: Path) -> None:
+async def load_plan_file(term: LeaderRuntime, path: Path) -> None:
     """Makes a plan file the plan, unless another plan was applied since it was read last.
 
     Raises:

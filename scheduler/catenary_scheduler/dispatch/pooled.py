@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from catenary_scheduler.book import Book, Reservation, ReservationChange, Step
+from catenary_scheduler.book import Book, PathHop, Reservation, ReservationChange
 from catenary_scheduler.dispatch.availability import Availability
-from catenary_scheduler.dispatch.batching import Dispatch, Drop, Wait, decide
+from catenary_scheduler.dispatch.batching import (
+    DispatchDecision,
+    DropDecision,
+    WaitDecision,
+    decide,
+)
 from catenary_scheduler.dispatch.booked_times import BookedTimes
 from catenary_scheduler.dispatch.config import PooledConfig
 from catenary_scheduler.dispatch.events import (
@@ -25,8 +30,8 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
-from catenary_scheduler.dispatch.lifecycle import Lifecycle
-from catenary_scheduler.dispatch.queue import ModelQueue
+from catenary_scheduler.dispatch.lifecycle import PooledLifecycle
+from catenary_scheduler.dispatch.queue import RowQueue
 from catenary_scheduler.dispatch.tracking import Batch
 from catenary_services.domain.ids import BatchId, ModelKey, Nanoseconds, RequestId
 
@@ -64,7 +69,7 @@ class PooledDispatcher:
         if availability is None:
             availability = Availability(everything_loaded=True)
         self._availability = availability
-        self._life = Lifecycle(
+        self._life = PooledLifecycle(
             self._config, self._book, availability, times if times is not None else BookedTimes()
         )
         self._next_batch = first_batch
@@ -180,7 +185,7 @@ class PooledDispatcher:
             return next(iter(models))
         return min(waiting, key=lambda model: queues[model].head_key)
 
-    def _step(self, queue: ModelQueue, now: Nanoseconds) -> bool:
+    def _step(self, queue: RowQueue, now: Nanoseconds) -> bool:
         """Decides once for the head of a queue; True if the queue has to wait now."""
         life = self._life
         routes = life.routes.of(queue.model)
@@ -192,7 +197,7 @@ class PooledDispatcher:
         decision = self._elsewhere(queue, now) or decide(
             queue, routes, self._book, self._config, now
         )
-        if isinstance(decision, Dispatch):
+        if isinstance(decision, DispatchDecision):
             batch = BatchId(self._next_batch)
             self._next_batch += 1
             steps = decision.path.steps
@@ -203,13 +208,15 @@ class PooledDispatcher:
             return not queue
         if stopwatch is not None:
             self._decision_ns.append(stopwatch() - began)
-        if isinstance(decision, Wait):
+        if isinstance(decision, WaitDecision):
             queue.wake = decision.until
             return True
         life.drop(queue.head, decision.earliest_finish)
         return not queue
 
-    def _elsewhere(self, queue: ModelQueue, now: Nanoseconds) -> Dispatch | Wait | None:
+    def _elsewhere(
+        self, queue: RowQueue, now: Nanoseconds
+    ) -> DispatchDecision | WaitDecision | None:
         """Decides for rows that are to avoid agents, if they can do without those in time."""
         avoid = queue.head.avoid
         if not avoid:
@@ -218,10 +225,10 @@ class PooledDispatcher:
             if not detour.routes:
                 return None
             decision = decide(queue, detour.routes, self._book, self._config, now)
-        return None if isinstance(decision, Drop) else decision
+        return None if isinstance(decision, DropDecision) else decision
 
     def _send(
-        self, queue: ModelQueue, decision: Dispatch, batch_id: BatchId, steps: list[Step]
+        self, queue: RowQueue, decision: DispatchDecision, batch_id: BatchId, steps: list[PathHop]
     ) -> None:
         life = self._life
         finish = decision.path.finish_ns

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import insort
 
-from catenary_scheduler.dispatch.tracking import Request, Rows
+from catenary_scheduler.dispatch.tracking import Request, RowRange
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 
 _Key = tuple[int, Nanoseconds, int, int]
 
 
-class ModelQueue:
+class RowQueue:
     """Waiting rows of one model.
 
     Order: higher priority first, then earlier deadline, then arrival. Rows that come back from a
@@ -32,14 +32,14 @@ class ModelQueue:
         """Since when there are rows, but not enough for the batch."""
         self.wary = 0
         """Entries that are not served with just anybody."""
-        self._entries: list[tuple[_Key, Rows]] = []
+        self._entries: list[tuple[_Key, RowRange]] = []
         self._priorities: dict[int, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
     @property
-    def head(self) -> Rows:
+    def head(self) -> RowRange:
         """The rows to be served first."""
         return self._entries[0][1]
 
@@ -48,7 +48,7 @@ class ModelQueue:
         """Compares queues by urgency."""
         return self._entries[0][0]
 
-    def push(self, rows: Rows) -> None:
+    def push(self, rows: RowRange) -> None:
         """Adds rows in their place."""
         request = rows.request
         insort(self._entries, (_key(rows), rows))
@@ -70,9 +70,9 @@ class ModelQueue:
             ]
         )
 
-    def take(self, count: int, finish: Nanoseconds) -> list[Rows]:
+    def take(self, count: int, finish: Nanoseconds) -> list[RowRange]:
         """Removes the first `count` rows that may be in a batch that ends at `finish`."""
-        taken: list[Rows] = []
+        taken: list[RowRange] = []
         entries = self._entries
         head = self.head
         at = 0
@@ -121,7 +121,7 @@ class ModelQueue:
             self.wake = self.lingering_since = None
 
 
-def _go_together(head: Rows, rows: Rows) -> bool:
+def _go_together(head: RowRange, rows: RowRange) -> bool:
     """True if rows may be in a batch whose first rows are `head`."""
     if rows is head:
         return True
@@ -130,6 +130,6 @@ def _go_together(head: Rows, rows: Rows) -> bool:
     return rows.avoid <= head.avoid
 
 
-def _key(rows: Rows) -> _Key:
+def _key(rows: RowRange) -> _Key:
     request = rows.request
     return (-request.priority, request.deadline, request.sequence, rows.first)

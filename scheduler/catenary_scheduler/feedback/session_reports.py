@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.agents.registry import AgentRecord
+from catenary_scheduler.agents.registry import AgentState
 from catenary_scheduler.book import SlotLedger
 from catenary_scheduler.dispatch.events import (
     AdoptedSession,
     CachesReported,
-    MoveWanted,
+    MoveRequested,
     SessionFailed,
     SessionsHeld,
 )
-from catenary_scheduler.feedback.latency_refit import LatencyDesk
-from catenary_scheduler.inflight.session_hops import SessionRoutes
+from catenary_scheduler.feedback.latency_refit import LatencyRefit
+from catenary_scheduler.inflight.session_hops import SessionHops
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.latency import expected_work_ns
@@ -27,19 +27,19 @@ from catenary_services.domain.latency import TokenObjectives
 from catenary_services.errors import PartitionLost
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 
-class SessionDesk:
+class SessionReports:
     """Sessions of one term."""
 
-    def __init__(self, term: Term, live: LiveSessions, slots: SlotLedger) -> None:
+    def __init__(self, term: LeaderRuntime, live: LiveSessions, slots: SlotLedger) -> None:
         self._term = term
         self._live = live
         self._slots = slots
         self._cached: dict[tuple[AgentId, PartitionKey], int] = {}
-        self._routes = SessionRoutes(live, term.cluster.roster)
-        self.latency = LatencyDesk(term.cluster, term.deployments, term.measured, slots)
+        self._routes = SessionHops(live, term.cluster.roster)
+        self.latency = LatencyRefit(term.cluster, term.deployments, term.measured, slots)
 
     def generates(self, model: ModelKey) -> bool:
         """True if a deployed model generates text."""
@@ -62,7 +62,7 @@ class SessionDesk:
         session = SessionId(message.session_id)
         return AdoptedSession(session, self._routes.hops(session, message.route, self._placement))
 
-    def held(self, record: AgentRecord, hello: scheduler_pb2.AgentHello) -> None:
+    def held(self, record: AgentState, hello: scheduler_pb2.AgentHello) -> None:
         """An agent that said hello holds these sessions, and no others."""
         found = []
         for each in hello.sessions:
@@ -71,7 +71,7 @@ class SessionDesk:
             found.append(AdoptedSession(session, hops))
         self._term.feed(SessionsHeld(record.agent.agent_id, tuple(found)), now_ns())
 
-    def reported(self, record: AgentRecord, report: scheduler_pb2.GenerationReport) -> None:
+    def reported(self, record: AgentState, report: scheduler_pb2.GenerationReport) -> None:
         """An agent says what generating cost it lately."""
         self._took(record.agent.agent_id, report)
         if report.key.first_block == 0:  # every token passes the first block once
@@ -121,7 +121,7 @@ class SessionDesk:
             if must and (moving or view is None or view.moving_to is None):
                 self._term.feed(SessionFailed(session, agent, reason, text, True), now_ns())
             elif not must and view is not None and view.runs and view.moving_to is None:
-                self._term.feed(MoveWanted(session, mode=None), now_ns())
+                self._term.feed(MoveRequested(session, mode=None), now_ns())
 
     def let_go(self, agent: AgentId) -> list[SessionId]:
         """Tells an agent that is not to be used any more to close all it holds, if it hears it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.observed.stragglers import Stragglers
+from catenary_scheduler.observed.stragglers import StragglerDetector
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import AgentId, Nanoseconds, PartitionKey
 from catenary_services.log import get_logger
@@ -16,14 +16,14 @@ from catenary_services.log import get_logger
 _log = get_logger(__name__)
 
 
-class HasHeard(Protocol):
+class PeerLiveness(Protocol):
     """What is needed of a session with an agent."""
 
     heard_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class SlowAndSilentRules:
+class ImpairmentRules:
     """When an agent counts as slow, or as silent."""
 
     factor: float
@@ -31,14 +31,14 @@ class SlowAndSilentRules:
     """Who has said nothing for so long may be lost, and what it gets may be, too."""
 
 
-class SlowAndSilent:
+class ImpairmentDetector:
     """Reports in, impairments out."""
 
     def __init__(
         self,
-        rules: SlowAndSilentRules,
+        rules: ImpairmentRules,
         availability: Availability,
-        sessions: Callable[[], Iterable[tuple[AgentId, HasHeard]]],
+        sessions: Callable[[], Iterable[tuple[AgentId, PeerLiveness]]],
         note: Callable[[str, dict[str, str]], None],
     ) -> None:
         """Wires it to a term.
@@ -49,7 +49,7 @@ class SlowAndSilent:
             sessions: Returns the agents that are connected.
             note: Enters what happened into the event stream.
         """
-        self._stragglers = Stragglers(rules.factor)
+        self._stragglers = StragglerDetector(rules.factor)
         self._silent_s = rules.silent_s
         self._availability = availability
         self._sessions = sessions

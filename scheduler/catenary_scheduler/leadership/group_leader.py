@@ -11,12 +11,12 @@ from contextlib import suppress
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from catenary_scheduler.leadership.group_election import Campaign
-from catenary_scheduler.leadership.leader import Surroundings, Term
-from catenary_scheduler.leadership.takeover_delay import Deference, FrozenLease
-from catenary_scheduler.leadership.takeover_trouble import TakeoverTrouble
+from catenary_scheduler.leadership.group_election import GroupElection
+from catenary_scheduler.leadership.leader import LeaderContext, LeaderRuntime
+from catenary_scheduler.leadership.takeover_delay import StaleLeaseDetector, TakeoverBackoff
+from catenary_scheduler.leadership.takeover_trouble import TakeoverFailures
 from catenary_scheduler.runtime.periodic import show_nothing
-from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.keys import RedisKeys
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.script import pass_cancellation
 from catenary_scheduler.storage.store import Store
@@ -41,7 +41,7 @@ _OWN_SETTINGS = (InvalidInput, ModelNotFound)
 """Errors of a plan file."""
 
 
-class Shard:
+class GroupLeader:
     """Leads one group whenever it may; a term each time.
 
     Attributes:
@@ -51,11 +51,15 @@ class Shard:
     """
 
     def __init__(
-        self, around: Surroundings, redis: Redis, campaign: Campaign, changed: Callable[[], None]
+        self,
+        around: LeaderContext,
+        redis: Redis,
+        campaign: GroupElection,
+        changed: Callable[[], None],
     ) -> None:
         """Opens nothing; `changed` is called whenever a term begins or ends."""
         settings = around.settings
-        keys = Keys(settings.cluster, around.group, campaign.groups)
+        keys = RedisKeys(settings.cluster, around.group, campaign.groups)
         self.group = around.group
         self.contacted = asyncio.Event()
         self._around = around
@@ -68,15 +72,15 @@ class Shard:
         )
         spoiled = around.metrics.quarantined_records
         self._store = Store(redis, keys, lambda: spoiled.labels("key").inc())
-        self.trouble = TakeoverTrouble()
-        self._deference = Deference(_LEADER_RETURNS_S)
-        self._frozen = FrozenLease(settings.lease_s)
+        self.trouble = TakeoverFailures()
+        self._deference = TakeoverBackoff(_LEADER_RETURNS_S)
+        self._frozen = StaleLeaseDetector(settings.lease_s)
         self._problem = ""
-        self._term: Term | None = None
+        self._term: LeaderRuntime | None = None
         self._leading: asyncio.Task[None] | None = None
 
     @property
-    def term(self) -> Term | None:
+    def term(self) -> LeaderRuntime | None:
         """The present term; None while somebody else leads, or nobody."""
         return self._term
 
@@ -208,7 +212,7 @@ class Shard:
     # ---- leading ----
 
     async def _lead(self) -> None:
-        term = Term(self._around, self._lease, self._store)
+        term = LeaderRuntime(self._around, self._lease, self._store)
         asked = False
         try:
             await self._begin(term)
@@ -228,7 +232,7 @@ class Shard:
             self._campaign.gave(self.group, time.monotonic(), 2 * self._lease_s)
             _log.info("group_handed_over", group=self.group)
 
-    async def _begin(self, term: Term) -> None:
+    async def _begin(self, term: LeaderRuntime) -> None:
         """Lets a term take over; the lease is kept meanwhile."""
 
         async def keep_lease() -> None:
@@ -246,7 +250,7 @@ class Shard:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
 
-    async def _until_asked(self, term: Term) -> bool:
+    async def _until_asked(self, term: LeaderRuntime) -> bool:
         """Runs a term; True once another process is to lead instead of us.
 
         Raises:
@@ -282,14 +286,14 @@ class Shard:
                 self._campaign.led.discard(self.group)
                 return
 
-    def _takes_office(self, term: Term) -> None:
+    def _takes_office(self, term: LeaderRuntime) -> None:
         self._term = term
         self._around.metrics.leader.set(1)
         self._around.metrics.epoch.set(self._lease.epoch)
         self._changed()
         self.contacted.set()
 
-    def _leaves_office(self, term: Term) -> None:
+    def _leaves_office(self, term: LeaderRuntime) -> None:
         self._term = None
         self._around.metrics.leader.set(0)
         show_nothing(self._around.metrics)

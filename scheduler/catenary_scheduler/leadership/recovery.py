@@ -19,8 +19,8 @@ from catenary_scheduler.agents.deployments import Deployment
 from catenary_scheduler.book import Reservation
 from catenary_scheduler.cluster.plan_documents import check_blocks, load_plan_file
 from catenary_scheduler.planning import Placement
-from catenary_scheduler.replanning.provenance import PlanNotes
-from catenary_scheduler.rollout.report import SwitchReport
+from catenary_scheduler.replanning.provenance import PlanProvenance
+from catenary_scheduler.rollout.report import RolloutReport
 from catenary_scheduler.storage.clock import now_ns, translation_ns
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.quarantine import described
@@ -41,7 +41,7 @@ from catenary_services.errors import CatenaryError
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _log = get_logger(__name__)
 _GRACE_NS = NANOSECONDS_PER_SECOND
@@ -83,7 +83,7 @@ async def read_state(store: Store, lease: Lease, failures: int) -> StoredState:
     return stored
 
 
-async def take_over(term: Term, stored: StoredState) -> list[str]:
+async def take_over(term: LeaderRuntime, stored: StoredState) -> list[str]:
     """Fills a new term from what is stored, then from its own settings.
 
     What is stored may be readable and still make a part of this fail: then that part begins empty,
@@ -121,7 +121,7 @@ async def take_over(term: Term, stored: StoredState) -> list[str]:
     return problems
 
 
-async def _restore_wishes(term: Term, plan: StoredPlan, problems: list[str]) -> None:
+async def _restore_wishes(term: LeaderRuntime, plan: StoredPlan, problems: list[str]) -> None:
     settings, cluster = term.settings, term.cluster
     # A mark without the plan that was read from it would keep the file from being read again.
     term.file_mark.digest = plan.file if "fixed" not in plan.lost else ""
@@ -130,7 +130,7 @@ async def _restore_wishes(term: Term, plan: StoredPlan, problems: list[str]) -> 
     cluster.wishes.fixed_before = _fitting(plan.fixed_before, ready, "fixed_before", problems)
     if plan.fixed is not None and cluster.wishes.fixed is None:
         term.file_mark.digest = ""
-    report = SwitchReport.of_stored(plan.last_switch) if plan.last_switch is not None else None
+    report = RolloutReport.of_stored(plan.last_switch) if plan.last_switch is not None else None
     if report is not None:
         cluster.restore_report(report)
     if settings.plan_file is not None:
@@ -140,7 +140,7 @@ async def _restore_wishes(term: Term, plan: StoredPlan, problems: list[str]) -> 
         term.file_mark.digest = ""
 
 
-def _restore_plan(term: Term, plan: StoredPlan, problems: list[str]) -> None:
+def _restore_plan(term: LeaderRuntime, plan: StoredPlan, problems: list[str]) -> None:
     cluster = term.cluster
     active = _fitting(plan.active, term.deployments.ready, "active", problems)
     if active is None or not active.models:
@@ -150,7 +150,7 @@ def _restore_plan(term: Term, plan: StoredPlan, problems: list[str]) -> None:
     if cluster.wishes.fixed is None:
         ready = term.deployments.ready
         split = [ready[model.model] for model in active.models if model.model in ready]
-        notes = PlanNotes.of(plan.notes) if plan.notes is not None else None
+        notes = PlanProvenance.of(plan.notes) if plan.notes is not None else None
         term.planner.restore(active, [each.for_planning() for each in split], notes, now_ns())
 
 
@@ -172,7 +172,7 @@ def _fitting(
     return placement
 
 
-def _restore_book(term: Term, stored: StoredState) -> None:
+def _restore_book(term: LeaderRuntime, stored: StoredState) -> None:
     if stored.anchor is None:
         return
     shift = translation_ns(stored.anchor, stored.now)

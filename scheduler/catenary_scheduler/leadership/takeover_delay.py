@@ -7,7 +7,7 @@ quicker would begin with what Redis still knows, which may be nothing. Pure; mom
 from __future__ import annotations
 
 
-class FrozenLease:
+class StaleLeaseDetector:
     """Tells a lease that is renewed from one that only lasts, since Redis' clock was set back."""
 
     def __init__(self, ttl_s: float) -> None:
@@ -30,7 +30,7 @@ class FrozenLease:
         return now_s - self._since_s >= 3 * self._ttl_s
 
 
-class Deference:
+class TakeoverBackoff:
     """What one standby has seen of an outage.
 
     Invariant: the time runs from the first contact after the outage, not from its beginning.

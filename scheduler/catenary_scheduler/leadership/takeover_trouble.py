@@ -11,7 +11,7 @@ _SETTLED_S: Final = 30.0
 _LONGEST_TEXT: Final = 300
 
 
-class TakeoverTrouble:
+class TakeoverFailures:
     """Failures in a row of one process to lead one group. Pure; moments are given.
 
     Attributes:

@@ -10,7 +10,7 @@ from catenary_scheduler.packing.moves import Item
 from catenary_services.errors import InvalidInput
 
 
-class Shelves:
+class ActiveBins:
     """Active GPUs of one capacity.
 
     A GPU is found by load in O(log bins). Names of GPUs are the least ones not in use.

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from catenary_scheduler.agents.registry import Roster, is_draining, staying
+from catenary_scheduler.agents.registry import AgentRegistry, is_draining, staying
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_services.domain.ids import AgentId
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class AgentStability:
     """How long a plan waits for what."""
 
     settle_s: float = 1.0
@@ -24,10 +24,10 @@ class Patience:
 
 
 def eligible(
-    roster: Roster,
+    roster: AgentRegistry,
     availability: Availability,
     planned: Set[AgentId],
-    patience: Patience,
+    patience: AgentStability,
     *,
     started_s: float,
     now_s: float,
@@ -46,10 +46,10 @@ def eligible(
 
 
 def is_settled(
-    roster: Roster,
+    roster: AgentRegistry,
     planned: Set[AgentId],
     agents: Set[AgentId],
-    patience: Patience,
+    patience: AgentStability,
     now_s: float,
 ) -> bool:
     """True if nobody came a moment ago, and nobody who should be heard of is still silent."""
@@ -62,11 +62,11 @@ def is_settled(
     return not unseen and now_s - max(came_s, default=0.0) >= patience.settle_s
 
 
-def _is_gone(roster: Roster, agent: AgentId) -> bool:
+def _is_gone(roster: AgentRegistry, agent: AgentId) -> bool:
     record = roster.get(agent)
     return record is None or record.session is None
 
 
-def _gone_since_s(roster: Roster, agent: AgentId, started_s: float) -> float:
+def _gone_since_s(roster: AgentRegistry, agent: AgentId, started_s: float) -> float:
     record = roster.get(agent)
     return started_s if record is None else record.since_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import DeployedModel, Placement, replicated
 from catenary_scheduler.planning.live import (
     Hosted,
@@ -20,9 +20,9 @@ from catenary_scheduler.planning.live import (
     unknown,
 )
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
-from catenary_scheduler.replanning.chain_builder import ChainMaker, ChainsMade, ChainWish
-from catenary_scheduler.replanning.provenance import CHAINS, EVEN, POOLED, PlanNotes
-from catenary_scheduler.replanning.solver import Solution
+from catenary_scheduler.replanning.chain_builder import BuiltChains, ChainBuilder, ChainRequest
+from catenary_scheduler.replanning.provenance import CHAINS, EVEN, POOLED, PlanProvenance
+from catenary_scheduler.replanning.solver import SolverResult
 from catenary_scheduler.scaling import SessionLoad
 from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.domain.plan import Agent
@@ -34,13 +34,13 @@ _log = get_logger(__name__)
 Mode = Literal["auto", "pooled", "even"]
 _SHARE_ALONE, _SHARE_BESIDE_CHAINS = 0.9, 0.4
 """Of an agent's memory, what replicas may take, so that chains find room beside them."""
-Solve = Callable[[PoolingProblem], Awaitable[Solution]]
+Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
 Unable = Mapping[ModelKey, frozenset[AgentId]]
 """By model, the agents that could not load a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlanRequest:
     """What a plan is wanted for, at one moment."""
 
     cause: str
@@ -52,7 +52,7 @@ class Wanted:
     """Of the models that generate text."""
     present: Placement = Placement(())  # noqa: RUF009 - immutable
     """What was proposed before."""
-    notes: PlanNotes | None = None
+    notes: PlanProvenance | None = None
     """How that came about."""
     chains_only: bool = False
     """Everything but the chains is to stay as it is."""
@@ -71,17 +71,17 @@ class Wanted:
         return tuple(a for a in self.agents if a.agent_id not in unable) or self.agents
 
     @property
-    def others(self) -> Wanted:
+    def others(self) -> PlanRequest:
         """The same for the other models alone."""
         return replace(self, models=tuple(m for m in self.models if m.decoder is None))
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class BuiltPlan:
     """A plan."""
 
     placement: Placement
-    notes: PlanNotes
+    notes: PlanProvenance
     has_failed: bool = False
     """It is an even split because planning broke down, not because that is the best there is."""
     problem: str = ""
@@ -90,7 +90,7 @@ class Made:
     """Chains were composed for these."""
 
 
-class PlanMaker:
+class PlanBuilder:
     """Makes plans as the setting `planner` says."""
 
     def __init__(
@@ -98,9 +98,9 @@ class PlanMaker:
         mode: Mode,
         rules: PlanningRules,
         deployments: Deployments,
-        measured: Measured,
+        measured: MeasuredProfiles,
         solve: Solve,
-        chains: ChainMaker | None = None,
+        chains: ChainBuilder | None = None,
     ) -> None:
         self.mode = mode
         self._chains = chains
@@ -109,13 +109,13 @@ class PlanMaker:
         self._measured = measured
         self._solve = solve
 
-    def is_immediate(self, wanted: Wanted) -> bool:
+    def is_immediate(self, wanted: PlanRequest) -> bool:
         """True if `make_now` makes the plan that is wanted, and quickly."""
         if wanted.generating and self._chains and not self._chains.is_quick(wanted.agents):
             return False
         return wanted.chains_only or self.mode == "even" or not wanted.others.models
 
-    def make_now(self, wanted: Wanted) -> Made:
+    def make_now(self, wanted: PlanRequest) -> BuiltPlan:
         """Returns a plan without a pooled one: an even split, and chains.
 
         Raises:
@@ -126,7 +126,9 @@ class PlanMaker:
             return made
         return _joined(made, self._chains.make_now(_chain_wish(wanted), made.placement))
 
-    def split(self, wanted: Wanted, fallback: str = "", *, has_failed: bool = False) -> Made:
+    def split(
+        self, wanted: PlanRequest, fallback: str = "", *, has_failed: bool = False
+    ) -> BuiltPlan:
         """Returns a plan from sizes alone; an empty one if no model is served by pipelines.
 
         Raises:
@@ -134,12 +136,12 @@ class PlanMaker:
         """
         models = wanted.others.models
         if not models:
-            return Made(Placement(()), PlanNotes(CHAINS, wanted.cause))
+            return BuiltPlan(Placement(()), PlanProvenance(CHAINS, wanted.cause))
         share = _SHARE_BESIDE_CHAINS if wanted.generating else _SHARE_ALONE
         placement = replicated(models, wanted.agents, memory_share=share, able=wanted.able)
-        return Made(placement, PlanNotes(EVEN, wanted.cause, fallback), has_failed)
+        return BuiltPlan(placement, PlanProvenance(EVEN, wanted.cause, fallback), has_failed)
 
-    async def make(self, wanted: Wanted) -> Made:
+    async def make(self, wanted: PlanRequest) -> BuiltPlan:
         """Returns a pooled plan; an even split if one cannot be made, with the reason in its notes.
 
         Models that generate text get their chains in the memory this leaves.
@@ -158,13 +160,13 @@ class PlanMaker:
             return made
         return _joined(made, await self._chains.make(_chain_wish(wanted), made.placement))
 
-    def _kept(self, wanted: Wanted) -> Made:
+    def _kept(self, wanted: PlanRequest) -> BuiltPlan:
         """Returns what is proposed of models that do not generate text."""
-        notes = replace(wanted.notes or PlanNotes(CHAINS, ""), cause=wanted.cause)
+        notes = replace(wanted.notes or PlanProvenance(CHAINS, ""), cause=wanted.cause)
         models = tuple(model for model in wanted.present.models if not model.chains)
-        return Made(Placement(models), notes)
+        return BuiltPlan(Placement(models), notes)
 
-    async def _pooled_or_even(self, wanted: Wanted) -> Made:
+    async def _pooled_or_even(self, wanted: PlanRequest) -> BuiltPlan:
         try:
             made = await self._pooled(wanted.others)
         except PlanInfeasible as error:
@@ -177,9 +179,9 @@ class PlanMaker:
             _log.exception("no_pooled_plan")
             reason = f"of an internal error ({type(error).__name__}), see the log"
             return self.split(wanted, reason, has_failed=True)
-        return made if isinstance(made, Made) else self.split(wanted, made)
+        return made if isinstance(made, BuiltPlan) else self.split(wanted, made)
 
-    async def _pooled(self, wanted: Wanted) -> Made | str:
+    async def _pooled(self, wanted: PlanRequest) -> BuiltPlan | str:
         """Returns the plan, or why none is tried."""
         await self._deployments.refresh_profiles()
         ready = self._deployments.ready
@@ -212,7 +214,7 @@ class PlanMaker:
         if idle:
             remarks.append(f"no pool can use {', '.join(idle)}")
         by_name = {str(model.key): model.key for model in wanted.models}
-        notes = PlanNotes(
+        notes = PlanProvenance(
             POOLED,
             wanted.cause,
             lines=solution.lines,
@@ -228,15 +230,15 @@ class PlanMaker:
             },
             binding=solution.plan.binding,
         )
-        return Made(placement, notes)
+        return BuiltPlan(placement, notes)
 
 
-def _chain_wish(wanted: Wanted) -> ChainWish:
+def _chain_wish(wanted: PlanRequest) -> ChainRequest:
     agents = wanted.able(*wanted.generating)
-    return ChainWish(wanted.generating, agents, wanted.session_loads, wanted.present)
+    return ChainRequest(wanted.generating, agents, wanted.session_loads, wanted.present)
 
 
-def _joined(made: Made, chains: ChainsMade) -> Made:
+def _joined(made: BuiltPlan, chains: BuiltChains) -> BuiltPlan:
     """Returns a plan of both kinds of models."""
     return replace(
         made,

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from catenary_scheduler.agents.registry import Roster
+from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import SessionShape
 from catenary_scheduler.planning.requirements import agents_of, needs_any, without
-from catenary_scheduler.replanning.agent_stability import Patience, eligible, is_settled
-from catenary_scheduler.replanning.plan_builder import Made, PlanMaker, Unable, Wanted
-from catenary_scheduler.replanning.provenance import POOLED, PlanNotes
-from catenary_scheduler.scaling import Replanning, SessionDemand, objective_at
+from catenary_scheduler.replanning.agent_stability import AgentStability, eligible, is_settled
+from catenary_scheduler.replanning.plan_builder import BuiltPlan, PlanBuilder, PlanRequest, Unable
+from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
+from catenary_scheduler.scaling import LoadReplanning, SessionDemand, objective_at
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from catenary_services.errors import CatenaryError
@@ -40,9 +40,9 @@ class Planner:
 
     def __init__(
         self,
-        maker: PlanMaker,
-        patience: Patience,
-        replanning: Replanning,
+        maker: PlanBuilder,
+        patience: AgentStability,
+        replanning: LoadReplanning,
         started_s: float,
         demand: SessionDemand | None = None,
         availability: Availability | None = None,
@@ -61,15 +61,15 @@ class Planner:
         self._placement: Placement | None = None
         self._agents: frozenset[AgentId] = frozenset()
         self._models: tuple[DeployedModel, ...] = ()
-        self._task: asyncio.Future[Made] | None = None
+        self._task: asyncio.Future[BuiltPlan] | None = None
         self._asked = ""
         self._closed = False
         self._retry_at_s: float | None = None
         self._retry_s = _FIRST_RETRY_S
-        self._before: PlanNotes | None = None
+        self._before: PlanProvenance | None = None
         self.changed: Callable[[], None] = lambda: None
         """Called when a plan was made beside the event loop."""
-        self.notes: PlanNotes | None = None
+        self.notes: PlanProvenance | None = None
         self.problem = ""
         self.answers = 0
 
@@ -125,7 +125,7 @@ class Planner:
         self,
         placement: Placement,
         models: Sequence[DeployedModel],
-        notes: PlanNotes | None,
+        notes: PlanProvenance | None,
         now: Nanoseconds,
     ) -> None:
         """Goes on from what a predecessor had."""
@@ -146,7 +146,7 @@ class Planner:
     # ---- what should be ----
 
     def follow(
-        self, models: Sequence[DeployedModel], roster: Roster, now_s: float
+        self, models: Sequence[DeployedModel], roster: AgentRegistry, now_s: float
     ) -> Placement | None:
         """Returns the placement to be served by now; None if there cannot be one yet."""
         if self._closed:
@@ -187,7 +187,7 @@ class Planner:
     def _plan(
         self,
         cause: str,
-        roster: Roster,
+        roster: AgentRegistry,
         now_s: float,
         *,
         if_better: bool = False,
@@ -197,7 +197,7 @@ class Planner:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        wanted = Wanted(
+        wanted = PlanRequest(
             cause=cause,
             models=self._models,
             agents=tuple(roster[a].agent for a in sorted(self._agents) if a in roster),
@@ -229,7 +229,7 @@ class Planner:
             if self._placement is None:
                 self.problem = "a plan is being made"
 
-    def _made(self, task: asyncio.Future[Made], if_better: bool) -> None:
+    def _made(self, task: asyncio.Future[BuiltPlan], if_better: bool) -> None:
         if task is not self._task:
             return  # another question was asked meanwhile
         self._task = None
@@ -238,7 +238,7 @@ class Planner:
         self._take(task.result, now_ns(), if_better)
         self.changed()
 
-    def _take(self, result: Callable[[], Made], now: Nanoseconds, if_better: bool) -> None:
+    def _take(self, result: Callable[[], BuiltPlan], now: Nanoseconds, if_better: bool) -> None:
         """Makes a plan the proposal."""
         self.answers += 1
         try:
@@ -293,7 +293,7 @@ class Planner:
             said.append(f"{', '.join(other)} was deployed")
         return " and ".join(said) or "models changed"
 
-    def _kept(self, roster: Roster) -> Placement | None:
+    def _kept(self, roster: AgentRegistry) -> Placement | None:
         if self._placement is None:
             return None
         if self.is_thinking:
@@ -340,7 +340,7 @@ class Planner:
         return ""
 
 
-def _is_worth_it(present: PlanNotes, new: PlanNotes) -> bool:
+def _is_worth_it(present: PlanProvenance, new: PlanProvenance) -> bool:
     """True if a new plan takes notably more of the present load than the one in force."""
     if present.planner != POOLED or new.planner != POOLED:
         return present.planner != new.planner

@@ -32,7 +32,7 @@ from catenary_services.domain.plan import ModelPlan, Pipeline, Plan
 _FLUSH_GRACE_NS = 5 * NANOSECONDS_PER_SECOND
 
 
-class Phase(StrEnum):
+class RolloutPhase(StrEnum):
     """Where a switch is; the last two are ends."""
 
     LOADING = "loading"
@@ -43,12 +43,12 @@ class Phase(StrEnum):
     ROLLED_BACK = "rolled back"
 
 
-ENDS = (Phase.DONE, Phase.ROLLED_BACK)
-Hosting = tuple[AgentId, PartitionKey]
+ENDS = (RolloutPhase.DONE, RolloutPhase.ROLLED_BACK)
+HostedPartition = tuple[AgentId, PartitionKey]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ClusterSnapshot:
     """The cluster as a switch sees it at one moment.
 
     Attributes:
@@ -66,7 +66,7 @@ class Facts:
 
     now_ns: Nanoseconds
     active: Placement
-    missing: Callable[[Placement], list[Hosting]]
+    missing: Callable[[Placement], list[HostedPartition]]
     is_present: Callable[[AgentId], bool]
     gave_up: Callable[[AgentId, PartitionKey], str]
     is_crowded: Callable[[AgentId], bool]
@@ -77,7 +77,7 @@ class Facts:
 
 
 @dataclass(slots=True)
-class Switch:
+class PlanRollout:
     """One attempt to change the plan.
 
     Invariant: `crowded`, `affected` and `paused` are empty while loading; `problem` is set from the
@@ -95,7 +95,7 @@ class Switch:
     timeout_ns: Nanoseconds
     witnesses: frozenset[AgentId] = frozenset()
     """Agents of the new placement that were there when it began: losing one ends the switch."""
-    phase: Phase = Phase.LOADING
+    phase: RolloutPhase = RolloutPhase.LOADING
     since_ns: Nanoseconds = 0
     """When the phase began."""
     crowded: frozenset[AgentId] = frozenset()
@@ -124,25 +124,25 @@ class Switch:
     @property
     def is_holding(self) -> bool:
         """True while affected models must not be dispatched to crowded agents."""
-        return self.phase in (Phase.FLUSHING, Phase.MOVING, Phase.RETURNING)
+        return self.phase in (RolloutPhase.FLUSHING, RolloutPhase.MOVING, RolloutPhase.RETURNING)
 
-    def advance(self, facts: Facts) -> bool:
+    def advance(self, facts: ClusterSnapshot) -> bool:
         """Does one step if one is possible; True if the phase changed."""
         before = self.phase
-        if self.phase is Phase.LOADING:
+        if self.phase is RolloutPhase.LOADING:
             self._load(facts)
-        elif self.phase is Phase.FLUSHING:
+        elif self.phase is RolloutPhase.FLUSHING:
             self._flush(facts)
-        elif self.phase is Phase.MOVING:
+        elif self.phase is RolloutPhase.MOVING:
             self._move(facts)
-        elif self.phase is Phase.RETURNING:
+        elif self.phase is RolloutPhase.RETURNING:
             self._return(facts)
         return self.phase is not before
 
-    def go_back(self, problem: str, facts: Facts) -> None:
+    def go_back(self, problem: str, facts: ClusterSnapshot) -> None:
         """Gives the new plan up."""
         self.problem = problem
-        self._enter(Phase.RETURNING if self.has_moved else Phase.ROLLED_BACK, facts)
+        self._enter(RolloutPhase.RETURNING if self.has_moved else RolloutPhase.ROLLED_BACK, facts)
 
     def reduced(self, plan: Plan) -> Plan:
         """Returns what of the old plan may be dispatched by: all of it unless something is held."""
@@ -168,7 +168,7 @@ class Switch:
 
     # ---- one phase each ----
 
-    def _load(self, facts: Facts) -> None:
+    def _load(self, facts: ClusterSnapshot) -> None:
         if self._turned_back(facts):
             return
         lacking = facts.missing(self.part)
@@ -185,9 +185,9 @@ class Switch:
         served = {model.model for model in facts.active.models}
         surplus = {key.model for agent in crowded for key in facts.surplus(agent, self.new)}
         self.affected = frozenset(surplus & served)
-        self._enter(Phase.FLUSHING, facts)
+        self._enter(RolloutPhase.FLUSHING, facts)
 
-    def _flush(self, facts: Facts) -> None:
+    def _flush(self, facts: ClusterSnapshot) -> None:
         if self._turned_back(facts):
             return
         busy = any(
@@ -198,15 +198,15 @@ class Switch:
         longest = max((model.slo_ns for model in facts.active.models), default=0)
         if not busy:
             self.has_moved = True
-            self._enter(Phase.MOVING, facts)
+            self._enter(RolloutPhase.MOVING, facts)
         elif facts.now_ns - self.since_ns > 2 * longest + _FLUSH_GRACE_NS:
             self.go_back("batches of the old plan did not come to an end", facts)
 
-    def _move(self, facts: Facts) -> None:
+    def _move(self, facts: ClusterSnapshot) -> None:
         if not self._turned_back(facts) and not facts.missing(self.part):
             self._finish(facts)
 
-    def _return(self, facts: Facts) -> None:
+    def _return(self, facts: ClusterSnapshot) -> None:
         # Nobody waits here for an agent that is gone or cannot: what is whole goes on without it.
         lacking = [
             agent
@@ -214,28 +214,28 @@ class Switch:
             if facts.is_present(agent) and not facts.gave_up(agent, key)
         ]
         if not lacking:
-            self._enter(Phase.ROLLED_BACK, facts)
+            self._enter(RolloutPhase.ROLLED_BACK, facts)
 
-    def _finish(self, facts: Facts) -> None:
+    def _finish(self, facts: ClusterSnapshot) -> None:
         objection = facts.objection(self.part)
         if objection and can_go_back(facts.active, self.new, facts.is_present):
             self.go_back(objection, facts)
         else:
-            self._enter(Phase.DONE, facts)
+            self._enter(RolloutPhase.DONE, facts)
 
-    def _enter(self, phase: Phase, facts: Facts) -> None:
+    def _enter(self, phase: RolloutPhase, facts: ClusterSnapshot) -> None:
         self.phase, self.since_ns = phase, facts.now_ns
         if self.is_over:
             self.ended_ns = facts.now_ns
 
-    def _turned_back(self, facts: Facts) -> bool:
+    def _turned_back(self, facts: ClusterSnapshot) -> bool:
         problem = self._trouble(facts)
         if not problem or not can_go_back(facts.active, self.new, facts.is_present):
             return False
         self.go_back(problem, facts)
         return True
 
-    def _trouble(self, facts: Facts) -> str:
+    def _trouble(self, facts: ClusterSnapshot) -> str:
         """Returns why the new plan will not come about; empty while it may."""
         for agent in sorted(self.witnesses):
             if not facts.is_present(agent):

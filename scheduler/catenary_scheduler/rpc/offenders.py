@@ -18,7 +18,7 @@ _AT_ONCE_NS = 60 * NANOSECONDS_PER_SECOND
 """Whose single lie would have harmed the cluster is avoided for so long."""
 
 
-class Offenders:
+class PeerQuarantine:
     """Of one term."""
 
     def __init__(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
-from catenary_scheduler.agents.registry import AgentRecord
+from catenary_scheduler.agents.registry import AgentState
 from catenary_scheduler.dispatch.events import DispatchBatch
 from catenary_scheduler.planning.latency import expected_work_ns
 from catenary_scheduler.wire.messages import partition_of
@@ -23,7 +23,7 @@ from catenary_services.errors import InvalidMessage
 from catenary_services.security.identity import Role
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _SLACK_NS = 50_000_000
 """Clocks of two machines, and how long a message may wait to be read, differ by less."""
@@ -38,12 +38,12 @@ _MOST_PARTITIONS = 4_096
 """On one agent."""
 
 
-class Plausibility:
+class PlausibilityChecks:
     """What peers of one term say, held against what the term knows."""
 
-    def __init__(self, term: Term) -> None:
+    def __init__(self, term: LeaderRuntime) -> None:
         self._term = term
-        self._of_agents: dict[str, Callable[[AgentRecord, Any, Nanoseconds], None]] = {
+        self._of_agents: dict[str, Callable[[AgentState, Any, Nanoseconds], None]] = {
             "stage_report": self._stage_report,
             "batch_failed": self._batch_failed,
             "partition_loaded": self._partition_loaded,
@@ -55,7 +55,7 @@ class Plausibility:
         }
 
     def believes_agent(
-        self, record: AgentRecord, message: scheduler_pb2.AgentMessage, now: Nanoseconds
+        self, record: AgentState, message: scheduler_pb2.AgentMessage, now: Nanoseconds
     ) -> bool:
         """Returns whether what an agent says may be true; if not, it is accused."""
         kind = message.WhichOneof("kind")
@@ -103,7 +103,7 @@ class Plausibility:
     # ---- agents ----
 
     def _stage_report(
-        self, record: AgentRecord, report: scheduler_pb2.StageReport, now: Nanoseconds
+        self, record: AgentState, report: scheduler_pb2.StageReport, now: Nanoseconds
     ) -> None:
         self._is_given_out("StageReport", report.batch_id)
         entry = self._term.timelines.entry(BatchId(report.batch_id))
@@ -121,7 +121,7 @@ class Plausibility:
             )
 
     def _batch_failed(
-        self, record: AgentRecord, failed: scheduler_pb2.BatchFailed, _: Nanoseconds
+        self, record: AgentState, failed: scheduler_pb2.BatchFailed, _: Nanoseconds
     ) -> None:
         self._is_given_out("BatchFailed", failed.batch_id)
         entry = self._term.timelines.entry(BatchId(failed.batch_id))
@@ -133,7 +133,7 @@ class Plausibility:
         _is_blamable("BatchFailed", failed.failure, entry.command)
 
     def _partition_loaded(
-        self, record: AgentRecord, done: scheduler_pb2.PartitionLoaded, _: Nanoseconds
+        self, record: AgentState, done: scheduler_pb2.PartitionLoaded, _: Nanoseconds
     ) -> None:
         _fits(done, record.agent.memory_bytes)
         key = partition_of(done.key)
@@ -146,7 +146,7 @@ class Plausibility:
             )
 
     def _session_failed(
-        self, record: AgentRecord, failed: scheduler_pb2.SessionFailed, _: Nanoseconds
+        self, record: AgentState, failed: scheduler_pb2.SessionFailed, _: Nanoseconds
     ) -> None:
         self._is_begun("SessionFailed", failed.session_id)
         agents = self._agents_of(SessionId(failed.session_id))
@@ -154,7 +154,7 @@ class Plausibility:
             raise InvalidMessage("SessionFailed", "session_id", "runs on other agents")
 
     def _session_moved(
-        self, record: AgentRecord, moved: scheduler_pb2.SessionMoved, _: Nanoseconds
+        self, record: AgentState, moved: scheduler_pb2.SessionMoved, _: Nanoseconds
     ) -> None:
         self._is_begun("SessionMoved", moved.session_id)
         self._is_begun("SessionMoved", moved.moved_session_id)
@@ -163,13 +163,13 @@ class Plausibility:
             raise InvalidMessage("SessionMoved", "moved_session_id", "ran on other agents")
 
     def _sessions_closed(
-        self, _: AgentRecord, closed: scheduler_pb2.SessionsClosed, __: Nanoseconds
+        self, _: AgentState, closed: scheduler_pb2.SessionsClosed, __: Nanoseconds
     ) -> None:
         if closed.session_ids:
             self._is_begun("SessionsClosed", max(closed.session_ids))
 
     def _generation_report(
-        self, record: AgentRecord, report: scheduler_pb2.GenerationReport, _: Nanoseconds
+        self, record: AgentState, report: scheduler_pb2.GenerationReport, _: Nanoseconds
     ) -> None:
         """Work that cannot have taken so long, or so little, would spoil the latency lines."""
         observed = self._term.measured.observed_at(record.agent.agent_id, partition_of(report.key))
@@ -187,7 +187,7 @@ class Plausibility:
             )
 
     def _caches_sent(
-        self, record: AgentRecord, sent: scheduler_pb2.CachesSent, _: Nanoseconds
+        self, record: AgentState, sent: scheduler_pb2.CachesSent, _: Nanoseconds
     ) -> None:
         roster = self._term.cluster.roster
         # An agent that was just forgotten is no lie; links to nobody are of no use either.

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2_grpc
 from catenary_scheduler.rpc.leader_lookup import Context, LeaderLookup, group_of
-from catenary_scheduler.wire.streams import Speaks, Stream
+from catenary_scheduler.wire.streams import GrpcStream, Speaks
 from catenary_services.error_tables import abort, error_of_exception
 from catenary_services.errors import CatenaryError, InvalidMessage
 from catenary_services.security.identity import Role
 from catenary_services.security.roles import Guard
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -36,9 +36,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self,
         context: Context,
         role: Role,
-        server_of: Callable[[Term], Callable[[Stream[object, object], Speaks], Awaitable[None]]],
+        server_of: Callable[
+            [LeaderRuntime], Callable[[GrpcStream[object, object], Speaks], Awaitable[None]]
+        ],
     ) -> None:
-        term: Term | None = None
+        term: LeaderRuntime | None = None
         name = ""
 
         def speaks(claimed: str) -> None:

@@ -18,8 +18,8 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.agents.registry import is_draining, staying
 from catenary_scheduler.cluster.draining import begin_draining, is_idle, take_back, tell_drained
 from catenary_scheduler.dispatch.events import Event, LatencyRefitted, Scale
-from catenary_scheduler.runtime.session_outcomes import ScalingWatch
-from catenary_scheduler.runtime.worker_facts import ScalingFacts, crew_of, workers_of
+from catenary_scheduler.runtime.session_outcomes import SessionOutcomes
+from catenary_scheduler.runtime.worker_facts import StatisticsCollector, crew_of, workers_of
 from catenary_scheduler.scaling import (
     ModelScaling,
     ScalingPolicy,
@@ -35,7 +35,7 @@ from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _log = get_logger(__name__)
 _TICK_NS = NANOSECONDS_PER_SECOND
@@ -52,13 +52,13 @@ class Autoscaler:
         models: What decides about each model that generates text.
     """
 
-    def __init__(self, term: Term, policy: ScalingPolicy) -> None:
+    def __init__(self, term: LeaderRuntime, policy: ScalingPolicy) -> None:
         self._term = term
         self._policy = policy
         self.models: dict[ModelKey, ModelScaling] = {}
         self._records: dict[str, dict[str, object]] = {}
-        self._facts = ScalingFacts(term)
-        self._watch = ScalingWatch(self._scaling_of, self._usual)
+        self._facts = StatisticsCollector(term)
+        self._watch = SessionOutcomes(self._scaling_of, self._usual)
         self._tick_ns: Nanoseconds = 0
         self._wanted = 0
         self._drains: dict[AgentId, Nanoseconds] = {}

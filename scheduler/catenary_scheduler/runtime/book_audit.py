@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.agents.registry import AgentRecord
+from catenary_scheduler.agents.registry import AgentState
 from catenary_scheduler.book.book import agents_of
 from catenary_scheduler.dispatch.auditing import (
     AgentHoldings,
     Auditor,
-    Believed,
-    BookFacts,
-    GatewayWants,
+    ExpectedSession,
+    GatewayRequests,
     Leak,
+    SchedulerHoldings,
     remedy_of,
 )
 from catenary_scheduler.dispatch.events import CancelBatch
@@ -37,7 +37,7 @@ from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _log = get_logger(__name__)
 _PATIENCE_NS = NANOSECONDS_PER_SECOND
@@ -46,14 +46,14 @@ _CLAIMS_NS = 10 * NANOSECONDS_PER_SECOND
 """After a change of leader gateways and agents have so long to say what is theirs."""
 
 
-class Audits:
+class BookAudits:
     """The audits of one term.
 
     Attributes:
         leaks_mended: How many leaks were found and are gone.
     """
 
-    def __init__(self, term: Term, metrics: Metrics) -> None:
+    def __init__(self, term: LeaderRuntime, metrics: Metrics) -> None:
         """The first audit is due one interval from now."""
         settings = term.settings
         self.leaks_mended = 0
@@ -80,7 +80,7 @@ class Audits:
             self._asked_ns = now
             self._ask(now)
 
-    def agent_says(self, record: AgentRecord, message: scheduler_pb2.Holdings) -> None:
+    def agent_says(self, record: AgentState, message: scheduler_pb2.Holdings) -> None:
         """An agent answers."""
         agent = record.agent.agent_id
         for each in message.partitions:
@@ -142,14 +142,14 @@ class Audits:
             term.cluster.partition_lost(leak.agent, leak.partition)
 
 
-def book_facts(term: Term, *, settled: bool) -> BookFacts:
+def book_facts(term: LeaderRuntime, *, settled: bool) -> SchedulerHoldings:
     """Returns what a term believes at this moment."""
     dispatcher, book = term.dispatcher, term.book
     followed = frozenset(dispatcher.pooled.followed())
     gateways = term.gateways.gateways.values()
     roster = term.cluster.roster
     open_requests = (*dispatcher.pooled.open_requests(), *dispatcher.chained.open_requests())
-    return BookFacts(
+    return SchedulerHoldings(
         sessions={claim.session: claim for claim in dispatcher.chained.claims()},
         split=frozenset(term.live.split()),
         followed=followed,
@@ -188,11 +188,11 @@ def holdings_of(agent: AgentId, message: scheduler_pb2.Holdings) -> AgentHolding
     )
 
 
-def _wants(message: scheduler_pb2.Unanswered) -> GatewayWants:
-    return GatewayWants(
+def _wants(message: scheduler_pb2.Unanswered) -> GatewayRequests:
+    return GatewayRequests(
         {
             request.request_id: tuple(
-                Believed(SessionId(each.session_id), each.sent_ago_ns or None)
+                ExpectedSession(SessionId(each.session_id), each.sent_ago_ns or None)
                 for each in request.sessions
             )
             for request in message.requests

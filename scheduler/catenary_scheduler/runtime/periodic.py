@@ -18,7 +18,7 @@ from catenary_services.log import get_logger
 from catenary_services.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _log = get_logger(__name__)
 _TURN_S = 0.05
@@ -46,7 +46,7 @@ _MIGRATION_FAILURES = {
 }
 
 
-async def keep_house(term: Term, metrics: Metrics) -> None:
+async def keep_house(term: LeaderRuntime, metrics: Metrics) -> None:
     """Runs until cancelled."""
     settings = term.settings
     heartbeat_s = reconcile_s = deployments_s = 0.0
@@ -79,7 +79,7 @@ async def keep_house(term: Term, metrics: Metrics) -> None:
             retrying.cancel()
 
 
-async def _retry_deployments(term: Term) -> None:
+async def _retry_deployments(term: LeaderRuntime) -> None:
     try:
         await term.deployments.retry()
     except Exception:
@@ -89,12 +89,12 @@ async def _retry_deployments(term: Term) -> None:
 class _Duties:
     """Does things one by one: if one cannot be done, for whatever reason, all others still are."""
 
-    def __init__(self, term: Term) -> None:
+    def __init__(self, term: LeaderRuntime) -> None:
         self._term = term
         self._said_s: dict[str, float] = {}
         """When each kind of failure was logged last."""
 
-    def do(self, duty: Callable[[Term], None]) -> None:
+    def do(self, duty: Callable[[LeaderRuntime], None]) -> None:
         """Does one of them; a failure that goes on is logged once a minute."""
         try:
             duty(self._term)
@@ -106,54 +106,54 @@ class _Duties:
                 _log.error("housekeeping_failed", duty=duty.__name__, exc_info=True)
 
 
-def _beat(term: Term) -> None:
+def _beat(term: LeaderRuntime) -> None:
     beat = scheduler_pb2.Heartbeat()
     term.gateways.broadcast(scheduler_pb2.SchedulerToGatewayMessage(heartbeat=beat))
     term.agents.broadcast(scheduler_pb2.SchedulerToAgentMessage(epoch=term.epoch, heartbeat=beat))
 
 
-def _sweep(term: Term) -> None:
+def _sweep(term: LeaderRuntime) -> None:
     now_s = time.monotonic()
     term.gateways.sweep(now_s, term.settings.silence_s)
     term.agents.sweep(now_s, term.settings.silence_s)
 
 
-def _expire(term: Term) -> None:
+def _expire(term: LeaderRuntime) -> None:
     term.in_flight.expire(now_ns())
     term.live.expire()
     term.utilisation.next_round(time.monotonic())
 
 
-def _drain(term: Term) -> None:
+def _drain(term: LeaderRuntime) -> None:
     for agent in term.drains.due():
         begin_draining(term, agent)
     for agent in term.drains.done():
         tell_drained(term, agent)
 
 
-def _expire_waiting(term: Term) -> None:
+def _expire_waiting(term: LeaderRuntime) -> None:
     term.expire_waiting()
 
 
-def _look_at_agents(term: Term) -> None:
+def _look_at_agents(term: LeaderRuntime) -> None:
     term.slow_and_silent.look()
     term.times.fade(now_ns())
 
 
-def _heed_availability(term: Term) -> None:
+def _heed_availability(term: LeaderRuntime) -> None:
     """Tells the dispatcher what impaired or cleared an agent, whoever said so."""
     term.heed_availability()
 
 
-def _scale(term: Term) -> None:
+def _scale(term: LeaderRuntime) -> None:
     term.autoscaler.tick(now_ns())
 
 
-def _audit(term: Term) -> None:
+def _audit(term: LeaderRuntime) -> None:
     term.audits.tick(now_ns())
 
 
-def _reconcile(term: Term) -> None:
+def _reconcile(term: LeaderRuntime) -> None:
     term.peers.sweep(time.monotonic())
     term.cluster.reconcile(time.monotonic())
 
@@ -163,7 +163,7 @@ _EVERY_HEARTBEAT = (_beat, _sweep, _expire)
 _EVERY_QUARTER_SECOND = (_reconcile, _drain)
 
 
-def _show(term: Term, metrics: Metrics) -> None:
+def _show(term: LeaderRuntime, metrics: Metrics) -> None:
     metrics.redis_connected.set(term.write_behind.connected)
     metrics.redis_pending.set(term.unwritten)
     metrics.batches_in_flight.set(len(term.in_flight))
@@ -218,7 +218,7 @@ def show_nothing(metrics: Metrics) -> None:
     metrics.keep_scaled(set())
 
 
-def _show_chains(term: Term, metrics: Metrics) -> None:
+def _show_chains(term: LeaderRuntime, metrics: Metrics) -> None:
     active, sessions = term.cluster.active, term.live.by_chain()
     shown = set()
     for model in active.plan.models if active is not None else ():

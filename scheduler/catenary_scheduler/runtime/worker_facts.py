@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 from catenary_scheduler.dispatch.events import LatencyRefitted
 from catenary_scheduler.planning import requirements
-from catenary_scheduler.scaling import Crew, Lengths, WorkerFacts
+from catenary_scheduler.scaling import ModelWorkers, SessionLengths, WorkerStatistics
 from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import Chain, ChainHop, ModelPlan
 
 if TYPE_CHECKING:
-    from catenary_scheduler.leadership.leader import Term
+    from catenary_scheduler.leadership.leader import LeaderRuntime
 
 _UNLIMITED = 1_000_000
 
 
-class ScalingFacts:
+class StatisticsCollector:
     """Looks at a term, whose scaling is about."""
 
-    def __init__(self, term: Term) -> None:
+    def __init__(self, term: LeaderRuntime) -> None:
         self._term = term
         self._refits: dict[ModelKey, dict[tuple[ChainHop, ...], LatencyLines]] = {}
         """Lines of chains that were fitted anew since the plan was made."""
@@ -36,19 +36,19 @@ class ScalingFacts:
         active = self._term.cluster.active
         return [model for model in active.plan.models if workers_of(model)] if active else []
 
-    def others(self, crews: Iterable[Crew]) -> set[AgentId]:
+    def others(self, crews: Iterable[ModelWorkers]) -> set[AgentId]:
         """Returns the agents that are needed for something else than these crews' chains."""
         active = self._term.cluster.active
         generating = {agent for crew in crews for agent in crew.agents}
         return requirements.agents_of(active.placement) - generating if active else set()
 
-    def of(self, plan: ModelPlan) -> WorkerFacts:
+    def of(self, plan: ModelPlan) -> WorkerStatistics:
         """Returns what is known of the workers of a model."""
         term, settings = self._term, self._term.settings
         workers = workers_of(plan)
-        expected = Lengths(settings.expected_prompt_tokens, settings.expected_output_tokens)
+        expected = SessionLengths(settings.expected_prompt_tokens, settings.expected_output_tokens)
         queued = term.waiting.count(plan.model) + term.dispatcher.chained.queued(plan.model)
-        return WorkerFacts(
+        return WorkerStatistics(
             workers=len(workers),
             sessions=term.live.by_model()[plan.model],
             slots=sum(sessions_of(each, plan.session_tokens, expected) for each in workers),
@@ -86,7 +86,7 @@ def workers_of(plan: ModelPlan) -> list[Chain]:
     return [chain for chain in plan.chains if chain.role != "prefill"]
 
 
-def sessions_of(chain: Chain, session_tokens: int, expected: Lengths) -> int:
+def sessions_of(chain: Chain, session_tokens: int, expected: SessionLengths) -> int:
     """Returns how many sessions a chain has room for: fewer than slots if these would not fit.
 
     Args:
@@ -107,7 +107,7 @@ def _without_prompts(lines: LatencyLines, chain: Chain) -> LatencyLines:
     return replace(lines, prefill_token_ns=0.0, prefill_ns=0.0, prefill_floor_ns=0.0)
 
 
-def crew_of(plan: ModelPlan, wanted: int = 0) -> Crew:
+def crew_of(plan: ModelPlan, wanted: int = 0) -> ModelWorkers:
     """Returns the workers of a model, and how many there should be; 0: as many as there are."""
     workers = [frozenset(hop.agent for hop in chain.hops) for chain in workers_of(plan)]
-    return Crew(workers, wanted or len(workers))
+    return ModelWorkers(workers, wanted or len(workers))

@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from catenary_scheduler.dispatch.events import Scale
-from catenary_scheduler.scaling.attainment import AnswerLength, Outcomes, attained
+from catenary_scheduler.scaling.attainment import AnswerLength, OutcomeSums, attained
 from catenary_scheduler.scaling.change_points import ArrivalWatch, LengthWatch
-from catenary_scheduler.scaling.safety import Safety
-from catenary_scheduler.scaling.sufficiency import Sufficiency
-from catenary_scheduler.scaling.trend import Trend
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
-from catenary_scheduler.scaling.workers_line import Lengths, WorkersLine, least_rate
+from catenary_scheduler.scaling.safety import ScalingSafety
+from catenary_scheduler.scaling.sufficiency import SufficientWorkers
+from catenary_scheduler.scaling.trend import ArrivalTrend
+from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerStatistics
+from catenary_scheduler.scaling.workers_line import SessionLengths, WorkersLine, least_rate
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives
 
@@ -63,9 +63,9 @@ class ModelScaling:
         self._prompts, self._answers = LengthWatch(), LengthWatch()
         self._answer = AnswerLength()
         self._hears_tokens = False
-        self._trend = Trend()
-        self._sufficiency = Sufficiency(policy)
-        self._safety = Safety(policy)
+        self._trend = ArrivalTrend()
+        self._sufficiency = SufficientWorkers(policy)
+        self._safety = ScalingSafety(policy)
         self._session_ns = 10.0 * NANOSECONDS_PER_SECOND
         """How long a session takes, smoothed."""
         self._unsteady_ns: Nanoseconds | None = None
@@ -120,7 +120,7 @@ class ModelScaling:
         """
         tokens, first_token_ns, decode_ns = outcome
         met = attained(objectives, tokens, first_token_ns, decode_ns)
-        found = Outcomes(1, int(met), max(0, tokens - 1), decode_ns)
+        found = OutcomeSums(1, int(met), max(0, tokens - 1), decode_ns)
         self._safety.finished(found, arrived_ns, now)
         if not self._hears_tokens:
             self._answer.generated(tokens)
@@ -159,16 +159,16 @@ class ModelScaling:
         self.line.restore(line)
         self.cold_start_ns = cold_start_ns
 
-    def lengths(self, expected: Lengths) -> Lengths:
+    def lengths(self, expected: SessionLengths) -> SessionLengths:
         """Returns the mean lengths, drawn towards what is expected while few were seen."""
         usual, prompts = expected.prompt_tokens, self._prompts
         weight = min(1.0, prompts.count / 20)
         prompt = prompts.mean * weight + usual * (1.0 - weight)
-        return Lengths(prompt, self._answer.mean(expected.answer_tokens))
+        return SessionLengths(prompt, self._answer.mean(expected.answer_tokens))
 
     # ---- what should be ----
 
-    def decide(self, facts: WorkerFacts, now: Nanoseconds) -> Scale | None:
+    def decide(self, facts: WorkerStatistics, now: Nanoseconds) -> Scale | None:
         """Returns a command if there should be another number of workers than before."""
         self._note(facts, now)
         if facts.workers == 0:
@@ -196,7 +196,7 @@ class ModelScaling:
             return None
         return Scale(self.model, self.wanted, self.reason)
 
-    def _note(self, facts: WorkerFacts, now: Nanoseconds) -> None:
+    def _note(self, facts: WorkerStatistics, now: Nanoseconds) -> None:
         """Follows the workers and what they are good for."""
         if self.rates.passed(now):
             self._changed(now)
@@ -214,7 +214,7 @@ class ModelScaling:
     def _is_steady(self, now: Nanoseconds) -> bool:
         return self._unsteady_ns is not None and now - self._unsteady_ns > 3 * self._session_ns
 
-    def _add(self, facts: WorkerFacts, rate: float, why: str, now: Nanoseconds) -> None:
+    def _add(self, facts: WorkerStatistics, rate: float, why: str, now: Nanoseconds) -> None:
         """Wants one more worker than there are, unless help is on its way."""
         more = self._bounded(facts.workers + 1, facts)
         if more <= self.wanted or not self._may_add(facts, now):
@@ -223,13 +223,13 @@ class ModelScaling:
         self._sufficiency.failed(rate, facts.workers)
         self._want(more, why, now)
 
-    def _may_add(self, facts: WorkerFacts, now: Nanoseconds) -> bool:
+    def _may_add(self, facts: WorkerStatistics, now: Nanoseconds) -> bool:
         """True unless help is on its way."""
         if facts.workers < self.wanted and now - self._scaled_ns < 3 * self.cold_start_ns:
             return False
         return now - self._safety.ready_ns >= min(self.policy.cooldown_ns, self.cold_start_ns)
 
-    def _learn(self, facts: WorkerFacts, rate: float, now: Nanoseconds) -> None:
+    def _learn(self, facts: WorkerStatistics, rate: float, now: Nanoseconds) -> None:
         """Teaches the line what became of the last while, if that tells anything (above R)."""
         window_ns = self.policy.window_ns
         if now - max(self._learned_ns, self._safety.ready_ns) < window_ns:
@@ -256,7 +256,7 @@ class ModelScaling:
         while now - self._needs[0][0] > self.policy.patience_ns:
             self._needs.popleft()
 
-    def _shrink(self, facts: WorkerFacts, rate: float, now: Nanoseconds) -> None:
+    def _shrink(self, facts: WorkerStatistics, rate: float, now: Nanoseconds) -> None:
         policy = self.policy
         # A backlog is worked off first.
         lately = max(self._needs[0][1], self._sufficiency.for_sessions(facts.sessions))
@@ -281,5 +281,5 @@ class ModelScaling:
         self.wanted, self.reason = workers, reason
 
     @staticmethod
-    def _bounded(workers: int, facts: WorkerFacts) -> int:
+    def _bounded(workers: int, facts: WorkerStatistics) -> int:
         return max(facts.least, min(facts.most, workers))

@@ -17,7 +17,7 @@ Workers = Sequence[Set[AgentId]]
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class ModelWorkers:
     """The workers of a model, and how many there should be."""
 
     workers: Workers
@@ -36,7 +36,7 @@ class Crew:
         return ceil(self.wanted * len(self.agents) / len(self.workers) - 1e-9)
 
 
-def agents_wanted(crews: Iterable[Crew], others: int) -> int:
+def agents_wanted(crews: Iterable[ModelWorkers], others: int) -> int:
     """Returns how many agents there should be.
 
     Args:
@@ -57,7 +57,7 @@ def agents_wanted(crews: Iterable[Crew], others: int) -> int:
 
 
 def next_to_go(
-    crews: Mapping[ModelKey, Crew], tokens: Mapping[AgentId, int], agents: Iterable[AgentId]
+    crews: Mapping[ModelKey, ModelWorkers], tokens: Mapping[AgentId, int], agents: Iterable[AgentId]
 ) -> AgentId | None:
     """Returns the agent with the least to move without which every model keeps enough workers.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from catenary_scheduler.scaling.attainment import Outcomes, RecentOutcomes
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
+from catenary_scheduler.scaling.attainment import OutcomeSums, RecentOutcomes
+from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerStatistics
 from catenary_services.domain.ids import Nanoseconds
 
 
-class Safety:
+class ScalingSafety:
     """Attainment, forced placements and the queue of one model.
 
     Attributes:
@@ -29,7 +29,7 @@ class Safety:
         """Its length lately, since it was empty last."""
         self._forced: int | None = None
 
-    def finished(self, outcome: Outcomes, arrived_ns: Nanoseconds, now: Nanoseconds) -> None:
+    def finished(self, outcome: OutcomeSums, arrived_ns: Nanoseconds, now: Nanoseconds) -> None:
         """A session has all its tokens."""
         self.recent.finished(outcome, now)
         if arrived_ns >= self.ready_ns:
@@ -45,7 +45,7 @@ class Safety:
         self.trusted.clear()
         return True
 
-    def problem(self, facts: WorkerFacts, now: Nanoseconds, *, has_plenty: bool) -> str:
+    def problem(self, facts: WorkerStatistics, now: Nanoseconds, *, has_plenty: bool) -> str:
         """Returns, in words, why the workers there are do not suffice; empty if they seem to.
 
         Args:

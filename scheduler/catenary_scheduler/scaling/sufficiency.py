@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import ceil, log
 
-from catenary_scheduler.scaling.attainment import Outcomes
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerFacts
+from catenary_scheduler.scaling.attainment import OutcomeSums
+from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerStatistics
 from catenary_scheduler.scaling.workers_line import (
-    Capability,
-    Lengths,
+    SessionLengths,
+    WorkerCapability,
     WorkersLine,
     capability,
     prior_pairs,
@@ -20,7 +20,7 @@ _FAILURE_WEIGHT = 3.0
 """A number of workers that failed teaches as much as so many that sufficed."""
 
 
-class Sufficiency:
+class SufficientWorkers:
     """The workers line of one model.
 
     Attributes:
@@ -31,12 +31,12 @@ class Sufficiency:
     def __init__(self, policy: ScalingPolicy) -> None:
         self._policy = policy
         self.line = WorkersLine()
-        self.worker: Capability | None = None
+        self.worker: WorkerCapability | None = None
         self._prior_of: tuple[object, ...] = ()
         self._busy = 0.0
         """Share of the slots in use, smoothed."""
 
-    def note(self, facts: WorkerFacts, lengths: Lengths) -> None:
+    def note(self, facts: WorkerStatistics, lengths: SessionLengths) -> None:
         """Follows what workers are good for; about once a second."""
         share = facts.sessions / facts.slots if facts.slots else 0.0
         self._busy += 0.1 * (share - self._busy)
@@ -73,7 +73,7 @@ class Sufficiency:
         """So few were not enough, and one more is wanted at once."""
         self.line.learn(rate, workers + 0.5, _FAILURE_WEIGHT)
 
-    def lasted(self, facts: WorkerFacts, rate: float, done: Outcomes) -> None:
+    def lasted(self, facts: WorkerStatistics, rate: float, done: OutcomeSums) -> None:
         """A steady while is over, and this became of its sessions."""
         if done.ratio < self._policy.attainment:
             if not self.is_plenty(rate, facts.workers):
@@ -86,16 +86,18 @@ class Sufficiency:
             enough = staffed(load, sessions, self._policy.headroom)
             self.line.learn(rate, min(enough, float(facts.workers)))
 
-    def _capability(self, facts: WorkerFacts, lengths: Lengths, slots: int) -> Capability | None:
+    def _capability(
+        self, facts: WorkerStatistics, lengths: SessionLengths, slots: int
+    ) -> WorkerCapability | None:
         theta = self._policy.theta
         if facts.lines is not None:
             return capability(facts.lines, facts.objectives, lengths, slots, theta)
         if not facts.service_ns or not slots:
             return None
         most = max(1.0, theta * slots)
-        return Capability(most * NANOSECONDS_PER_SECOND / facts.service_ns, most)
+        return WorkerCapability(most * NANOSECONDS_PER_SECOND / facts.service_ns, most)
 
-    def _used(self, facts: WorkerFacts, done: Outcomes) -> float:
+    def _used(self, facts: WorkerStatistics, done: OutcomeSums) -> float:
         """Returns the share that was used of what the workers can take.
 
         A worker's time per token grows with its load as T = c3 / (1 - load * s), s the work of a

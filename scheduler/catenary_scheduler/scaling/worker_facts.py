@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary_scheduler.scaling.workers_line import Lengths
+from catenary_scheduler.scaling.workers_line import SessionLengths
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 
 _S = NANOSECONDS_PER_SECOND
-_USUAL = Lengths(256.0, 128.0)
+_USUAL = SessionLengths(256.0, 128.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ScalingPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFacts:
+class WorkerStatistics:
     """What is known of a model's workers at one moment.
 
     Attributes:
@@ -70,5 +70,5 @@ class WorkerFacts:
     objectives: TokenObjectives | None = None
     least: int = 1
     most: int = 1
-    expected: Lengths = _USUAL
+    expected: SessionLengths = _USUAL
     packed: int = 0

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from catenary_scheduler.storage.journal import Changes, Journal
+from catenary_scheduler.storage.journal import Journal, JournalChanges
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.script import pass_cancellation
-from catenary_scheduler.storage.store import Behind, Store
+from catenary_scheduler.storage.store import Store, StoreBehind
 from catenary_services.domain.groups import HIGHEST_GRANTED
 from catenary_services.domain.ids import Epoch
 from catenary_services.errors import StaleEpoch
@@ -28,7 +28,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
+class FlushSchedule:
     """How often the task does what."""
 
     flush_s: float = 0.01
@@ -40,12 +40,12 @@ class Rhythm:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class StateSources:
     """Where the state comes from, and who wants to know about changes of leadership."""
 
     collect: Callable[[], None]
     """Moves what changed since the last call into the journal."""
-    snapshot: Callable[[], Changes]
+    snapshot: Callable[[], JournalChanges]
     """Returns the whole state of this very moment, with `replace` set."""
     epoch_raised: Callable[[Epoch], None]
     """Called when the lease had to be taken again and orders must carry a higher epoch."""
@@ -62,7 +62,12 @@ class WriteBehind:
     """
 
     def __init__(
-        self, store: Store, lease: Lease, journal: Journal, sources: Sources, rhythm: Rhythm
+        self,
+        store: Store,
+        lease: Lease,
+        journal: Journal,
+        sources: StateSources,
+        rhythm: FlushSchedule,
     ) -> None:
         self._store = store
         self._lease = lease
@@ -150,7 +155,7 @@ class WriteBehind:
         except StaleEpoch:
             journal.put_back(changes)
             await self._reacquire()
-        except Behind as behind:
+        except StoreBehind as behind:
             _log.warning("redis_behind", epoch=self._lease.epoch, why=behind.why)
             journal.require_snapshot()
             self._work.set()

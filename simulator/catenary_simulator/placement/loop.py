@@ -25,7 +25,7 @@ from catenary_services.domain.ids import GatewayId, ModelKey, Nanoseconds, Reque
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.errors import InternalError
 from catenary_simulator.placement.engine import PICOSECONDS, SimulatedSession, SimulatedWorker
-from catenary_simulator.placement.workload import Workload
+from catenary_simulator.placement.workload import RequestWorkload
 
 _GATEWAY = GatewayId("simulated")
 _NEVER = 1 << 62
@@ -42,7 +42,7 @@ _REPORTED = 3
 _LOOKED = 4
 
 
-class Overseer(Protocol):
+class RunController(Protocol):
     """Watches a run and changes its cluster."""
 
     @property
@@ -64,7 +64,7 @@ class Overseer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class ReportDelays:
     """How long news take, and how often there are any.
 
     Attributes:
@@ -96,14 +96,14 @@ class PlacementLoop:
         self,
         dispatcher: Dispatcher,
         model: ModelKey,
-        workload: Workload,
+        workload: RequestWorkload,
         workers: dict[str, SimulatedWorker],
         objectives: TokenObjectives,
-        ways: Ways,
+        ways: ReportDelays,
     ) -> None:
         self.sweep: Callable[[], object] | None = None
         """Called now and then, to throw away what a dispatcher keeps for others."""
-        self.overseer: Overseer | None = None
+        self.overseer: RunController | None = None
         self.requests = len(workload)
         self._dispatcher = dispatcher
         self._model = model

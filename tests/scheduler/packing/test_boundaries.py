@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.packing.transfers.boundaries import Boundaries, BoundaryConfig
-from catenary_scheduler.packing.transfers.transfer_costs import ChainLoad
+from catenary_scheduler.packing.transfers.boundaries import MigrationBudget, MigrationBudgetConfig
+from catenary_scheduler.packing.transfers.transfer_costs import ChainActivity
 from catenary_scheduler.packing.transfers.transfers import TransferMove
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
 from catenary_services.domain.latency import LatencyLines
@@ -13,12 +13,12 @@ from catenary_services.domain.plan import Agent, ChainHop
 SECOND = 1_000_000_000
 MODEL = ModelKey("text", "1")
 A, B = AgentId("a1"), AgentId("b1")
-IDLE = ChainLoad(LatencyLines(1e6, 0.0, 0.0, 0.0, 1e6))
+IDLE = ChainActivity(LatencyLines(1e6, 0.0, 0.0, 0.0, 1e6))
 """Reads a thousand tokens in a second."""
 
 
-def boundaries(*, link_share: float = 0.5) -> Boundaries:
-    found = Boundaries(BoundaryConfig(link_share=link_share))
+def boundaries(*, link_share: float = 0.5) -> MigrationBudget:
+    found = MigrationBudget(MigrationBudgetConfig(link_share=link_share))
     for name, rate in (("a1", 1000), ("a2", 400), ("b1", 800)):
         found.agent_joined(Agent(AgentId(name), "cpu", ServerId(name[0]), 1, rate))
     return found
@@ -71,8 +71,8 @@ def test_epochs_and_single_moves_share_what_there_is() -> None:
     known = boundaries()
     division = known.divide(0, [over("a1>b1", 300)], {})
     assert division.kv == (1,)
-    assert known.choose_mode(0, over("a1>b1", 300), ChainLoad(None)) is None
-    assert known.choose_mode(0, over("a1>b1", 100), ChainLoad(None)) == "kv"
+    assert known.choose_mode(0, over("a1>b1", 300), ChainActivity(None)) is None
+    assert known.choose_mode(0, over("a1>b1", 100), ChainActivity(None)) == "kv"
     assert known.divide(0, [over("a1>b1", 1)], {}).deferred == (1,)
     assert known.divide(SECOND, [over("a1>b1", 400)], {}).kv == (1,)
 
@@ -101,17 +101,17 @@ def test_a_single_move_takes_the_faster_way() -> None:
 
 def test_a_single_move_takes_the_other_way_where_the_faster_is_full() -> None:
     known = boundaries()
-    assert known.choose_mode(0, over("a1>b1", 400), ChainLoad(None)) == "kv"
+    assert known.choose_mode(0, over("a1>b1", 400), ChainActivity(None)) == "kv"
     assert known.choose_mode(0, over("a1>b1", 80, tokens=900), IDLE) == "tokens"
 
 
 def test_who_must_go_goes_and_is_counted() -> None:
     known = boundaries()
-    assert known.choose_mode(0, over("a1>b1", 400), ChainLoad(None)) == "kv"
-    assert known.choose_mode(0, over("a1>b1", 400), ChainLoad(None)) is None
-    assert known.choose_mode(0, over("a1>b1", 400), ChainLoad(None), must=True) == "kv"
+    assert known.choose_mode(0, over("a1>b1", 400), ChainActivity(None)) == "kv"
+    assert known.choose_mode(0, over("a1>b1", 400), ChainActivity(None)) is None
+    assert known.choose_mode(0, over("a1>b1", 400), ChainActivity(None), must=True) == "kv"
     assert known.divide(SECOND, [over("a1>b1", 1)], {}).deferred == (1,)
-    assert known.choose_mode(0, over("x>y", 400), ChainLoad(None), must=True) == "kv"
+    assert known.choose_mode(0, over("x>y", 400), ChainActivity(None), must=True) == "kv"
 
 
 STEPS = st.lists(

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from catenary_scheduler.agents.deployments import Deployment, Wish
+from catenary_scheduler.agents.deployments import Deployment, DeploymentSpec
 from catenary_scheduler.planning import parse_placement, placement_document
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.values.codec import decode_document, encode_document
-from catenary_scheduler.storage.values.stored import StoredWish
+from catenary_scheduler.storage.values.stored import StoredDeploymentSpec
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
@@ -38,7 +38,11 @@ def deployment(
 ) -> Deployment:
     table = DecoderTable.__new__(DecoderTable) if decoder else None
     return Deployment(
-        Wish(packing=wish), replace(MANIFEST, packing=manifest), TABLE, table, usual_packing=usual
+        DeploymentSpec(packing=wish),
+        replace(MANIFEST, packing=manifest),
+        TABLE,
+        table,
+        usual_packing=usual,
     )
 
 
@@ -86,10 +90,13 @@ def test_a_wish_beats_the_manifest_and_that_the_cluster() -> None:
 
 
 def test_a_wish_outlives_the_leader_and_old_records_are_read() -> None:
-    wish = Wish(5, 2, 3, "balance")
-    assert Wish.of(decode_document(encode_document(wish.stored()), StoredWish)) == wish
-    before = decode_document('{"slo_ns": 5, "max_batch": 2, "partitions": 3}', StoredWish)
-    assert Wish.of(before) == Wish(5, 2, 3)
+    wish = DeploymentSpec(5, 2, 3, "balance")
+    assert (
+        DeploymentSpec.of(decode_document(encode_document(wish.stored()), StoredDeploymentSpec))
+        == wish
+    )
+    before = decode_document('{"slo_ns": 5, "max_batch": 2, "partitions": 3}', StoredDeploymentSpec)
+    assert DeploymentSpec.of(before) == DeploymentSpec(5, 2, 3)
 
 
 def settings(**said: Any) -> SchedulerSettings:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from catenary_scheduler.scaling import Crew, agents_wanted, last_of_each, next_to_go
+from catenary_scheduler.scaling import ModelWorkers, agents_wanted, last_of_each, next_to_go
 from catenary_services.domain.ids import AgentId, ModelKey
 
 ONE, TWO = ModelKey("one", "1"), ModelKey("two", "1")
 
 
-def crew(wanted: int, *workers: str) -> Crew:
+def crew(wanted: int, *workers: str) -> ModelWorkers:
     """Each worker: its agents, a letter each."""
-    return Crew([{AgentId(agent) for agent in worker} for worker in workers], wanted)
+    return ModelWorkers([{AgentId(agent) for agent in worker} for worker in workers], wanted)
 
 
-def going(crews: dict[ModelKey, Crew], sessions: dict[str, int], agents: str) -> str | None:
+def going(crews: dict[ModelKey, ModelWorkers], sessions: dict[str, int], agents: str) -> str | None:
     held = {AgentId(agent): count for agent, count in sessions.items()}
     return next_to_go(crews, held, [AgentId(agent) for agent in agents])
 

@@ -13,7 +13,7 @@ import redis.asyncio
 from catenary_protos.catenary.v1 import admin_pb2, common_pb2, scheduler_pb2
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.storage.keys import Keys
+from catenary_scheduler.storage.keys import RedisKeys
 from catenary_services.embedded_redis import EmbeddedRedis
 from chain_harness import RING, file_of, nothing_is_left, serving
 from scheduler_harness import (
@@ -224,7 +224,7 @@ async def test_rows_of_the_past_in_redis_do_not_stay_in_the_book(
 ) -> None:
     """A copy of Redis was put back: batches that end in an hour, sessions that ended long ago."""
     monkeypatch.setattr("catenary_scheduler.runtime.book_audit._CLAIMS_NS", 300_000_000)
-    keys, half_ns = Keys("main"), 1_800 * 10**9
+    keys, half_ns = RedisKeys("main"), 1_800 * 10**9
     client = redis.asyncio.Redis.from_url(server.url)
     far = f"{half_ns} {half_ns + 10**9} {2 * half_ns}"
     rows = {

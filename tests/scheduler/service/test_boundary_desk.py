@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.dispatch.events import BoundariesMeasured, Event
-from catenary_scheduler.feedback.transfer_rates import BoundaryDesk
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.dispatch.events import Event, MoveCostsMeasured
+from catenary_scheduler.feedback.transfer_rates import TransferRates
+from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.observed.links import MeasuredLinks
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.runtime.periodic import _show
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.records import measurements_of
 from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import ChainHop
@@ -39,7 +39,7 @@ class Heard:
         self.events: list[Event] = []
         self.kept = 0
         nothing: Any = None
-        self.desk = BoundaryDesk(MeasuredLinks(), nothing, self._feed, self._keep)
+        self.desk = TransferRates(MeasuredLinks(), nothing, self._feed, self._keep)
 
     def _feed(self, event: Event, now: int) -> None:
         self.events.append(event)
@@ -51,7 +51,7 @@ class Heard:
 def test_a_rate_is_told_and_written_when_it_has_changed_notably() -> None:
     heard = Heard()
     heard.desk.caches_sent(A, sent(B, MIB, 10 * MS))
-    first = BoundariesMeasured(links=((A, B, 100 * MIB),))
+    first = MoveCostsMeasured(links=((A, B, 100 * MIB),))
     assert (heard.events, heard.kept) == ([first], 1)
     heard.desk.caches_sent(A, sent(B, MIB, 10 * MS - 1))
     heard.desk.caches_sent(A, sent(B, 100, MS))  # a row or two
@@ -59,21 +59,21 @@ def test_a_rate_is_told_and_written_when_it_has_changed_notably() -> None:
     assert (heard.events, heard.kept) == ([first], 1)
     for _ in range(3):
         heard.desk.caches_sent(A, sent(B, MIB, 20 * MS))
-    assert heard.events[1:] == [BoundariesMeasured(links=((A, B, 50 * MIB),))]
+    assert heard.events[1:] == [MoveCostsMeasured(links=((A, B, 50 * MIB),))]
 
 
 def test_rates_outlive_the_scheduler() -> None:
-    before = Measured()
+    before = MeasuredProfiles()
     before.links.observe((A, B), MIB, 10 * MS)
     odd = {"link|x|y": "0", "link|x": "5", "link|b|a": "fast", "odd": "1"}
-    again = Measured()
-    again.restore(measurements_of(stored_of(Table.MEASURED, {**before.records(), **odd})))
+    again = MeasuredProfiles()
+    again.restore(measurements_of(stored_of(RedisTable.MEASURED, {**before.records(), **odd})))
     assert list(again.links.rates()) == [(A, B, 100 * MIB)]
     assert again.records() == before.records()
     assert again.links.observe((A, B), MIB, 20 * MS) == 50 * MIB  # the first news counts
 
 
-def boundaries(term: Term) -> Any:
+def boundaries(term: LeaderRuntime) -> Any:
     return term.dispatcher.chained._life.boundaries
 
 

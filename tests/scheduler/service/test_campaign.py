@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_scheduler.leadership.group_election import Campaign
-from catenary_scheduler.storage.lease import Sight
+from catenary_scheduler.leadership.group_election import GroupElection
+from catenary_scheduler.storage.lease import LeaseView
 
 GRACE_S = 1.0
-FREE = Sight("", 0.0, "")
+FREE = LeaseView("", 0.0, "")
 
 
-def held(holder: str, wanted_by: str = "") -> Sight:
-    return Sight(holder, 1.5, wanted_by)
+def held(holder: str, wanted_by: str = "") -> LeaseView:
+    return LeaseView(holder, 1.5, wanted_by)
 
 
-def campaign(token: str = "me", preferred: int = 0, groups: int = 3) -> Campaign:
-    return Campaign(token, preferred, groups, GRACE_S)
+def campaign(token: str = "me", preferred: int = 0, groups: int = 3) -> GroupElection:
+    return GroupElection(token, preferred, groups, GRACE_S)
 
 
 def test_the_preferred_group_is_taken_at_once_and_others_after_a_while() -> None:
@@ -44,7 +44,7 @@ def test_a_group_that_is_handed_over_is_left_to_who_wants_it() -> None:
     wanting, third = campaign("wanting"), campaign("third")
     for each in (wanting, third):
         each.saw(1, held("busy", wanted_by="wanting"), 1.0)
-        each.saw(1, Sight("", 0.0, "wanting"), 1.2)
+        each.saw(1, LeaseView("", 0.0, "wanting"), 1.2)
     assert wanting.wait_s(1, 1.2) == 0.0
     assert third.wait_s(1, 1.2) == pytest.approx(GRACE_S)
 

@@ -8,24 +8,28 @@ from pathlib import Path
 import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
-from catenary_scheduler.agents.deployments import Deployments, Wish
-from catenary_scheduler.agents.registry import AgentRecord, AgentSession, Roster
+from catenary_scheduler.agents.deployments import Deployments, DeploymentSpec
+from catenary_scheduler.agents.registry import AgentRegistry, AgentState, AgentStream
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.observed.profiles import Measured
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.live import ChainCluster, PlanningRules
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.requirements import agents_of
-from catenary_scheduler.replanning.agent_stability import Patience
-from catenary_scheduler.replanning.chain_builder import ChainMaker, Composed, compose_cluster
-from catenary_scheduler.replanning.plan_builder import PlanMaker
+from catenary_scheduler.replanning.agent_stability import AgentStability
+from catenary_scheduler.replanning.chain_builder import (
+    ChainBuilder,
+    ComposedChains,
+    compose_cluster,
+)
+from catenary_scheduler.replanning.plan_builder import PlanBuilder
 from catenary_scheduler.replanning.planner import Planner
-from catenary_scheduler.replanning.provenance import CHAINS, EVEN, PlanNotes
-from catenary_scheduler.replanning.solver import Solution, Solver
-from catenary_scheduler.scaling import DemandPolicy, Replanning, ReplanPolicy, SessionDemand
+from catenary_scheduler.replanning.provenance import CHAINS, EVEN, PlanProvenance
+from catenary_scheduler.replanning.solver import Solver, SolverResult
+from catenary_scheduler.scaling import DemandPolicy, LoadReplanning, ReplanPolicy, SessionDemand
 from catenary_scheduler.storage.values.codec import decode_document, encode_document
-from catenary_scheduler.storage.values.stored import StoredNotes
-from catenary_scheduler.wire.streams import Session
+from catenary_scheduler.storage.values.stored import StoredProvenance
+from catenary_scheduler.wire.streams import PeerStream
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import Unavailable
@@ -39,35 +43,42 @@ async def nothing(_: object) -> None:
     return None
 
 
-def roster(*names: str, memory_bytes: int = 10**6) -> Roster:
-    found: Roster = {}
+def roster(*names: str, memory_bytes: int = 10**6) -> AgentRegistry:
+    found: AgentRegistry = {}
     for name in names:
         agent = Agent(AgentId(name), "cpu", ServerId(name), memory_bytes, 10**9)
-        session: AgentSession = Session(nothing)
-        found[agent.agent_id] = AgentRecord(agent, 1, common_pb2.Peer(), "cpu", 0.0, session)
+        session: AgentStream = PeerStream(nothing)
+        found[agent.agent_id] = AgentState(agent, 1, common_pb2.Peer(), "cpu", 0.0, session)
     return found
 
 
-async def no_solver(_: PoolingProblem) -> Solution:
+async def no_solver(_: PoolingProblem) -> SolverResult:
     raise Unavailable("nobody should ask for a pooled plan here")
 
 
 class Desk:
     """A planner over two models, one of which generates text."""
 
-    def __init__(self, deployments: Deployments, agents: Roster) -> None:
+    def __init__(self, deployments: Deployments, agents: AgentRegistry) -> None:
         self.deployments, self.agents = deployments, agents
         self.elsewhere: list[ChainCluster] = []
         policy = DemandPolicy(lasting_ns=0, interval_ns=0, time_constant_ns=60 * S)
         self.demand = SessionDemand(policy)
-        chains = ChainMaker(deployments, Measured(), self.compose_elsewhere)
-        maker = PlanMaker("even", PlanningRules(), deployments, Measured(), no_solver, chains)
+        chains = ChainBuilder(deployments, MeasuredProfiles(), self.compose_elsewhere)
+        maker = PlanBuilder(
+            "even", PlanningRules(), deployments, MeasuredProfiles(), no_solver, chains
+        )
         self.availability = Availability()
         self.planner = Planner(
-            maker, Patience(), Replanning(ReplanPolicy()), 0.0, self.demand, self.availability
+            maker,
+            AgentStability(),
+            LoadReplanning(ReplanPolicy()),
+            0.0,
+            self.demand,
+            self.availability,
         )
 
-    async def compose_elsewhere(self, cluster: ChainCluster) -> Composed:
+    async def compose_elsewhere(self, cluster: ChainCluster) -> ComposedChains:
         self.elsewhere.append(cluster)
         return compose_cluster(cluster)
 
@@ -122,7 +133,7 @@ async def test_a_wish_for_a_length_of_chains_is_a_reason_to_plan(
 ) -> None:
     desk = Desk(deployments, roster("a", "b", "c"))
     desk.follow()
-    await deployments.deploy("llm", Wish(partitions=3))
+    await deployments.deploy("llm", DeploymentSpec(partitions=3))
     placement = desk.follow()
     assert placement is not None
     (chain,) = placement.models[1].chains
@@ -225,6 +236,9 @@ async def test_the_solver_process_composes_chains(deployments: Deployments) -> N
 
 
 def test_notes_on_chains_survive_redis() -> None:
-    notes = PlanNotes(CHAINS, "it was asked for", chain_lines=("one chain",))
-    assert PlanNotes.of(decode_document(encode_document(notes.stored()), StoredNotes)) == notes
+    notes = PlanProvenance(CHAINS, "it was asked for", chain_lines=("one chain",))
+    assert (
+        PlanProvenance.of(decode_document(encode_document(notes.stored()), StoredProvenance))
+        == notes
+    )
     assert notes.in_words()[-1] == "one chain"

@@ -16,7 +16,7 @@ from catenary_scheduler.dispatch.availability import Impairment
 from catenary_scheduler.leadership.recovery import take_over
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.storage.keys import Keys, Table
+from catenary_scheduler.storage.keys import RedisKeys, RedisTable
 from catenary_services.domain.groups import HIGHEST_GRANTED
 from catenary_services.domain.ids import AgentId
 from catenary_services.embedded_redis import EmbeddedRedis
@@ -25,7 +25,7 @@ from scheduler_harness import AgentScript, Crowd, admin, crash, scheduler, until
 from stored_tables import GOOD
 
 Configured = Callable[..., SchedulerSettings]
-KEYS = Keys("main")
+KEYS = RedisKeys("main")
 
 
 async def status(process: SchedulerProcess) -> admin_pb2.GetStatusResponse:
@@ -65,7 +65,7 @@ async def test_a_leader_begins_with_what_is_whole_and_says_what_is_not(
     tables: dict[str, dict[Any, Any]] = {
         table: {**fields, b"\xff": b"\xfe"} for table, fields in GOOD.items()
     }
-    tables[Table.PLAN] = {"active": "{", "notes": "[]", "fixed": b"\xff", "file": "ab"}
+    tables[RedisTable.PLAN] = {"active": "{", "notes": "[]", "fixed": b"\xff", "file": "ab"}
     await fill(redis, tables)
     await redis.set(KEYS.epoch, "abc")
     async with scheduler(configured()) as process:
@@ -90,8 +90,8 @@ async def test_a_plan_that_does_not_fit_its_model_is_left_out(
     await fill(
         redis,
         {
-            Table.PLAN: {kind: json.dumps(plan), "active_id": "x"},
-            Table.DEPLOYMENTS: {"toy:1": wish, "../../etc/passwd": wish, "\x7f": wish},
+            RedisTable.PLAN: {kind: json.dumps(plan), "active_id": "x"},
+            RedisTable.DEPLOYMENTS: {"toy:1": wish, "../../etc/passwd": wish, "\x7f": wish},
         },
     )
     async with scheduler(configured()) as process:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from catenary_scheduler.leadership.takeover_delay import Deference, FrozenLease
+from catenary_scheduler.leadership.takeover_delay import StaleLeaseDetector, TakeoverBackoff
 
 
 def test_without_an_outage_a_free_lease_is_for_whoever_comes_first() -> None:
-    assert Deference(1.0).left_s(5.0) == 0
+    assert TakeoverBackoff(1.0).left_s(5.0) == 0
 
 
 def test_after_an_outage_it_is_left_alone_from_the_first_contact_on() -> None:
-    deference = Deference(1.0)
+    deference = TakeoverBackoff(1.0)
     deference.redis_lost()
     assert deference.left_s(50.0) == 1.0
     deference.redis_back(60.0)
@@ -21,7 +21,7 @@ def test_after_an_outage_it_is_left_alone_from_the_first_contact_on() -> None:
 
 
 def test_another_outage_begins_it_anew() -> None:
-    deference = Deference(1.0)
+    deference = TakeoverBackoff(1.0)
     deference.redis_lost()
     deference.redis_back(60.0)
     deference.redis_lost()
@@ -29,7 +29,7 @@ def test_another_outage_begins_it_anew() -> None:
 
 
 def test_it_ends_when_somebody_holds_the_lease() -> None:
-    deference = Deference(1.0)
+    deference = TakeoverBackoff(1.0)
     deference.redis_forgot(10.0)
     assert deference.left_s(10.5) == 0.5
     deference.is_settled()
@@ -38,16 +38,16 @@ def test_it_ends_when_somebody_holds_the_lease() -> None:
 
 
 def test_a_lease_that_is_renewed_is_not_frozen_however_long_it_lasts() -> None:
-    frozen = FrozenLease(2.0)
+    frozen = StaleLeaseDetector(2.0)
     assert not any(frozen.saw(10.0 - at % 2.5, at) for at in (n / 4 for n in range(100)))
 
 
 def test_a_lease_that_only_lasts_is_frozen_after_three_times_that() -> None:
-    frozen = FrozenLease(2.0)
+    frozen = StaleLeaseDetector(2.0)
     seen = [frozen.saw(3600.0 - at, at) for at in (0.0, 2.0, 4.0, 5.9, 6.0)]
     assert seen == [False, False, False, False, True]
 
 
 def test_a_lease_about_to_end_is_not_broken() -> None:
-    frozen = FrozenLease(2.0)
+    frozen = StaleLeaseDetector(2.0)
     assert not any(frozen.saw(4.0 - at, at) for at in (0.0, 1.0, 2.0, 3.0))

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.dispatch.events import LatencyRefitted, PlanActivated
-from catenary_scheduler.leadership.leader import Term
+from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.runtime.periodic import _show
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.telemetry.metrics import Metrics
@@ -43,7 +43,7 @@ def report_of(first: int, last: int, lone_ns: int, steps: int = 100) -> schedule
     )
 
 
-def events_of(term: Term, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def events_of(term: LeaderRuntime, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Returns a list that gets every event the term feeds from now on."""
     fed: list[Any] = []
     feed = term.feed
@@ -143,7 +143,7 @@ async def test_a_new_plan_begins_with_what_is_known_by_now(
         assert chain.service_ns > before
 
 
-def agent_id(term: Term) -> Any:
+def agent_id(term: LeaderRuntime) -> Any:
     return next(iter(term.cluster.roster))
 
 

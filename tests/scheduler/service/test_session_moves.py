@@ -14,7 +14,7 @@ import pytest
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.cluster.draining import begin_draining, is_idle, take_back
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_scheduler.storage.keys import Table
+from catenary_scheduler.storage.keys import RedisTable
 from catenary_services.domain.ids import AgentId, GatewayId, RequestId, SessionId
 from catenary_services.errors import InvalidInput, Unavailable
 from chain_harness import (
@@ -286,7 +286,7 @@ async def test_a_move_that_is_done_under_a_new_leader_loses_nothing(
         loaded = {agent.name: list(agent.loaded.values()) for agent in agents}
         await plan_is_stored(old)
         store = old.term()._store
-        written = await raw_table(store._redis, store._keys, Table.SESSIONS)
+        written = await raw_table(store._redis, store._keys, RedisTable.SESSIONS)
         assert set(written) == {str(first.session_id), str(begun.session)}
         assert {json.loads(text)["request"] for text in written.values()} == {"gateway-0/1"}
         await crash(old)

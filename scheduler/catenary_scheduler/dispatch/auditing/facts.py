@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from catenary_scheduler.dispatch.chained.sessions.views import SessionClaim
+from catenary_scheduler.dispatch.chained.sessions.views import BookedSession
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,
@@ -38,7 +38,7 @@ class AgentHoldings:
 
 
 @dataclass(frozen=True, slots=True)
-class Believed:
+class ExpectedSession:
     """A start whose tokens a gateway takes.
 
     Attributes:
@@ -52,14 +52,14 @@ class Believed:
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayWants:
+class GatewayRequests:
     """Every request a gateway waits for, by number, with its starts if it generates."""
 
-    requests: Mapping[int, tuple[Believed, ...]] = field(default_factory=dict)
+    requests: Mapping[int, tuple[ExpectedSession, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class BookFacts:
+class SchedulerHoldings:
     """What a scheduler believes.
 
     Attributes:
@@ -78,7 +78,7 @@ class BookFacts:
         settled: Whoever could claim something of a predecessor had the time.
     """
 
-    sessions: Mapping[SessionId, SessionClaim] = field(default_factory=dict)
+    sessions: Mapping[SessionId, BookedSession] = field(default_factory=dict)
     split: Set[SessionId] = frozenset()
     followed: Set[BatchId] = frozenset()
     booked: Mapping[BatchId, tuple[AgentId, ...]] = field(default_factory=dict)

@@ -15,11 +15,11 @@ from typing import Literal
 
 from catenary_scheduler.dispatch.auditing.facts import (
     AgentHoldings,
-    Believed,
-    BookFacts,
-    GatewayWants,
+    ExpectedSession,
+    GatewayRequests,
+    SchedulerHoldings,
 )
-from catenary_scheduler.dispatch.chained.sessions.views import SessionClaim
+from catenary_scheduler.dispatch.chained.sessions.views import BookedSession
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,
@@ -81,7 +81,7 @@ class Leak:
 
 
 @dataclass(frozen=True, slots=True)
-class Witnesses:
+class AuditAnswers:
     """The answers to one question.
 
     Attributes:
@@ -91,10 +91,10 @@ class Witnesses:
     """
 
     agents: Mapping[AgentId, AgentHoldings]
-    gateways: Mapping[GatewayId, GatewayWants]
+    gateways: Mapping[GatewayId, GatewayRequests]
     grace_ns: Nanoseconds
 
-    def believed(self, request: RequestId | None) -> dict[SessionId, Believed] | None:
+    def believed(self, request: RequestId | None) -> dict[SessionId, ExpectedSession] | None:
         """Returns the starts a gateway believes for a request; None if it does not say."""
         wants = self.gateways.get(request.gateway) if request is not None else None
         if wants is None or request is None or request.number not in wants.requests:
@@ -110,7 +110,9 @@ class Witnesses:
         return False
 
 
-def suspicions(before: BookFacts, now: BookFacts, said: Witnesses) -> Iterator[Leak]:
+def suspicions(
+    before: SchedulerHoldings, now: SchedulerHoldings, said: AuditAnswers
+) -> Iterator[Leak]:
     """Yields everything that differs.
 
     Args:
@@ -134,7 +136,7 @@ def suspicions(before: BookFacts, now: BookFacts, said: Witnesses) -> Iterator[L
 
 
 def _booked(
-    asked: SessionClaim, claim: SessionClaim, now: BookFacts, said: Witnesses
+    asked: BookedSession, claim: BookedSession, now: SchedulerHoldings, said: AuditAnswers
 ) -> Iterator[Leak]:
     """Yields what is reserved for a session and held by nobody, or not wanted where it is."""
     if claim.state == "left":
@@ -159,7 +161,7 @@ def _booked(
         yield from _running(asked, claim, said)
 
 
-def _unheld(asked: SessionClaim, claim: SessionClaim, said: Witnesses) -> Iterator[Leak]:
+def _unheld(asked: BookedSession, claim: BookedSession, said: AuditAnswers) -> Iterator[Leak]:
     session, told = claim.session, None
     for agent, _, _ in claim.holds:
         held = said.agents.get(agent)
@@ -170,7 +172,7 @@ def _unheld(asked: SessionClaim, claim: SessionClaim, said: Witnesses) -> Iterat
             yield Leak("slots_unheld", agent, session)
 
 
-def _running(asked: SessionClaim, claim: SessionClaim, said: Witnesses) -> Iterator[Leak]:
+def _running(asked: BookedSession, claim: BookedSession, said: AuditAnswers) -> Iterator[Leak]:
     """One that got tokens is on every agent of its ring, all the time."""
     for leak in _unheld(asked, claim, said):
         if leak.agent in claim.ring:
@@ -179,7 +181,7 @@ def _running(asked: SessionClaim, claim: SessionClaim, said: Witnesses) -> Itera
         yield leak
 
 
-def _is_lost(claim: SessionClaim, start: Believed, said: Witnesses) -> bool:
+def _is_lost(claim: BookedSession, start: ExpectedSession, said: AuditAnswers) -> bool:
     """True if its opening was sent a while ago, and came nowhere."""
     if start.sent_ago_ns is None or start.sent_ago_ns < said.grace_ns:
         return False
@@ -187,7 +189,7 @@ def _is_lost(claim: SessionClaim, start: Believed, said: Witnesses) -> bool:
     return not said.knows_any(everywhere, claim.session)
 
 
-def _broken_off(claim: SessionClaim, now: BookFacts, said: Witnesses) -> Iterator[Leak]:
+def _broken_off(claim: BookedSession, now: SchedulerHoldings, said: AuditAnswers) -> Iterator[Leak]:
     """Yields one that an agent of its ring lacks, although it was handed on to there, or by it."""
     session = claim.session
     for agent, following in pairwise(claim.ring):
@@ -206,7 +208,7 @@ def _broken_off(claim: SessionClaim, now: BookFacts, said: Witnesses) -> Iterato
 
 
 def _moving(
-    claim: SessionClaim, believed: dict[SessionId, Believed], said: Witnesses
+    claim: BookedSession, believed: dict[SessionId, ExpectedSession], said: AuditAnswers
 ) -> Iterator[Leak]:
     source, old_ring = claim.source or (claim.session, ())
     start = believed.get(claim.session)
@@ -221,13 +223,17 @@ def _moving(
             yield leak
 
 
-def _moved_on(session: SessionId, now: BookFacts, believed: dict[SessionId, Believed]) -> bool:
+def _moved_on(
+    session: SessionId, now: SchedulerHoldings, believed: dict[SessionId, ExpectedSession]
+) -> bool:
     """True if the tokens of a session come from the one it is to become."""
     arriving = [now.sessions[each] for each in believed if each in now.sessions]
     return any(each.source is not None and each.source[0] == session for each in arriving)
 
 
-def _held(agent: AgentId, held: AgentHoldings, before: BookFacts, now: BookFacts) -> Iterator[Leak]:
+def _held(
+    agent: AgentId, held: AgentHoldings, before: SchedulerHoldings, now: SchedulerHoldings
+) -> Iterator[Leak]:
     """Yields what an agent holds and the book has not, or not as much."""
     for session, hops in held.sessions.items():
         asked, claim = before.sessions.get(session), now.sessions.get(session)
@@ -251,7 +257,9 @@ def _held(agent: AgentId, held: AgentHoldings, before: BookFacts, now: BookFacts
 # ---- batches and requests ----
 
 
-def _batches(before: BookFacts, now: BookFacts, said: Witnesses) -> Iterator[Leak]:
+def _batches(
+    before: SchedulerHoldings, now: SchedulerHoldings, said: AuditAnswers
+) -> Iterator[Leak]:
     for batch, agents in now.booked.items():
         if batch not in before.booked or not (batch >= now.first_id or now.settled):
             continue
@@ -263,12 +271,14 @@ def _batches(before: BookFacts, now: BookFacts, said: Witnesses) -> Iterator[Lea
             yield Leak("batch_forgotten", batch=batch)
 
 
-def _may_hold(agent: AgentId, batch: BatchId, now: BookFacts, said: Witnesses) -> bool:
+def _may_hold(agent: AgentId, batch: BatchId, now: SchedulerHoldings, said: AuditAnswers) -> bool:
     held = said.agents.get(agent)
     return batch in held.batches if held is not None else agent in now.agents
 
 
-def _requests(before: BookFacts, now: BookFacts, said: Witnesses) -> Iterator[Leak]:
+def _requests(
+    before: SchedulerHoldings, now: SchedulerHoldings, said: AuditAnswers
+) -> Iterator[Leak]:
     for request in now.requests & before.requests:
         wants = said.gateways.get(request.gateway)
         if request.gateway not in now.gateways:

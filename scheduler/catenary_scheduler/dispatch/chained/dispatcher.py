@@ -9,28 +9,28 @@ from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.chained.admission.lifecycle import ChainLifecycle
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
 from catenary_scheduler.dispatch.chained.migration.resettling import resettle
-from catenary_scheduler.dispatch.chained.packing.line import Packing
+from catenary_scheduler.dispatch.chained.packing.line import SessionPacking
 from catenary_scheduler.dispatch.chained.placement.board_statistics import placement_statistics
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
 from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
 from catenary_scheduler.dispatch.chained.queues.policies import policy_factory
 from catenary_scheduler.dispatch.chained.sessions.views import (
-    SessionClaim,
+    BookedSession,
     SessionView,
     claims_of,
     view_of,
     views_of,
 )
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
-    BoundariesMeasured,
     CachesReported,
     Command,
     Event,
     LatencyRefitted,
-    MoveWanted,
+    MoveCostsMeasured,
+    MoveRequested,
     PlanActivated,
     RequestCancelled,
     RequestCompleted,
@@ -88,7 +88,7 @@ class ChainedDispatcher:
             availability = Availability(everything_loaded=True)
         self._availability = availability
         self._life = ChainLifecycle(config, slots, availability, policy, first_session)
-        self._packing = Packing(self._life, config.packing)
+        self._packing = SessionPacking(self._life, config.packing)
 
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:  # noqa: PLR0912
         """Folds one event into the state and returns what is to be done, in order.
@@ -110,7 +110,7 @@ class ChainedDispatcher:
                 life.session_failed(event)
             case SessionMoved():
                 life.session_moved(event)
-            case MoveWanted():
+            case MoveRequested():
                 life.move_wanted(event)
             case SessionsHeld():
                 life.sessions_held(event)
@@ -120,7 +120,7 @@ class ChainedDispatcher:
                 life.progressed(event)
             case LatencyRefitted():
                 life.refitted(event)
-            case BoundariesMeasured():
+            case MoveCostsMeasured():
                 life.boundaries_measured(event)
             case CachesReported():
                 life.caches_reported(event)
@@ -226,7 +226,7 @@ class ChainedDispatcher:
         known = self._life.sessions.get(session)
         return view_of(known, known.ticket) if known is not None and known.ticket else None
 
-    def claims(self) -> list[SessionClaim]:
+    def claims(self) -> list[BookedSession]:
         """Returns every session with what is booked for it and why, by id."""
         return claims_of(self._life)
 
@@ -301,7 +301,7 @@ class ChainedDispatcher:
             if not (started and life.config.rebalance and resettle(life, desk, started)):
                 break
 
-    def _start(self, desk: Desk) -> list[Ticket]:
+    def _start(self, desk: ModelQueue) -> list[SequenceRequest]:
         """Starts whoever waits at a desk and finds a free chain, and returns them."""
         life, stopwatch = self._life, self._stopwatch
         started = []

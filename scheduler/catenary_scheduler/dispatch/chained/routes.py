@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from catenary_scheduler.book.caches import Cache, Claims
+from catenary_scheduler.book.caches import Cache, SlotClaims
 from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
 from catenary_services.domain.ids import Nanoseconds
 from catenary_services.domain.plan import ChainHop, ChainRole, Plan
@@ -16,7 +16,7 @@ SPARE_TOKENS = 32
 """Of every session, what it may grow before a chain counts as full for one that begins."""
 
 
-class Route:
+class ChainState:
     """A way through all blocks of a model: a chain of the plan, or one made for a request.
 
     Attributes:
@@ -64,7 +64,7 @@ class Route:
         self,
         chain_id: str,
         hops: tuple[ChainHop, ...],
-        claims: Claims,
+        claims: SlotClaims,
         capacity: int,
         service_ns: Nanoseconds,
         index: int = 0,
@@ -76,13 +76,13 @@ class Route:
         self.service_ns = service_ns
         self.index = index
         self.running = 0
-        self.waiting: deque[Ticket] = deque()
+        self.waiting: deque[SequenceRequest] = deque()
         self.rank = -1
         """Its place in the order of who chooses; -1 if it must not be chosen."""
         self.listed = False
         """True while who chooses has it in mind."""
         self.role: ChainRole = "mixed"
-        self.halves: tuple[Route, Route] | None = None
+        self.halves: tuple[ChainState, ChainState] | None = None
         self.cache_tokens = 0
         self.tokens = 0
         self.leaving_tokens = 0
@@ -118,15 +118,15 @@ class Route:
         return self.running + len(self.waiting)
 
 
-def paired(prefill: Route, decode: Route) -> Route:
+def paired(prefill: ChainState, decode: ChainState) -> ChainState:
     """Returns a route that runs prompts on one chain and generates on another.
 
     The two have no agent in common, so their claims name no cache twice.
     """
-    claims = Claims(
+    claims = SlotClaims(
         prefill.claims.caches + decode.claims.caches, prefill.claims.slots + decode.claims.slots
     )
-    pair = Route(
+    pair = ChainState(
         f"{prefill.chain_id}+{decode.chain_id}",
         prefill.hops + decode.hops,
         claims,
@@ -138,13 +138,13 @@ def paired(prefill: Route, decode: Route) -> Route:
     return pair
 
 
-def claims_of(hops: Sequence[ChainHop], slots: SlotLedger) -> Claims:
+def claims_of(hops: Sequence[ChainHop], slots: SlotLedger) -> SlotClaims:
     """Returns what a session takes on these hops."""
     asked: dict[Cache, int] = {}
     for hop in hops:
         cache = slots.cache(hop.agent, hop.partition)
         asked[cache] = asked.get(cache, 0) + hop.blocks
-    return Claims(tuple(asked), tuple(asked.values()))
+    return SlotClaims(tuple(asked), tuple(asked.values()))
 
 
 def set_capacities(plan: Plan, slots: SlotLedger) -> None:

@@ -10,13 +10,13 @@ from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, Request
 from catenary_services.domain.plan import ChainHop
 
 if TYPE_CHECKING:
-    from catenary_scheduler.dispatch.chained.routes import Route
-    from catenary_scheduler.dispatch.placing.best_fit import Asked
+    from catenary_scheduler.dispatch.chained.routes import ChainState
+    from catenary_scheduler.dispatch.placing.best_fit import PlacementRequest
 
 _FEWEST_STALE = 64
 
 
-class Ticket:
+class SequenceRequest:
     """An admitted request, until it is answered.
 
     Invariant: it waits (in the line of its model) or it has a session, never both.
@@ -59,7 +59,7 @@ class Ticket:
         """When its gateway got it."""
         self.generated_tokens = 0
         """Of its answer, as far as reported."""
-        self.asked: Asked | None = None
+        self.asked: PlacementRequest | None = None
         """What it needs of a worker while it waits, and since it was placed."""
         self.must_start: Nanoseconds = 0
         """From then on it is placed wherever there is room."""
@@ -78,7 +78,7 @@ class Ticket:
         self.again = False
         """It had a session before, so it is ahead of those that have not."""
         self.session: Session | None = None
-        self.route: Route | None = None
+        self.route: ChainState | None = None
         """Where it waits, if it is bound to a route."""
         self.turn = 0
         """Its entry in the central queue; 0 if it does not wait there."""
@@ -116,11 +116,13 @@ class Session:
         "was",
     )
 
-    def __init__(self, session_id: SessionId, ticket: Ticket | None, route: Route | None) -> None:
+    def __init__(
+        self, session_id: SessionId, ticket: SequenceRequest | None, route: ChainState | None
+    ) -> None:
         self.session_id = session_id
         self.ticket = ticket
         """None if nobody waits for it, or nobody has claimed it yet."""
-        self.prefill: Route | None = None
+        self.prefill: ChainState | None = None
         """Split phase: where it counts, too, until its caches are handed over."""
         self.hops: tuple[ChainHop, ...] = route.hops if route is not None else ()
         if route is not None and route.halves is not None:
@@ -172,7 +174,7 @@ class Move:
 
     def __init__(
         self,
-        ticket: Ticket,
+        ticket: SequenceRequest,
         source: Session,
         target: Session,
         mode: MoveMode,
@@ -194,14 +196,14 @@ class Move:
         """Of both chains, each once."""
 
 
-class Timers:
+class RequestTimers:
     """Moments at which tickets must be looked at."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Nanoseconds, int, Ticket]] = []
+        self._heap: list[tuple[Nanoseconds, int, SequenceRequest]] = []
         self._count = 0
 
-    def set(self, ticket: Ticket, moment: Nanoseconds, open_tickets: int) -> None:
+    def set(self, ticket: SequenceRequest, moment: Nanoseconds, open_tickets: int) -> None:
         """Has `due` return this ticket at `moment`, and not before."""
         ticket.timer = moment
         self._count += 1
@@ -221,7 +223,7 @@ class Timers:
             heappop(heap)
         return None
 
-    def due(self, now: Nanoseconds) -> list[Ticket]:
+    def due(self, now: Nanoseconds) -> list[SequenceRequest]:
         """Returns the tickets whose moment has come, and forgets these moments."""
         found = []
         while (moment := self.next()) is not None and moment <= now:

@@ -41,7 +41,7 @@ IsFree = Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlacementRequest:
     """A request to be placed, at one moment.
 
     Attributes:
@@ -65,7 +65,11 @@ class Asked:
 
 
 def least_loaded(
-    workers: Sequence[Worker], asked: Asked, now: Nanoseconds, theta: float, is_free: IsFree
+    workers: Sequence[Worker],
+    asked: PlacementRequest,
+    now: Nanoseconds,
+    theta: float,
+    is_free: IsFree,
 ) -> int:
     """Returns the worker with the shortest step among those that c, d and e leave open.
 
@@ -94,7 +98,7 @@ def least_loaded(
 
 def fullest(
     workers: Sequence[Worker],
-    asked: Asked,
+    asked: PlacementRequest,
     now: Nanoseconds,
     theta: float,
     is_free: IsFree,
@@ -133,7 +137,9 @@ def fullest(
     return best
 
 
-def least_harm(workers: Sequence[Worker], asked: Asked, now: Nanoseconds, is_free: IsFree) -> int:
+def least_harm(
+    workers: Sequence[Worker], asked: PlacementRequest, now: Nanoseconds, is_free: IsFree
+) -> int:
     """Returns the worker on which the fewest sessions will miss their objective by this request.
 
     Args:
@@ -168,7 +174,7 @@ def least_harm(workers: Sequence[Worker], asked: Asked, now: Nanoseconds, is_fre
     return best
 
 
-def last_moment(asked: Asked, worker: Worker) -> Nanoseconds:
+def last_moment(asked: PlacementRequest, worker: Worker) -> Nanoseconds:
     """Returns when a request must be placed lest its first token be late; 0 if that is now.
 
     Args:
@@ -182,7 +188,7 @@ def last_moment(asked: Asked, worker: Worker) -> Nanoseconds:
     return max(0, asked.due_ns - round(before))
 
 
-def _load(worker: Worker, asked: Asked) -> float:
+def _load(worker: Worker, asked: PlacementRequest) -> float:
     """Returns the step a worker would have; those where prompts are about to run look shorter."""
     step = worker.planned_step_ns(asked.prompt_tokens, asked.predicted_tokens)
     if not worker.seats:
@@ -192,7 +198,7 @@ def _load(worker: Worker, asked: Asked) -> float:
     return step + len(worker.seats)  # nothing is known of it: by number
 
 
-def _in_time(worker: Worker, asked: Asked, now: Nanoseconds) -> bool:
+def _in_time(worker: Worker, asked: PlacementRequest, now: Nanoseconds) -> bool:
     """True if neither its first token nor those of the prompts it joins would be late (c)."""
     ready = now + worker.ready_ns(asked.prompt_tokens)
     if asked.due_ns and ready > asked.due_ns - asked.margin_ns:

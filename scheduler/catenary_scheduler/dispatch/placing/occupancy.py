@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from catenary_scheduler.dispatch.placing.jobs import Job, Limits
+from catenary_scheduler.dispatch.placing.jobs import Job, WorkerLimits
 from catenary_services.domain.ids import Nanoseconds, RequestId
 from catenary_services.domain.latency import LatencyLines
 
@@ -26,7 +26,7 @@ _SILENT_NS = 5_000_000_000
 it loads its worker, and what it saves is not known."""
 
 
-class Seat:
+class RunningSequence:
     """A session on a worker, as reports have it.
 
     Attributes:
@@ -87,9 +87,9 @@ class Seat:
         """The length of its answer as placement counts it (R1)."""
         return max(self.predicted_tokens, float(self.generated_tokens))
 
-    def copied(self) -> Seat:
+    def copied(self) -> RunningSequence:
         """Returns the same on another worker."""
-        seat = Seat(
+        seat = RunningSequence(
             self.request,
             self.prompt_tokens,
             self.predicted_tokens,
@@ -132,10 +132,10 @@ class Occupancy:
         first_due_ns: When the first token of a joining prompt is due; 0: none is.
     """
 
-    def __init__(self, lines: LatencyLines, limits: Limits) -> None:
+    def __init__(self, lines: LatencyLines, limits: WorkerLimits) -> None:
         self.lines = lines
         self.limits = limits
-        self.seats: dict[RequestId, Seat] = {}
+        self.seats: dict[RequestId, RunningSequence] = {}
         self.context_tokens = 0.0
         self.final_tokens = 0.0
         self.now_tokens = 0
@@ -163,13 +163,13 @@ class Occupancy:
 
     # Who is on it
 
-    def add(self, seat: Seat) -> None:
+    def add(self, seat: RunningSequence) -> None:
         """Takes a session."""
         self.remove(seat.request)
         self.seats[seat.request] = seat
         self._count(seat, 1)
 
-    def remove(self, request: RequestId) -> Seat | None:
+    def remove(self, request: RequestId) -> RunningSequence | None:
         """A session is over, or elsewhere."""
         seat = self.seats.pop(request, None)
         if seat is not None:
@@ -177,7 +177,12 @@ class Occupancy:
         return seat
 
     def progressed(
-        self, seat: Seat, generated: int, decode_ns: float, latest: Nanoseconds, began: Nanoseconds
+        self,
+        seat: RunningSequence,
+        generated: int,
+        decode_ns: float,
+        latest: Nanoseconds,
+        began: Nanoseconds,
     ) -> None:
         """A session has got on.
 
@@ -200,13 +205,13 @@ class Occupancy:
         seat.latest_ns = latest
         self._count(seat, 1)
 
-    def repredict(self, seat: Seat, predicted_tokens: float) -> None:
+    def repredict(self, seat: RunningSequence, predicted_tokens: float) -> None:
         """A session will be longer than was thought (R11)."""
         self._count(seat, -1)
         seat.predicted_tokens = predicted_tokens
         self._count(seat, 1)
 
-    def adopt(self, lines: LatencyLines, limits: Limits) -> None:
+    def adopt(self, lines: LatencyLines, limits: WorkerLimits) -> None:
         """Its lines were fitted anew, or its limits are others."""
         self.lines = lines
         if limits.gamma != self.limits.gamma:
@@ -217,7 +222,7 @@ class Occupancy:
         self.limits = limits
         self._stale = True
 
-    def _count(self, seat: Seat, sign: int) -> None:
+    def _count(self, seat: RunningSequence, sign: int) -> None:
         final = seat.final_tokens
         self.context_tokens += sign * (seat.prompt_tokens + self.limits.gamma * final)
         self.final_tokens += sign * (seat.prompt_tokens + math.ceil(final))
@@ -299,7 +304,7 @@ class Occupancy:
         if self.joining:
             self.pending_ns += self.lines.prefill(self.joining_tokens)
 
-    def _saved(self, seat: Seat, now: Nanoseconds, gain: float) -> float:
+    def _saved(self, seat: RunningSequence, now: Nanoseconds, gain: float) -> float:
         """Returns what a session has saved by now; a prompt that can be joined has no say (d)."""
         if self.limits.split_decode:
             return math.inf

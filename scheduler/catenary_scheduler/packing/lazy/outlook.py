@@ -31,7 +31,7 @@ class LazyRules:
     sessions."""
 
 
-class Outlook:
+class BinForecast:
     """What is to be expected of bins of one capacity.
 
     Args:

@@ -10,7 +10,7 @@ from catenary_services.domain.ids import Nanoseconds
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Allowances(Generic[Key]):
+class EpochBudgets(Generic[Key]):
     """So much per epoch of each key; what was taken is made up for at that rate.
 
     A single move may be larger than all that is given in an epoch. It passes when nothing is owed,

@@ -5,7 +5,7 @@ join and follow what is measured: link rates by the caches that were sent, laten
 
 Departure: a session may be larger than what a link takes in one epoch; by the paper it would never
 move as caches. Here a boundary of which nothing is owed lets one such session pass, and then
-nothing until that is made up for (see `Allowances`).
+nothing until that is made up for (see `EpochBudgets`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from catenary_scheduler.packing.transfers.allowances import Allowances
+from catenary_scheduler.packing.transfers.allowances import EpochBudgets
 from catenary_scheduler.packing.transfers.transfer_costs import (
-    ChainLoad,
+    ChainActivity,
     MoveCost,
     MoveTimes,
     downlink,
@@ -26,7 +26,13 @@ from catenary_scheduler.packing.transfers.transfer_costs import (
     tokens_per_epoch,
     uplink,
 )
-from catenary_scheduler.packing.transfers.transfers import WAYS, Division, TransferMove, Way, divide
+from catenary_scheduler.packing.transfers.transfers import (
+    WAYS,
+    TransferDivision,
+    TransferKind,
+    TransferMove,
+    divide,
+)
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.plan import Agent, ChainHop
 
@@ -37,7 +43,7 @@ _KEPT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class BoundaryConfig:
+class MigrationBudgetConfig:
     """Everything that can be set."""
 
     epoch_ns: Nanoseconds = NANOSECONDS_PER_SECOND
@@ -47,11 +53,11 @@ class BoundaryConfig:
     """Sessions may get their tokens so much more slowly while others are read again."""
 
 
-class Boundaries:
+class MigrationBudget:
     """What is known of links, and what moves took of them and of chains lately."""
 
-    def __init__(self, config: BoundaryConfig | None = None) -> None:
-        self.config = config or BoundaryConfig()
+    def __init__(self, config: MigrationBudgetConfig | None = None) -> None:
+        self.config = config or MigrationBudgetConfig()
         self._agents: dict[AgentId, Agent] = {}
         self._pairs: dict[str, int] = {}
         """Measured."""
@@ -61,8 +67,8 @@ class Boundaries:
         """Of uplinks and downlinks, the most that one pair was measured with."""
         self._cache_bytes: dict[tuple[ModelKey, str], int] = {}
         """By runtime of who sends them; of the empty one: of who has said none."""
-        self._sent: Allowances[str] = Allowances(self.config.epoch_ns)
-        self._read: Allowances[Hashable] = Allowances(self.config.epoch_ns)
+        self._sent: EpochBudgets[str] = EpochBudgets(self.config.epoch_ns)
+        self._read: EpochBudgets[Hashable] = EpochBudgets(self.config.epoch_ns)
 
     # What is known
 
@@ -125,15 +131,18 @@ class Boundaries:
         share = self.config.link_share * self.config.epoch_ns / NANOSECONDS_PER_SECOND
         return int(self.rate(link) * share)
 
-    def tokens_per_epoch(self, load: ChainLoad) -> int:
+    def tokens_per_epoch(self, load: ChainActivity) -> int:
         """Returns the computation boundary of a chain, in tokens per epoch."""
         return tokens_per_epoch(load, self.config.epoch_ns, self.config.slowdown)
 
     # What moves may take
 
     def divide(
-        self, now: Nanoseconds, moves: Sequence[TransferMove], loads: Mapping[Hashable, ChainLoad]
-    ) -> Division:
+        self,
+        now: Nanoseconds,
+        moves: Sequence[TransferMove],
+        loads: Mapping[Hashable, ChainActivity],
+    ) -> TransferDivision:
         """Divides the moves of one epoch, and counts what they take.
 
         Args:
@@ -143,7 +152,7 @@ class Boundaries:
                 no tokens again.
         """
         reads = {target: self.tokens_per_epoch(load) for target, load in loads.items()}
-        chosen: dict[int, Way | None] = {}
+        chosen: dict[int, TransferKind | None] = {}
         usual: list[TransferMove] = []
         for move in sorted(moves, key=lambda move: (-move.kv, move.id)):
             if self._is_usual(move, reads.get(move.target, 0)):
@@ -163,15 +172,15 @@ class Boundaries:
             way = chosen[move.id] = ways.get(move.id)
             if way is not None:
                 self._take(move, way, reads.get(move.target, 0), now)
-        return Division.of(chosen)
+        return TransferDivision.of(chosen)
 
-    def times(self, move: TransferMove, load: ChainLoad) -> MoveTimes:
+    def times(self, move: TransferMove, load: ChainActivity) -> MoveTimes:
         """Returns how long a move to a chain takes either way."""
         return move_times(move, self.rate, load)
 
     def choose_mode(
-        self, now: Nanoseconds, move: TransferMove, load: ChainLoad, *, must: bool = False
-    ) -> Way | None:
+        self, now: Nanoseconds, move: TransferMove, load: ChainActivity, *, must: bool = False
+    ) -> TransferKind | None:
         """Returns how a single move goes, the faster way of those within the boundaries.
 
         Args:
@@ -200,8 +209,8 @@ class Boundaries:
         return all(size <= self.per_epoch(link) for link, size in move.link_claims())
 
     def _begin(
-        self, move: TransferMove, reads: int, now: Nanoseconds, ways: Sequence[Way] = WAYS
-    ) -> Way | None:
+        self, move: TransferMove, reads: int, now: Nanoseconds, ways: Sequence[TransferKind] = WAYS
+    ) -> TransferKind | None:
         """Has a single move go the first way that has room, even if it is larger than that."""
         for way in ways:
             if self._fits(move, way, reads, now):
@@ -209,7 +218,7 @@ class Boundaries:
                 return way
         return None
 
-    def _fits(self, move: TransferMove, way: Way, reads: int, now: Nanoseconds) -> bool:
+    def _fits(self, move: TransferMove, way: TransferKind, reads: int, now: Nanoseconds) -> bool:
         if way == "tokens":
             return move.tokens <= self._read.room(move.target, reads, now, move.tokens)
         return all(
@@ -217,7 +226,7 @@ class Boundaries:
             for link, size in move.link_claims()
         )
 
-    def _take(self, move: TransferMove, way: Way, reads: int, now: Nanoseconds) -> None:
+    def _take(self, move: TransferMove, way: TransferKind, reads: int, now: Nanoseconds) -> None:
         if way == "tokens":
             self._read.take(move.target, move.tokens, reads, now)
             return

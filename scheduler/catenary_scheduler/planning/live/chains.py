@@ -26,7 +26,7 @@ from catenary_scheduler.planning.live.generation import ChainCosts, GenerationTi
 from catenary_scheduler.planning.live.rings import composition_of, rings
 from catenary_scheduler.planning.live.roles import divided, of_role
 from catenary_scheduler.planning.live.rooms import (
-    Room,
+    AgentMemory,
     forms_in_words,
     left_out,
     left_out_in_words,
@@ -95,7 +95,7 @@ class ChainJob:
     roles: tuple[ChainJob, ...] = ()
     """The same model with its agents divided by role, if that is wanted."""
     oversubscription: float = 1.0
-    rooms: Mapping[str, Room] = field(default_factory=dict)
+    rooms: Mapping[str, AgentMemory] = field(default_factory=dict)
     """Of every agent that may load it."""
     left_out: Mapping[str, Sequence[AgentId]] = field(default_factory=dict)
     """Those that cannot, by the reason in words."""
@@ -295,7 +295,7 @@ def taken_by(
     return {agent: sum(sizes.values()) for agent, sizes in taken.items()}
 
 
-def _task(load: ChainLoad, cluster: ChainCluster, rooms: Mapping[str, Room]) -> ChainTask:
+def _task(load: ChainLoad, cluster: ChainCluster, rooms: Mapping[str, AgentMemory]) -> ChainTask:
     deployed, decoder = load.deployed, _decoder(load.deployed)
     costs = _costs(load, cluster)
     servers = []

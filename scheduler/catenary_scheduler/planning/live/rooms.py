@@ -22,7 +22,7 @@ _ENTRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class AgentMemory:
     """What an agent has for a model, and how it holds it."""
 
     agent: Agent
@@ -37,7 +37,7 @@ def rooms_of(
     agents: Sequence[Agent],
     beside: Sequence[DeployedModel],
     taken_bytes: Mapping[AgentId, int],
-) -> dict[str, Room]:
+) -> dict[str, AgentMemory]:
     """Returns what every agent that may load a model has for it, in the order of their names.
 
     Args:
@@ -46,7 +46,7 @@ def rooms_of(
         beside: All models that share them, this one too: in proportion to their weights.
         taken_bytes: What others take of an agent.
     """
-    rooms: dict[str, Room] = {}
+    rooms: dict[str, AgentMemory] = {}
     known: dict[str, tuple[HeldSizes, Fraction]] = {}
     for agent in sorted(agents, key=lambda each: each.agent_id):
         if deployed.why_not_loaded(agent):
@@ -63,13 +63,13 @@ def rooms_of(
             step = _step(deployed, agent, deployed.max_batch, _ENTRIES)
             kept = held.ends_bytes + _ENTRIES * held.entry_bytes + held.step_bytes(step)
             memory = free * share - kept
-        rooms[str(agent.agent_id)] = Room(agent, held, memory)
+        rooms[str(agent.agent_id)] = AgentMemory(agent, held, memory)
     return rooms
 
 
 def within_memory(
     deployed: DeployedModel,
-    rooms: Mapping[str, Room],
+    rooms: Mapping[str, AgentMemory],
     chains: tuple[ChainPlacement, ...],
 ) -> tuple[ChainPlacement, ...]:
     """Returns the chains with fewer sessions where an agent could not run all of them at once.
@@ -98,7 +98,7 @@ def _passes(chain: ChainPlacement, agent: str) -> bool:
     return any(hop.agent == agent for hop in chain.hops)
 
 
-def _is_over(deployed: DeployedModel, room: Room, chains: Sequence[ChainPlacement]) -> bool:
+def _is_over(deployed: DeployedModel, room: AgentMemory, chains: Sequence[ChainPlacement]) -> bool:
     """Returns True if chains take more of an agent than it has for the model."""
     held = room.held
     hops = [(c, hop) for c in chains for hop in c.hops if hop.agent == room.agent.agent_id]
@@ -137,7 +137,7 @@ def left_out_in_words(
 
 
 def forms_in_words(
-    deployed: DeployedModel, rooms: Mapping[str, Room], agents: set[AgentId]
+    deployed: DeployedModel, rooms: Mapping[str, AgentMemory], agents: set[AgentId]
 ) -> list[str]:
     """Returns how the agents of the chains hold the model, with the bytes that takes."""
     forms: dict[str, tuple[HeldSizes, int]] = {}

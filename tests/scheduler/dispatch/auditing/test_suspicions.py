@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from catenary_scheduler.dispatch.auditing import (
     AgentHoldings,
     Auditor,
-    Believed,
-    BookFacts,
-    GatewayWants,
+    ExpectedSession,
+    GatewayRequests,
     Leak,
+    SchedulerHoldings,
     remedy_of,
 )
 from catenary_scheduler.dispatch.auditing.auditor import key_of
-from catenary_scheduler.dispatch.chained.sessions.views import SessionClaim, SessionState
+from catenary_scheduler.dispatch.chained.sessions.views import BookedSession, SessionState
 from catenary_scheduler.dispatch.events import (
     BatchFailed,
     CancelBatch,
@@ -53,7 +53,7 @@ HOPS = {
 SHORT = {agent: replace(hop, first_block=hop.first_block + 1) for agent, hop in HOPS.items()}
 SESSIONS = [SessionId(number) for number in (10, 11)]
 BATCHES = [BatchId(number) for number in (20, 21)]
-EVERYTHING = GatewayWants({1: (), 2: ()})
+EVERYTHING = GatewayRequests({1: (), 2: ()})
 REQUESTS = [RequestId(G, 1), RequestId(GatewayId("gone"), 2)]
 
 
@@ -61,7 +61,7 @@ def some(chance: random.Random, items: Iterable[Any]) -> frozenset[Any]:
     return frozenset(each for each in sorted(items) if chance.random() < 0.5)
 
 
-def claims(chance: random.Random) -> dict[SessionId, SessionClaim]:
+def claims(chance: random.Random) -> dict[SessionId, BookedSession]:
     found = {}
     states: tuple[SessionState, ...] = get_args(SessionState)
     for session in some(chance, SESSIONS):
@@ -70,13 +70,13 @@ def claims(chance: random.Random) -> dict[SessionId, SessionClaim]:
         wanted = state in ("starting", "runs", "left", "arriving")
         request = chance.choice(REQUESTS) if wanted else None
         source = (chance.choice(SESSIONS), (A, B)) if state == "arriving" else None
-        found[session] = SessionClaim(session, request, state, (A, B), holds, source)
+        found[session] = BookedSession(session, request, state, (A, B), holds, source)
     return found
 
 
-def a_book(chance: random.Random) -> BookFacts:
+def a_book(chance: random.Random) -> SchedulerHoldings:
     booked = some(chance, BATCHES)
-    return BookFacts(
+    return SchedulerHoldings(
         sessions=claims(chance),
         split=some(chance, SESSIONS),
         followed=some(chance, BATCHES) - booked,
@@ -103,11 +103,11 @@ def holdings(chance: random.Random, agent: AgentId) -> AgentHoldings:
     )
 
 
-def wants(chance: random.Random) -> GatewayWants:
-    return GatewayWants(
+def wants(chance: random.Random) -> GatewayRequests:
+    return GatewayRequests(
         {
             number: tuple(
-                Believed(session, chance.choice([None, 1, GRACE, 9]))
+                ExpectedSession(session, chance.choice([None, 1, GRACE, 9]))
                 for session in sorted(some(chance, SESSIONS))
             )
             for number in sorted(some(chance, [1, 2]))
@@ -115,7 +115,7 @@ def wants(chance: random.Random) -> GatewayWants:
     )
 
 
-Said = tuple[dict[AgentId, AgentHoldings], dict[GatewayId, GatewayWants]]
+Said = tuple[dict[AgentId, AgentHoldings], dict[GatewayId, GatewayRequests]]
 
 
 def answers(chance: random.Random) -> Said:
@@ -123,12 +123,12 @@ def answers(chance: random.Random) -> Said:
     return agents, {G: wants(chance)} if chance.random() < 0.7 else {}
 
 
-def literal(before: BookFacts, now: BookFacts, said: Said) -> Iterator[Leak]:
+def literal(before: SchedulerHoldings, now: SchedulerHoldings, said: Said) -> Iterator[Leak]:
     """Every leak by its definition: one loop over everything, no short cuts."""
     agents = {a: held for a, held in said[0].items() if a in before.agents}
     gateways = said[1]
 
-    def believed(claim: SessionClaim) -> dict[SessionId, Believed] | None:
+    def believed(claim: BookedSession) -> dict[SessionId, ExpectedSession] | None:
         if claim.request is None or claim.request.gateway not in gateways:
             return None
         starts = gateways[claim.request.gateway].requests.get(claim.request.number)
@@ -143,7 +143,7 @@ def literal(before: BookFacts, now: BookFacts, said: Said) -> Iterator[Leak]:
             for agent in (A, B)
         )
 
-    def lost_on_its_way(start: Believed, session: SessionId) -> bool:
+    def lost_on_its_way(start: ExpectedSession, session: SessionId) -> bool:
         return start.sent_ago_ns is not None and start.sent_ago_ns >= GRACE and nowhere(session)
 
     for session in SESSIONS:
@@ -234,7 +234,9 @@ def literal(before: BookFacts, now: BookFacts, said: Said) -> Iterator[Leak]:
             yield Leak("request_forgotten", request=request)
 
 
-def audit(auditor: Auditor, before: BookFacts, now: BookFacts, said: Said, at: int) -> list[Leak]:
+def audit(
+    auditor: Auditor, before: SchedulerHoldings, now: SchedulerHoldings, said: Said, at: int
+) -> list[Leak]:
     auditor.begin(before)
     for agent, held in said[0].items():
         auditor.agent_says(agent, held)
@@ -270,9 +272,9 @@ def test_only_what_differs_in_a_row_and_long_enough_is_a_leak(seed: int) -> None
 
 
 def test_what_is_mended_is_told_once_it_is_not_found_again() -> None:
-    book = BookFacts(requests=frozenset(REQUESTS[:1]), gateways=frozenset({G}))
+    book = SchedulerHoldings(requests=frozenset(REQUESTS[:1]), gateways=frozenset({G}))
     auditor = Auditor(GRACE)
-    said: Said = ({}, {G: GatewayWants()})
+    said: Said = ({}, {G: GatewayRequests()})
     audit(auditor, book, book, said, 0)
     (leak,) = audit(auditor, book, book, said, GRACE)
     assert leak.facts == {"request": "g/1"}
@@ -284,7 +286,7 @@ def test_what_is_mended_is_told_once_it_is_not_found_again() -> None:
 
 
 def test_an_agent_that_went_away_is_not_believed() -> None:
-    book = BookFacts(agents=frozenset({A}))
+    book = SchedulerHoldings(agents=frozenset({A}))
     auditor = Auditor(GRACE)
     for moment in (0, GRACE, 2 * GRACE):
         auditor.begin(book)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from catenary_scheduler.dispatch.chained import ChainedConfig
-from catenary_scheduler.dispatch.chained.placement.board import Board
+from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
 from catenary_scheduler.dispatch.events import (
     Command,
     PlanActivated,
@@ -52,7 +52,7 @@ def bench(active: Plan, config: ChainedConfig = ON) -> ChainBench:
     return made
 
 
-def board_of(each: ChainBench) -> Board:
+def board_of(each: ChainBench) -> SloPlacer:
     board = each.dispatcher._life.desks[LLAMA].board
     assert board is not None
     return board

@@ -28,7 +28,7 @@ from catenary_scheduler.dispatch.events import (
     Event,
     LatencyRefitted,
     MoveMode,
-    MoveWanted,
+    MoveRequested,
     PlanActivated,
     Reject,
     RequestCancelled,
@@ -363,7 +363,7 @@ class Cluster(RuleBasedStateMachine):
         command = self.some_session(data)
         self.gets_a_token(command.request)
         session = data.draw(st.sampled_from([command.session, command.session, SessionId(1)]))
-        self.tell(MoveWanted(session, where, mode))
+        self.tell(MoveRequested(session, where, mode))
 
     @precondition(lambda self: self.successors)
     @rule(data=st.data(), known=st.booleans(), at_once=st.booleans(), closed=st.booleans())

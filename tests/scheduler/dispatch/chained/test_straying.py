@@ -7,9 +7,9 @@ from dataclasses import replace
 from catenary_scheduler.dispatch.chained import ChainedConfig
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
-    BoundariesMeasured,
     CloseSessions,
     Command,
+    MoveCostsMeasured,
     MoveMode,
     PlanActivated,
     SessionMoved,
@@ -197,7 +197,7 @@ def test_strays_travel_as_caches_or_as_tokens_whichever_is_faster() -> None:
             bench.tell(0, AgentJoined(agent))
         bench.tell(0, PlanActivated(lined(plan(chain("a", 4, 40), chain("b", 4, 50)))))
         cache_bytes = ((bench.dispatcher._life.plan.models[0].model, 100_000),)
-        bench.tell(0, BoundariesMeasured((), cache_bytes))
+        bench.tell(0, MoveCostsMeasured((), cache_bytes))
         old = bench.start(0, 100_000)
         bench.progress(1, old, 2)
         mine = old.chain_id

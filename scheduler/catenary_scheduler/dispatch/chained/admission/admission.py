@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
 from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
 from catenary_scheduler.dispatch.events import Reject, SessionRequested
 from catenary_services.domain.ids import Nanoseconds
@@ -53,7 +53,9 @@ def refusal(known: ChainLedger, event: SessionRequested) -> Reject | None:
     return _inadmissible(desk, event, known.now)
 
 
-def _inadmissible(desk: Desk | None, event: SessionRequested, now: Nanoseconds) -> Reject | None:
+def _inadmissible(
+    desk: ModelQueue | None, event: SessionRequested, now: Nanoseconds
+) -> Reject | None:
     """Returns the answer to a request whose objectives no worker could keep were it empty."""
     if desk is None or desk.board is None or event.progress is not None:
         return None
@@ -63,7 +65,7 @@ def _inadmissible(desk: Desk | None, event: SessionRequested, now: Nanoseconds) 
     return Reject(event.request, SloUnattainable.reason, fault.message, details=fault.details())
 
 
-def _fault(desk: Desk | None, event: SessionRequested) -> str:
+def _fault(desk: ModelQueue | None, event: SessionRequested) -> str:
     if event.prompt_tokens < 1 or event.max_tokens < 1:
         return "there must be a prompt, and at least one token to generate"
     limit = desk.session_tokens if desk is not None else 0
@@ -73,7 +75,7 @@ def _fault(desk: Desk | None, event: SessionRequested) -> str:
     return ""
 
 
-def _drained_after(known: ChainLedger, desk: Desk | None) -> Nanoseconds:
+def _drained_after(known: ChainLedger, desk: ModelQueue | None) -> Nanoseconds:
     """Returns when those who wait should have started, by the rate observed."""
     expected = desk.drained_after_ns() if desk is not None else 0
     config = known.config

@@ -8,13 +8,13 @@ hold is started again.
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.migration.straying import ChainStraying
-from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
+from catenary_scheduler.dispatch.chained.migration.straying import ChainEvacuation
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import AdoptedSession, SessionRequested
 from catenary_services.domain.ids import AgentId, Nanoseconds, SessionId
 
 
-class ChainAdoption(ChainStraying):
+class ChainAdoption(ChainEvacuation):
     """What is done with sessions that are found."""
 
     def restored(self) -> None:
@@ -24,7 +24,7 @@ class ChainAdoption(ChainStraying):
                 self.sessions[session_id] = Session(session_id, None, None)
                 self.unclaimed[session_id] = None
 
-    def adopt(self, ticket: Ticket, adopted: AdoptedSession) -> None:
+    def adopt(self, ticket: SequenceRequest, adopted: AdoptedSession) -> None:
         """Goes on with a session that answers a request; starts anew if it cannot be."""
         session = self._claimable(adopted)
         if session is None:
@@ -65,7 +65,7 @@ class ChainAdoption(ChainStraying):
         if any(hop.agent not in self.agents for hop in adopted.hops):
             self.doubt(ticket, self.config.claim_grace_ns)
 
-    def resubmitted(self, ticket: Ticket, event: SessionRequested) -> None:
+    def resubmitted(self, ticket: SequenceRequest, event: SessionRequested) -> None:
         """A gateway came back: a session it does not name it never heard of."""
         session = ticket.session
         if session is None:

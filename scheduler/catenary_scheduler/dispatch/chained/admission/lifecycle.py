@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from catenary_scheduler.dispatch.breaker import AGENTS_OF_A_VERDICT, is_of_device
 from catenary_scheduler.dispatch.chained.admission.admission import refusal
-from catenary_scheduler.dispatch.chained.admission.overflow import ChainOverflow
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
-from catenary_scheduler.dispatch.chained.routes import Route, set_capacities
-from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
+from catenary_scheduler.dispatch.chained.admission.overflow import ChainPreemption
+from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
+from catenary_scheduler.dispatch.chained.routes import ChainState, set_capacities
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
-    BoundariesMeasured,
     LatencyRefitted,
+    MoveCostsMeasured,
     PlanActivated,
     RequestCancelled,
     RequestCompleted,
@@ -33,7 +33,7 @@ from catenary_services.errors import (
 )
 
 
-class ChainLifecycle(ChainOverflow):
+class ChainLifecycle(ChainPreemption):
     """One small method per event."""
 
     # Requests
@@ -53,7 +53,7 @@ class ChainLifecycle(ChainOverflow):
                 self.refused(event.in_flight)
             return
         self.sequence += 1
-        ticket = Ticket(
+        ticket = SequenceRequest(
             event, self.sequence, self.now if event.arrived_ns is None else event.arrived_ns
         )
         self.tickets[event.request] = ticket
@@ -91,7 +91,7 @@ class ChainLifecycle(ChainOverflow):
             self.counters["cancelled_requests"] += 1
             self.forget(ticket)
 
-    def unstarted(self, ticket: Ticket) -> None:
+    def unstarted(self, ticket: SequenceRequest) -> None:
         """Its deadline is over and it still waits."""
         desk = self.desk(ticket.model)
         retry_after = self.config.retry_after_ns
@@ -109,8 +109,8 @@ class ChainLifecycle(ChainOverflow):
 
     def progressed(self, event: SessionsProgressed) -> None:
         """Sessions got tokens: what they save may let somebody in."""
-        heard: dict[ModelKey, Desk] = {}
-        grown: dict[Route, ModelKey] = {}
+        heard: dict[ModelKey, ModelQueue] = {}
+        grown: dict[ChainState, ModelKey] = {}
         for progress in event.sessions:
             ticket = self.tickets.get(progress.request)
             if ticket is None or ticket.session is None:
@@ -135,7 +135,7 @@ class ChainLifecycle(ChainOverflow):
         if grown:
             self.relieve(grown)
 
-    def boundaries_measured(self, event: BoundariesMeasured) -> None:
+    def boundaries_measured(self, event: MoveCostsMeasured) -> None:
         """Moves take more or less time than was thought."""
         for source, target, bytes_per_second in event.links:
             self.boundaries.measured(source, target, bytes_per_second)
@@ -193,7 +193,7 @@ class ChainLifecycle(ChainOverflow):
             self._suspect(session, event)
             self.restart(ticket)
 
-    def _is_to_blame(self, ticket: Ticket, session: Session, event: SessionFailed) -> bool:
+    def _is_to_blame(self, ticket: SequenceRequest, session: Session, event: SessionFailed) -> bool:
         """A device could not compute a session; True if the session is what others failed on."""
         agent = event.agent
         if agent is None:
@@ -338,7 +338,7 @@ class ChainLifecycle(ChainOverflow):
                 self.counters["stalled_sessions"] += 1
                 self.restart(ticket)
 
-    def _longest_silence(self, ticket: Ticket, session: Session) -> Nanoseconds:
+    def _longest_silence(self, ticket: SequenceRequest, session: Session) -> Nanoseconds:
         config = self.config
         allowed = config.stall_ns
         if not session.runs:
@@ -366,7 +366,7 @@ class ChainLifecycle(ChainOverflow):
         if expired:
             self.refresh()
 
-    def _is_due(self, ticket: Ticket) -> None:
+    def _is_due(self, ticket: SequenceRequest) -> None:
         last = ticket.deadline + self.config.deadline_grace_ns
         session = ticket.session
         if ticket.request in self.resting:

@@ -13,9 +13,9 @@ fails its youngest session as CACHE_FULL, and here that is the same.
 from __future__ import annotations
 
 from catenary_scheduler.dispatch.chained.admission.adoption import ChainAdoption
-from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.routes import ChainState
 from catenary_scheduler.dispatch.chained.sessions.token_room import expected_tokens, measure_growth
-from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import CachesReported
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, AgentId, ModelKey, Nanoseconds
 
@@ -32,10 +32,10 @@ _MOST_TRIED = 4
 """Sessions for which a place is looked for at a time."""
 
 
-class ChainOverflow(ChainAdoption):
+class ChainPreemption(ChainAdoption):
     """What is done where more was promised than memory holds."""
 
-    def relieve(self, routes: dict[Route, ModelKey]) -> None:
+    def relieve(self, routes: dict[ChainState, ModelKey]) -> None:
         """Looks at chains whose sessions have grown."""
         for route, model in routes.items():
             measure_growth(route, self.now)
@@ -47,7 +47,7 @@ class ChainOverflow(ChainAdoption):
                 if excess > 0:
                     self._send_away(route, model, excess)
 
-    def preempt(self, ticket: Ticket) -> None:
+    def preempt(self, ticket: SequenceRequest) -> None:
         """Has a request wait until there is room for its session again."""
         self.counters["preempted_sessions"] += 1
         ticket.preempted += 1
@@ -69,12 +69,12 @@ class ChainOverflow(ChainAdoption):
         if self.room.reported(cache, event.block_tokens):
             self.were_freed([cache])
 
-    def _excess(self, route: Route, horizon_ns: Nanoseconds, least: int) -> int:
+    def _excess(self, route: ChainState, horizon_ns: Nanoseconds, least: int) -> int:
         """Returns by how much a chain will overflow, when those have left who are to move away."""
         expected = expected_tokens(route, horizon_ns, least) - route.cache_tokens
         return expected - self._moving_tokens(route) if expected > 0 else expected
 
-    def _preempt_youngest(self, route: Route) -> bool:
+    def _preempt_youngest(self, route: ChainState) -> bool:
         """Returns False if there is nobody who could wait for the others."""
         staying = [
             ticket
@@ -86,7 +86,7 @@ class ChainOverflow(ChainAdoption):
         self.preempt(max(staying, key=_by_arrival))
         return True
 
-    def _send_away(self, route: Route, model: ModelKey, excess: int) -> None:
+    def _send_away(self, route: ChainState, model: ModelKey, excess: int) -> None:
         """Moves the smallest session that is large enough, or else the largest."""
         sized = []
         for ticket in self._staying(route):
@@ -102,12 +102,12 @@ class ChainOverflow(ChainAdoption):
                 return
 
     def _roomiest(
-        self, route: Route, model: ModelKey, session: Session, ticket: Ticket
-    ) -> Route | None:
+        self, route: ChainState, model: ModelKey, session: Session, ticket: SequenceRequest
+    ) -> ChainState | None:
         """Returns the chain with most room of those a session can move to."""
         if self.obstacle(session.session_id):
             return None
-        best: Route | None = None
+        best: ChainState | None = None
         most = 0
         for other in self.desk(model).offered:
             left = (other.cache_tokens or 1 << 62) - other.tokens
@@ -120,7 +120,7 @@ class ChainOverflow(ChainAdoption):
                 best, most = other, left
         return best
 
-    def _moving_tokens(self, route: Route) -> int:
+    def _moving_tokens(self, route: ChainState) -> int:
         """Returns what sessions have that are on their way elsewhere."""
         found = 0
         for ticket in self._staying(route):
@@ -129,7 +129,7 @@ class ChainOverflow(ChainAdoption):
                 found += self.room.tokens_of(session.session_id)
         return found
 
-    def _staying(self, route: Route) -> list[Ticket]:
+    def _staying(self, route: ChainState) -> list[SequenceRequest]:
         """Returns the requests whose sessions run on a route, and are not closing."""
         found = []
         for session_id in self.room.sessions_on(route):
@@ -139,10 +139,10 @@ class ChainOverflow(ChainAdoption):
         return found
 
 
-def _by_arrival(ticket: Ticket) -> tuple[bool, int, int]:
+def _by_arrival(ticket: SequenceRequest) -> tuple[bool, int, int]:
     """Who has waited before is older than who has not."""
     return (not ticket.again, -ticket.priority, ticket.sequence)
 
 
-def _by_fit(entry: tuple[bool, int, Session, Ticket]) -> tuple[bool, int]:
+def _by_fit(entry: tuple[bool, int, Session, SequenceRequest]) -> tuple[bool, int]:
     return entry[:2]

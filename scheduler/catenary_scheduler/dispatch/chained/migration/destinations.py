@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 
 from catenary_scheduler.dispatch.chained.placement.seating import UNKNOWN
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Ticket
-from catenary_scheduler.packing.transfers.transfer_costs import ChainLoad
+from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
+from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
+from catenary_scheduler.packing.transfers.transfer_costs import ChainActivity
 
 
-def best_route(desk: Desk, ticket: Ticket, routes: Sequence[Route]) -> Route | None:
+def best_route(
+    desk: ModelQueue, ticket: SequenceRequest, routes: Sequence[ChainState]
+) -> ChainState | None:
     """Returns the best of the chains that have a slot for a session.
 
     Chains on which nobody misses an objective by it come first (constraint b of placement, and e);
@@ -24,7 +26,7 @@ def best_route(desk: Desk, ticket: Ticket, routes: Sequence[Route]) -> Route | N
     fitting = [(rank, route) for route in able if (rank := _rank(desk, ticket, route)) is not None]
     sign = -1.0 if desk.packing == "pack" else 1.0
 
-    def key(entry: tuple[int, Route]) -> tuple[int, float, int, int]:
+    def key(entry: tuple[int, ChainState]) -> tuple[int, float, int, int]:
         rank, route = entry
         share = route.jobs / max(1, route.capacity)
         return (rank, sign * share, route.service_ns, route.index)
@@ -33,7 +35,7 @@ def best_route(desk: Desk, ticket: Ticket, routes: Sequence[Route]) -> Route | N
     return best[1] if best is not None else None
 
 
-def _rank(desk: Desk, ticket: Ticket, route: Route) -> int | None:
+def _rank(desk: ModelQueue, ticket: SequenceRequest, route: ChainState) -> int | None:
     """Returns 0 if b and e hold with a session more, 1 if e does; None if neither."""
     board = desk.board
     held = board.seat_of(ticket.request) if board is not None else None
@@ -50,13 +52,13 @@ def _rank(desk: Desk, ticket: Ticket, route: Route) -> int | None:
     return 0 if worker.has_context(cached, left, seat.per_token_ns, theta) else 1
 
 
-def load_of(desk: Desk, route: Route) -> ChainLoad:
+def load_of(desk: ModelQueue, route: ChainState) -> ChainActivity:
     """Returns what a chain computes at the moment, as far as is known."""
     board = desk.board
     worker = board.worker_of(route) if board is not None else None
     if worker is None or worker.lines is UNKNOWN:
-        return ChainLoad(None)
+        return ChainActivity(None)
     pace = 0 if worker.tightest_ns == math.inf else int(worker.tightest_ns)
     mine = {hop.agent for hop in route.hops}
     sharing = sum(not mine.isdisjoint([hop.agent for hop in r.hops]) for r in desk.offered)
-    return ChainLoad(worker.lines, len(worker.seats), worker.now_tokens, pace, max(1, sharing))
+    return ChainActivity(worker.lines, len(worker.seats), worker.now_tokens, pace, max(1, sharing))

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.routes import ChainState
 from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
-from catenary_scheduler.dispatch.chained.tracking import Move, Session, Ticket
+from catenary_scheduler.dispatch.chained.tracking import Move, SequenceRequest, Session
 from catenary_scheduler.dispatch.events import MoveMode, SessionFailed, SessionMoved, StartSession
 from catenary_services.domain.ids import Nanoseconds, SessionId
 from catenary_services.domain.plan import ChainHop
 from catenary_services.errors import Unavailable
 
 
-class ChainMoving(ChainLedger):
+class ChainMigration(ChainLedger):
     """How a move begins, and how it ends."""
 
-    def move(self, session_id: SessionId, route: Route, mode: MoveMode, reason: str) -> bool:
+    def move(self, session_id: SessionId, route: ChainState, mode: MoveMode, reason: str) -> bool:
         """Has a session go on, on another chain of its model.
 
         Args:
@@ -65,7 +65,7 @@ class ChainMoving(ChainLedger):
         )
         return True
 
-    def obstacle(self, session_id: SessionId, route: Route | None = None) -> str:
+    def obstacle(self, session_id: SessionId, route: ChainState | None = None) -> str:
         """Returns in words why a session cannot be moved now, to a chain if one is named."""
         session = self.sessions.get(session_id)
         fault = _unmovable(session)
@@ -77,7 +77,7 @@ class ChainMoving(ChainLedger):
             return "too many sessions move away from its agents at the moment"
         return self._no_way(session, route) if route is not None else ""
 
-    def _no_way(self, session: Session, route: Route) -> str:
+    def _no_way(self, session: Session, route: ChainState) -> str:
         """Returns why a session cannot be moved to a chain."""
         desk = self.desk(session.ticket.model) if session.ticket is not None else None
         if route is session.route:
@@ -91,7 +91,7 @@ class ChainMoving(ChainLedger):
         busy = "too many sessions move to the agents of that chain at the moment"
         return "" if self.may_concern(route.hops) else busy
 
-    def has_slot(self, route: Route) -> bool:
+    def has_slot(self, route: ChainState) -> bool:
         """True if one more session fits a chain by number and by slots."""
         return route.running < route.capacity and self.slots.probe(route.claims) is None
 
@@ -153,7 +153,7 @@ class ChainMoving(ChainLedger):
         """When `end_moves` has something to do."""
         return min([move.deadline for move in self.moves.values()], default=None)
 
-    def _becomes(self, ticket: Ticket, source: Session, target: Session) -> None:
+    def _becomes(self, ticket: SequenceRequest, source: Session, target: Session) -> None:
         """The request of a session is answered by another one from now on."""
         source.ticket = None
         target.ticket, ticket.session = ticket, target
@@ -194,7 +194,7 @@ class ChainMoving(ChainLedger):
         else:
             self.restart(ticket)
 
-    def has_tokens(self, ticket: Ticket, session: Session, generated_tokens: int) -> None:
+    def has_tokens(self, ticket: SequenceRequest, session: Session, generated_tokens: int) -> None:
         """The request of a session has got so many tokens of its answer."""
         ticket.generated_tokens = max(ticket.generated_tokens, generated_tokens)
         self.room.grows(session.session_id, ticket.tokens)
@@ -205,7 +205,7 @@ class ChainMoving(ChainLedger):
             if session.session_id in self.strays:
                 self.dirty[ticket.model] = None
 
-    def doubt(self, ticket: Ticket, grace_ns: Nanoseconds) -> None:
+    def doubt(self, ticket: SequenceRequest, grace_ns: Nanoseconds) -> None:
         """Gives a session up after a while, unless something speaks for it."""
         ticket.doubt = self.now + grace_ns
         self.timers.set(ticket, min(ticket.timer, ticket.doubt), len(self.tickets))

@@ -9,24 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from catenary_scheduler.dispatch.chained.placement.board import Board
+from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
 from catenary_scheduler.dispatch.chained.placement.board_figures import PLACED
 from catenary_scheduler.dispatch.chained.placement.seating import UNKNOWN
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
-from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
+from catenary_scheduler.dispatch.chained.routes import ChainState
 from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
-from catenary_scheduler.dispatch.chained.tracking import Ticket
-from catenary_scheduler.dispatch.placing.constraints import Readings, examine
-from catenary_scheduler.dispatch.placing.jobs import Limits
-from catenary_scheduler.dispatch.placing.occupancy import Seat
-from catenary_scheduler.dispatch.placing.rebalancer import Placed
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
+from catenary_scheduler.dispatch.placing.constraints import PaperReadings, examine
+from catenary_scheduler.dispatch.placing.jobs import WorkerLimits
+from catenary_scheduler.dispatch.placing.occupancy import RunningSequence
+from catenary_scheduler.dispatch.placing.rebalancer import UnstartedPlacement
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import Nanoseconds
 
-_READINGS = Readings(strict_slack=True)
+_READINGS = PaperReadings(strict_slack=True)
 
 
-def resettle(life: ChainLedger, desk: Desk, started: Sequence[Ticket]) -> bool:
+def resettle(life: ChainLedger, desk: ModelQueue, started: Sequence[SequenceRequest]) -> bool:
     """Has sessions begin elsewhere if that evens out what predictions got wrong.
 
     Args:
@@ -41,14 +41,14 @@ def resettle(life: ChainLedger, desk: Desk, started: Sequence[Ticket]) -> bool:
     if board is None or board.rebalancer is None:
         return False
     workers = {worker: route for route, worker in board.mixed() if worker.lines is not UNKNOWN}
-    placed: list[tuple[Ticket, Worker, Seat]] = []
+    placed: list[tuple[SequenceRequest, Worker, RunningSequence]] = []
     for ticket in started:
         held = board.seat_of(ticket.request)
         if held is not None and held[0] in workers:
             placed.append((ticket, *held))
     moves = board.rebalancer.settle(
         {worker: worker.lines for worker in workers},
-        [Placed(worker, seat.predicted_tokens) for _, worker, seat in placed],
+        [UnstartedPlacement(worker, seat.predicted_tokens) for _, worker, seat in placed],
         _Check(board, workers, placed, life.now),
     )
     changed = [
@@ -77,9 +77,9 @@ class _Check:
 
     def __init__(
         self,
-        board: Board,
-        routes: dict[Worker, Route],
-        placed: Sequence[tuple[Ticket, Worker, Seat]],
+        board: SloPlacer,
+        routes: dict[Worker, ChainState],
+        placed: Sequence[tuple[SequenceRequest, Worker, RunningSequence]],
         now: Nanoseconds,
     ) -> None:
         self._theta = board.adaptation.theta
@@ -100,11 +100,11 @@ class _Check:
         limits = self._limits(worker, [*others, *seats])
         return examine(worker.lines, limits, jobs, last, _READINGS).ok
 
-    def _limits(self, worker: Worker, seats: Sequence[Seat]) -> Limits:
+    def _limits(self, worker: Worker, seats: Sequence[RunningSequence]) -> WorkerLimits:
         """Returns the tightest limits of these sessions, as of now."""
         due = min((seat.due_ns for seat in seats if seat.is_new and seat.due_ns), default=0)
         pace = min((seat.per_token_ns for seat in seats if seat.per_token_ns), default=0)
-        return Limits(
+        return WorkerLimits(
             first_token_ns=max(1, due - self._now) if due else 0,
             per_token_ns=pace,
             cache_capacity=worker.limits.cache_capacity or math.inf,

@@ -12,12 +12,12 @@ from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
 from catenary_scheduler.dispatch.chained.migration.destinations import best_route, load_of
-from catenary_scheduler.dispatch.chained.migration.moving import ChainMoving
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.migration.moving import ChainMigration
+from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
 from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
-from catenary_scheduler.dispatch.events import MoveMode, MoveWanted
+from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
+from catenary_scheduler.dispatch.events import MoveMode, MoveRequested
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey, SessionId
 from catenary_services.domain.plan import Plan
 
@@ -25,7 +25,7 @@ _LOOK_AHEAD = 8
 """Strays that find no place; then the others are not looked at this time."""
 
 
-class ChainStraying(ChainMoving):
+class ChainEvacuation(ChainMigration):
     """Which sessions must go elsewhere, and moves that name no chain.
 
     Attributes:
@@ -43,7 +43,7 @@ class ChainStraying(ChainMoving):
         super().__init__(config, slots, availability, policy, first_session)
         self.hosted: set[tuple[AgentId, PartitionKey]] = set()
 
-    def move_wanted(self, event: MoveWanted) -> None:
+    def move_wanted(self, event: MoveRequested) -> None:
         """Somebody wants a session elsewhere."""
         self.counters["wanted_moves"] += 1
         session = self.sessions.get(event.session)
@@ -133,7 +133,9 @@ class ChainStraying(ChainMoving):
             else:
                 self.move(session_id, route, self.mode_of(session, route), "stray")
 
-    def destination(self, desk: Desk, session: Session, ticket: Ticket) -> Route | None:
+    def destination(
+        self, desk: ModelQueue, session: Session, ticket: SequenceRequest
+    ) -> ChainState | None:
         """Returns the best chain a session can move to now; None if there is none."""
         routes = [
             route
@@ -146,7 +148,7 @@ class ChainStraying(ChainMoving):
         ]
         return best_route(desk, ticket, routes)
 
-    def mode_of(self, session: Session, route: Route) -> MoveMode:
+    def mode_of(self, session: Session, route: ChainState) -> MoveMode:
         """Returns what should travel if a session moves to a chain at once: what is faster."""
         ticket = session.ticket
         if ticket is None or session.route is None:

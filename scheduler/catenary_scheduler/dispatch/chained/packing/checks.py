@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from catenary_scheduler.dispatch.chained.migration.moving import ChainMoving
-from catenary_scheduler.dispatch.chained.packing.view import PackedChain, Seen
+from catenary_scheduler.dispatch.chained.migration.moving import ChainMigration
+from catenary_scheduler.dispatch.chained.packing.view import PackedChain, SessionSnapshot
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
 from catenary_scheduler.dispatch.chained.placement.seating import UNKNOWN
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
 from catenary_scheduler.dispatch.placing.worker import Worker
-from catenary_scheduler.packing.transfers.transfer_costs import ChainLoad, MoveTimes
-from catenary_scheduler.packing.transfers.transfers import TransferMove, Way
+from catenary_scheduler.packing.transfers.transfer_costs import ChainActivity, MoveTimes
+from catenary_scheduler.packing.transfers.transfers import TransferKind, TransferMove
 from catenary_services.domain.latency import LatencyLines
 
 
@@ -27,8 +27,8 @@ class MoveChecks:
 
     def __init__(
         self,
-        life: ChainMoving,
-        desk: Desk,
+        life: ChainMigration,
+        desk: ModelQueue,
         rules: PackingRules,
         lines: dict[str, LatencyLines | None],
     ) -> None:
@@ -38,7 +38,7 @@ class MoveChecks:
         self._lines = lines
         self._lengths = life.lengths_of(desk.model)
 
-    def has_room(self, seen: Seen, chain: PackedChain) -> bool:
+    def has_room(self, seen: SessionSnapshot, chain: PackedChain) -> bool:
         """True if a chain has a slot and memory for a session, beside all it holds now (G15).
 
         The source keeps its caches until the session is handed over, so what others are about to
@@ -61,7 +61,7 @@ class MoveChecks:
             return True
         return board.adaptation.attainment >= board.adaptation.config.target
 
-    def keeps_objectives(self, seen: Seen, chain: PackedChain) -> bool:
+    def keeps_objectives(self, seen: SessionSnapshot, chain: PackedChain) -> bool:
         """True if constraints b and e hold on a chain with one more session."""
         if not (self.is_harmless or seen.chain.overflows):
             return False
@@ -80,7 +80,7 @@ class MoveChecks:
             seen.tokens, left, seat.per_token_ns, theta, share
         ) and worker.has_cache(seen.tokens, left)
 
-    def may_read(self, seen: Seen, chain: PackedChain) -> bool:
+    def may_read(self, seen: SessionSnapshot, chain: PackedChain) -> bool:
         """True if nobody is harmed by reading its tokens again on a chain (constraints c and d)."""
         worker = self._worker(chain)
         board = self._desk.board
@@ -93,7 +93,7 @@ class MoveChecks:
             return False
         return worker.stall_ns(seen.tokens) <= board.adaptation.theta * worker.least_saved_ns
 
-    def is_worth_it(self, seen: Seen, times: MoveTimes) -> bool:
+    def is_worth_it(self, seen: SessionSnapshot, times: MoveTimes) -> bool:
         """True if a session goes on for long enough that moving it pays.
 
         What is gained by a move lasts as long as the session does; what it costs is links, or time
@@ -108,11 +108,11 @@ class MoveChecks:
         known = [each for each in (times.kv_ns, times.tokens_ns) if each is not None]
         return not known or left_ns >= self._rules.worth * min(known)
 
-    def times(self, move: TransferMove, load: ChainLoad) -> MoveTimes:
+    def times(self, move: TransferMove, load: ChainActivity) -> MoveTimes:
         """Returns how long a move takes either way."""
         return self._life.boundaries.times(move, load)
 
-    def transfer(self, seen: Seen, chain: PackedChain) -> TransferMove:
+    def transfer(self, seen: SessionSnapshot, chain: PackedChain) -> TransferMove:
         """Returns what a move takes; where nothing is known of the caches, it takes nothing."""
         number, hops = int(seen.session.session_id), seen.session.hops
         source, target = seen.chain.route.chain_id, chain.route.chain_id
@@ -121,17 +121,17 @@ class MoveChecks:
             return TransferMove(number, source, target, 0, seen.tokens, ())
         return cost.move(number, source, target)
 
-    def load(self, chain: PackedChain, sharing: int) -> ChainLoad:
+    def load(self, chain: PackedChain, sharing: int) -> ChainActivity:
         """Returns what a chain computes at the moment."""
         worker = self._worker(chain)
         if worker is None or worker.lines is UNKNOWN:
             lines = self._lines.get(chain.route.chain_id)
-            return ChainLoad(lines, chain.sessions, chain.tokens, 0, sharing)
+            return ChainActivity(lines, chain.sessions, chain.tokens, 0, sharing)
         tightest = worker.tightest_ns
         pace = 0 if tightest == math.inf else int(tightest)
-        return ChainLoad(worker.lines, len(worker.seats), worker.now_tokens, pace, sharing)
+        return ChainActivity(worker.lines, len(worker.seats), worker.now_tokens, pace, sharing)
 
-    def starts(self, seen: Seen, chain: PackedChain, way: Way) -> bool:
+    def starts(self, seen: SessionSnapshot, chain: PackedChain, way: TransferKind) -> bool:
         """Begins a move, if it is still possible."""
         if way == "tokens" and not self.may_read(seen, chain):
             return False

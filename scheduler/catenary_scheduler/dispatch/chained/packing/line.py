@@ -9,17 +9,17 @@ that was not made: if it is still wanted in the next epoch, it is found again.
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.migration.moving import ChainMoving
+from catenary_scheduler.dispatch.chained.migration.moving import ChainMigration
 from catenary_scheduler.dispatch.chained.packing.checks import MoveChecks
 from catenary_scheduler.dispatch.chained.packing.model import ModelPacking
-from catenary_scheduler.dispatch.chained.packing.pool import Wanted
+from catenary_scheduler.dispatch.chained.packing.pool import ProposedMove
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
-from catenary_scheduler.dispatch.chained.tracking import Ticket
-from catenary_scheduler.packing.moves import Move
+from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
+from catenary_scheduler.packing.moves import PackingMove
 from catenary_scheduler.packing.transfers.ordering import in_waves
-from catenary_scheduler.packing.transfers.transfer_costs import ChainLoad
-from catenary_scheduler.packing.transfers.transfers import TransferMove, Way
+from catenary_scheduler.packing.transfers.transfer_costs import ChainActivity
+from catenary_scheduler.packing.transfers.transfers import TransferKind, TransferMove
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.plan import Agent
 
@@ -38,7 +38,7 @@ room, because an objective would be missed, because the session ends soon, becau
 of links and chains; those that were begun; how often a packer had to be made anew."""
 
 
-class Packing:
+class SessionPacking:
     """Packs the sessions of all models that have a goal.
 
     Args:
@@ -46,7 +46,7 @@ class Packing:
         rules: When, and what is worth its while.
     """
 
-    def __init__(self, life: ChainMoving, rules: PackingRules) -> None:
+    def __init__(self, life: ChainMigration, rules: PackingRules) -> None:
         self._life = life
         self._rules = rules
         self._models: dict[ModelKey, ModelPacking] = {}
@@ -76,7 +76,7 @@ class Packing:
         if not self._models:
             self._due = None
 
-    def started(self, ticket: Ticket) -> None:
+    def started(self, ticket: SequenceRequest) -> None:
         """A request has a session: the next one is put beside it, before an epoch is over."""
         packed = self._models.get(ticket.model)
         if packed is not None and ticket.session is not None:
@@ -138,12 +138,12 @@ class Packing:
                 life.counters["packing_wanted"] += len(wanted)
                 self._move(life.desks[key], packed, wanted)
 
-    def _move(self, desk: Desk, packed: ModelPacking, wanted: list[Wanted]) -> None:
+    def _move(self, desk: ModelQueue, packed: ModelPacking, wanted: list[ProposedMove]) -> None:
         """Begins the moves that may be made."""
         life, counters = self._life, self._life.counters
         checks = MoveChecks(life, desk, self._rules, packed.lines)
-        asked: dict[int, tuple[TransferMove, Wanted]] = {}
-        loads: dict[str, ChainLoad] = {}
+        asked: dict[int, tuple[TransferMove, ProposedMove]] = {}
+        loads: dict[str, ChainActivity] = {}
         for each, chain in _in_order(wanted, self._rules.most_moves):
             name = chain.route.chain_id
             if name not in loads:
@@ -167,14 +167,14 @@ class Packing:
         self,
         checks: MoveChecks,
         packed: ModelPacking,
-        asked: dict[int, tuple[TransferMove, Wanted]],
-        loads: dict[str, ChainLoad],
+        asked: dict[int, tuple[TransferMove, ProposedMove]],
+        loads: dict[str, ChainActivity],
     ) -> None:
         life = self._life
         moves = [move for move, _ in asked.values()]
         division = life.boundaries.divide(life.now, moves, dict(loads.items()))
         life.counters["packing_deferred"] += len(division.deferred)
-        ways: tuple[tuple[Way, tuple[int, ...]], ...] = (
+        ways: tuple[tuple[TransferKind, tuple[int, ...]], ...] = (
             ("kv", division.kv),
             ("tokens", division.tokens),
         )
@@ -186,7 +186,7 @@ class Packing:
                     life.counters["packing_moves"] += 1
 
 
-def _in_order(wanted: list[Wanted], most: int) -> list[Wanted]:
+def _in_order(wanted: list[ProposedMove], most: int) -> list[ProposedMove]:
     """Returns the moves that are possible, those first that others wait for (G15).
 
     Sessions that rest stay where they are, unless their chain overflows.
@@ -198,7 +198,7 @@ def _in_order(wanted: list[Wanted], most: int) -> list[Wanted]:
     ][:most]
     moves, room = [], {}
     for number, (seen, target) in enumerate(able):
-        moves.append(Move(number, seen.chain.number, target.number, seen.size))
+        moves.append(PackingMove(number, seen.chain.number, target.number, seen.size))
         for chain in (seen.chain, target):
             room[chain.number] = max(0, chain.capacity - chain.held)
     ordering = in_waves(moves, room)
@@ -206,6 +206,6 @@ def _in_order(wanted: list[Wanted], most: int) -> list[Wanted]:
     return [able[moves.index(move)] for move in [*ordered, *ordering.deferred]]
 
 
-def _smallest_first(wanted: Wanted) -> tuple[int, int]:
+def _smallest_first(wanted: ProposedMove) -> tuple[int, int]:
     """What is small finds room first; the session id makes the order a total one."""
     return wanted[0].size, int(wanted[0].session.session_id)

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from catenary_scheduler.dispatch.chained.packing.kinds import pools_of
-from catenary_scheduler.dispatch.chained.packing.pool import ChainPool, Wanted
-from catenary_scheduler.dispatch.chained.packing.view import PackedChain, Seen, blocks_of, size_of
+from catenary_scheduler.dispatch.chained.packing.pool import ChainPool, ProposedMove
+from catenary_scheduler.dispatch.chained.packing.view import (
+    PackedChain,
+    SessionSnapshot,
+    blocks_of,
+    size_of,
+)
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
 from catenary_scheduler.dispatch.chained.placement.seating import GAMMA, UNKNOWN
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
+from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
+from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_services.domain.ids import AgentId, Nanoseconds, RequestId
 from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.packing import PackingGoal
@@ -49,9 +54,9 @@ class ModelPacking:
         self.lines: dict[str, LatencyLines | None] = {}
         self._rules = rules
         self._blocks: dict[tuple[ChainHop, ...], int] = {}
-        self._offered: list[Route] = []
-        self._desk: Desk | None = None
-        self._chains: dict[Route, PackedChain] = {}
+        self._offered: list[ChainState] = []
+        self._desk: ModelQueue | None = None
+        self._chains: dict[ChainState, PackedChain] = {}
         self._pools: list[ChainPool] = []
         self._sharing: dict[AgentId, int] = {}
         self._watched: dict[RequestId, _Watched] = {}
@@ -91,7 +96,7 @@ class ModelPacking:
 
     # An epoch
 
-    def begin(self, desk: Desk, classes: Mapping[AgentId, str]) -> None:
+    def begin(self, desk: ModelQueue, classes: Mapping[AgentId, str]) -> None:
         """Prepares for the sessions to be seen.
 
         Args:
@@ -110,7 +115,7 @@ class ModelPacking:
         for pool in self._pools:
             pool.seen = {}
 
-    def see(self, ticket: Ticket, session: Session, now: Nanoseconds) -> None:
+    def see(self, ticket: SequenceRequest, session: Session, now: Nanoseconds) -> None:
         """Takes a session with a request; those on chains that may not be used are left alone."""
         move = session.moving
         source = self._chains.get(session.route) if session.route is not None else None
@@ -131,19 +136,19 @@ class ModelPacking:
         tokens = self._expected(ticket, growth)
         size = size_of(chain, tokens, self._share(ticket, chain))
         rests = move is not None or now - watched.moved_ns < self._rules.rest_after(watched.moves)
-        seen = Seen(ticket, session, chain, growth, size, rests)
+        seen = SessionSnapshot(ticket, session, chain, growth, size, rests)
         self._pools[chain.pool].seen[ticket.request] = seen
         chain.holds(ticket.tokens, size)
         if move is not None and source is not None:
             source.holds(ticket.tokens, size)
 
-    def wanted(self) -> list[Wanted]:
+    def wanted(self) -> list[ProposedMove]:
         """Returns who should move where."""
         if len(self._watched) > 2 * sum(len(pool.seen) for pool in self._pools) + 64:
             self._forget()
         return [each for pool in self._pools for each in pool.wanted()]
 
-    def preferred(self, tokens: int) -> Route | None:
+    def preferred(self, tokens: int) -> ChainState | None:
         """Returns the chain for a new session with so many tokens; None: none in particular."""
         for pool in self._pools:
             chain = pool.preferred(tokens + self._rules.ahead * self._usual_growth)
@@ -151,14 +156,14 @@ class ModelPacking:
                 return chain.route
         return None
 
-    def started(self, ticket: Ticket, session: Session) -> None:
+    def started(self, ticket: SequenceRequest, session: Session) -> None:
         """A session has begun, between two epochs."""
         chain = self._chains.get(session.route) if session.route is not None else None
         if chain is not None:
             tokens = self._expected(ticket, self._usual_growth)
             self._pools[chain.pool].started(ticket.request, chain, tokens)
 
-    def moved(self, seen: Seen, now: Nanoseconds) -> None:
+    def moved(self, seen: SessionSnapshot, now: Nanoseconds) -> None:
         """A session begins to move."""
         watched = self._watched[seen.ticket.request]
         watched.moves += 1
@@ -178,7 +183,7 @@ class ModelPacking:
         """Tokens a session gets in an epoch, of which nothing else is known."""
         return round(self._growth) or _FIRST_GROWTH
 
-    def _expected(self, ticket: Ticket, growth: int) -> int:
+    def _expected(self, ticket: SequenceRequest, growth: int) -> int:
         """Returns what a session will have cached when it counts (G14); no more than it may."""
         most = ticket.event.prompt_tokens + ticket.event.max_tokens
         return min(ticket.tokens + self._rules.ahead * growth, most)
@@ -211,7 +216,7 @@ class ModelPacking:
             else:
                 self._growth = float(growth)
 
-    def _share(self, ticket: Ticket, chain: PackedChain) -> float:
+    def _share(self, ticket: SequenceRequest, chain: PackedChain) -> float:
         """Returns what a session takes of the steps of a chain; 0: nothing is known of these."""
         board = self._desk.board if self._desk is not None else None
         held = board.seat_of(ticket.request) if board is not None else None

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Session, Ticket
-from catenary_scheduler.dispatch.placing.occupancy import Seat
+from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
+from catenary_scheduler.dispatch.placing.occupancy import RunningSequence
 from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
 from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import Chain
@@ -48,7 +48,7 @@ class PackedChain:
         "tokens",
     )
 
-    def __init__(self, route: Route, capacity: int) -> None:
+    def __init__(self, route: ChainState, capacity: int) -> None:
         self.route = route
         self.capacity = capacity
         self.least = max(1, capacity // max(1, route.capacity))
@@ -70,7 +70,9 @@ class PackedChain:
         self.sessions += 1
         self.tokens += tokens
 
-    def share_of_step(self, seat: Seat, lines: LatencyLines, gamma: float, theta: float) -> float:
+    def share_of_step(
+        self, seat: RunningSequence, lines: LatencyLines, gamma: float, theta: float
+    ) -> float:
         """Returns what a session takes of the steps its objective allows.
 
         Constraint b (Aladdin, eq. 4) is linear in the sessions of a batch: k2 times the context
@@ -86,7 +88,7 @@ class PackedChain:
         return min(1.0, taken / spare)
 
 
-class Seen:
+class SessionSnapshot:
     """A session at one epoch.
 
     Attributes:
@@ -103,7 +105,7 @@ class Seen:
 
     def __init__(
         self,
-        ticket: Ticket,
+        ticket: SequenceRequest,
         session: Session,
         chain: PackedChain,
         growth: int,

@@ -13,22 +13,22 @@ from collections.abc import Callable
 
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.chained.placement.board_figures import FORCED, INADMISSIBLE
-from catenary_scheduler.dispatch.chained.placement.inadmissible import Fault, fault_of
-from catenary_scheduler.dispatch.chained.placement.reseating import Reseating
+from catenary_scheduler.dispatch.chained.placement.inadmissible import ObjectiveViolation, fault_of
+from catenary_scheduler.dispatch.chained.placement.reseating import MigrationLoads
 from catenary_scheduler.dispatch.chained.placement.seating import UNKNOWN
-from catenary_scheduler.dispatch.chained.routes import Route, paired
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.routes import ChainState, paired
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import SessionRequested
 from catenary_scheduler.dispatch.placing.best_fit import (
     NOBODY,
-    Asked,
+    PlacementRequest,
     fullest,
     least_harm,
     least_loaded,
 )
 from catenary_services.domain.ids import Nanoseconds
 
-Preferred = Callable[[int], Route | None]
+Preferred = Callable[[int], ChainState | None]
 _SPARE = 0.9
 """With one worker less, steps should take no more than this share of the objective."""
 
@@ -37,7 +37,7 @@ def _always(index: int) -> bool:
     return True
 
 
-class Board(Reseating):
+class SloPlacer(MigrationLoads):
     """Decides for one model.
 
     Args:
@@ -52,7 +52,7 @@ class Board(Reseating):
         self._tokens = 0
         """Of the request that is looked at."""
 
-    def fault(self, event: SessionRequested, now: Nanoseconds) -> Fault | None:
+    def fault(self, event: SessionRequested, now: Nanoseconds) -> ObjectiveViolation | None:
         """Returns why a request must be refused (R3); None if it may be served.
 
         What no empty worker can hold is refused in any case. What only cannot be in time is if it
@@ -73,7 +73,7 @@ class Board(Reseating):
         """True if a worker has a free slot."""
         return any(self._has_slot(route) for route in self._routes)
 
-    def choose(self, ticket: Ticket, now: Nanoseconds) -> Route | None:
+    def choose(self, ticket: SequenceRequest, now: Nanoseconds) -> ChainState | None:
         """Returns where a request starts now; None if it has to wait."""
         asked = ticket.asked or self.prepare(ticket)
         self._tokens = ticket.tokens
@@ -95,7 +95,7 @@ class Board(Reseating):
         return self._pair(index, asked, now)
 
     def expected(
-        self, ticket: Ticket, route: Route, now: Nanoseconds
+        self, ticket: SequenceRequest, route: ChainState, now: Nanoseconds
     ) -> tuple[Nanoseconds, Nanoseconds]:
         """Returns when a request that starts now should get its first token, and the others.
 
@@ -128,7 +128,7 @@ class Board(Reseating):
                 best, least = index, key
         return best
 
-    def _packed(self, asked: Asked, now: Nanoseconds) -> int:
+    def _packed(self, asked: PlacementRequest, now: Nanoseconds) -> int:
         """Returns the worker that keeps sessions together, among those on which b-e hold.
 
         That is where the packer of running sessions would put it, so that it need not move; if it
@@ -144,14 +144,16 @@ class Board(Reseating):
                     return index
         return fullest(self._open, asked, now, theta, self._is_open, share)
 
-    def _pair(self, index: int, asked: Asked, now: Nanoseconds) -> Route | None:
+    def _pair(self, index: int, asked: PlacementRequest, now: Nanoseconds) -> ChainState | None:
         """Returns the route of a worker; of one that runs prompts, with one that generates."""
         if index == NOBODY:
             return None
         route = self._routes[index]
         if not self._decode_routes or route.role != "prefill":
             return route
-        generating = Asked(asked.prompt_tokens, asked.predicted_tokens, 0, 0, asked.per_token_ns)
+        generating = PlacementRequest(
+            asked.prompt_tokens, asked.predicted_tokens, 0, 0, asked.per_token_ns
+        )
         other = least_loaded(self._decode_open, generating, now, 1.0, self._is_decode_open)
         if other == NOBODY:
             return None
@@ -167,15 +169,15 @@ class Board(Reseating):
     def _is_decode_open(self, index: int) -> bool:
         return self._is_free(self._decode_routes[index])
 
-    def is_short_of_tokens(self, ticket: Ticket) -> bool:
+    def is_short_of_tokens(self, ticket: SequenceRequest) -> bool:
         """True if workers have free slots, and none of these has memory for a request."""
         free = [route for route in self._routes if self._has_slot(route)]
         return bool(free) and not any(route.has_room(ticket.tokens) for route in free)
 
-    def _is_free(self, route: Route) -> bool:
+    def _is_free(self, route: ChainState) -> bool:
         return self._has_slot(route) and route.has_room(self._tokens)
 
-    def _has_slot(self, route: Route) -> bool:
+    def _has_slot(self, route: ChainState) -> bool:
         return route.running < route.capacity and self._slots.probe(route.claims) is None
 
     def _has_spare(self, now: Nanoseconds) -> bool:

@@ -18,7 +18,7 @@ _MEMORY_NS = 10 * NANOSECONDS_PER_SECOND
 """A placement this long ago counts no more."""
 
 
-class PromptShare:
+class PrefillShare:
     """Which share of their time workers run prompts, of late."""
 
     def __init__(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from catenary_scheduler.dispatch.chained.placement.board import Board
+from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
 
 _MILLIONTHS = 1_000_000
 
 
-def placement_statistics(boards: Iterable[Board | None]) -> dict[str, int]:
+def placement_statistics(boards: Iterable[SloPlacer | None]) -> dict[str, int]:
     """Returns present figures by name; ratios in millionths, the lowest of all models.
 
     Args:

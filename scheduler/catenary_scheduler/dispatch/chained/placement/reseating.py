@@ -6,21 +6,23 @@ placed over what it leaves before it has left, nor over what it takes.
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.placement.seating import Seating
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.placement.seating import WorkerLoads
+from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import Nanoseconds, RequestId
 
 
-class Reseating(Seating):
+class MigrationLoads(WorkerLoads):
     """What the board knows of moves."""
 
-    def worker_of(self, route: Route) -> Worker:
+    def worker_of(self, route: ChainState) -> Worker:
         """Returns the worker that a route is."""
         return self._worker(route)
 
-    def reserve(self, ticket: Ticket, route: Route, now: Nanoseconds, *, runs_again: bool) -> None:
+    def reserve(
+        self, ticket: SequenceRequest, route: ChainState, now: Nanoseconds, *, runs_again: bool
+    ) -> None:
         """A session is on its way to a route; it keeps its seat.
 
         Args:

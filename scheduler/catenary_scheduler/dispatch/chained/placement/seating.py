@@ -13,16 +13,16 @@ from catenary_scheduler.dispatch.chained.placement.board_figures import (
     PLACED,
     PLACEMENT_COUNTERS,
     RERUN,
-    PromptShare,
+    PrefillShare,
 )
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import SessionProgress, SessionRequested
 from catenary_scheduler.dispatch.placing.adaptation import Adaptation
-from catenary_scheduler.dispatch.placing.best_fit import Asked, last_moment
-from catenary_scheduler.dispatch.placing.jobs import Limits
+from catenary_scheduler.dispatch.placing.best_fit import PlacementRequest, last_moment
+from catenary_scheduler.dispatch.placing.jobs import WorkerLimits
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
-from catenary_scheduler.dispatch.placing.occupancy import Seat
+from catenary_scheduler.dispatch.placing.occupancy import RunningSequence
 from catenary_scheduler.dispatch.placing.rebalancer import Rebalancer
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds, RequestId
@@ -38,7 +38,7 @@ UNKNOWN = LatencyLines(0.0, 0.0, 0.0, 0.0, 0.0)
 _NO_OBJECTIVES = TokenObjectives()
 
 
-class Seating:
+class WorkerLoads:
     """Workers and sessions of one model.
 
     Attributes:
@@ -55,25 +55,25 @@ class Seating:
         self.lengths = LengthPredictor()
         self.adaptation = Adaptation()
         self.counters: dict[str, int] = dict.fromkeys(PLACEMENT_COUNTERS, 0)
-        self.prompt_share = PromptShare()
+        self.prompt_share = PrefillShare()
         self.packs = False
         self.is_packing = False
         self.rebalancer: Rebalancer[Worker] | None = None
         self._objectives: TokenObjectives | None = None
         self._lines: dict[tuple[ChainHop, ...], tuple[LatencyLines | None, float]] = {}
-        self._workers: dict[Route, Worker] = {}
-        self._routes: list[Route] = []
+        self._workers: dict[ChainState, Worker] = {}
+        self._routes: list[ChainState] = []
         """Those that may be used: for prompts, or for everything."""
         self._open: list[Worker] = []
         self._kinds: list[Worker] = []
         """One of all that are alike."""
-        self._decode_routes: list[Route] = []
+        self._decode_routes: list[ChainState] = []
         """Of a split phase: those that generate."""
         self._decode_open: list[Worker] = []
         self._decode_kinds: list[Worker] = []
-        self._pairs: dict[tuple[Route, Route], Route] = {}
-        self._seats: dict[RequestId, tuple[Worker, Seat]] = {}
-        self._coming: dict[RequestId, tuple[Worker, Seat]] = {}
+        self._pairs: dict[tuple[ChainState, ChainState], ChainState] = {}
+        self._seats: dict[RequestId, tuple[Worker, RunningSequence]] = {}
+        self._coming: dict[RequestId, tuple[Worker, RunningSequence]] = {}
         """Of sessions that move: where to."""
         self._prompts: dict[RequestId, Worker] = {}
         """Of a split phase: where the prompts run of sessions without a token."""
@@ -98,7 +98,7 @@ class Seating:
         self._kinds = _kinds(self._open)
         self._decode_kinds = _kinds(self._decode_open)
 
-    def rebuild(self, routes: Sequence[Route]) -> None:
+    def rebuild(self, routes: Sequence[ChainState]) -> None:
         """These may be used from now on, by their roles; sessions elsewhere still count there."""
         prefill = [route for route in routes if route.role == "prefill"]
         decode = [route for route in routes if route.role == "decode"]
@@ -126,23 +126,23 @@ class Seating:
         self._kinds = _kinds(self._open)
         self._decode_kinds = _kinds(self._decode_open)
 
-    def _worker(self, route: Route) -> Worker:
+    def _worker(self, route: ChainState) -> Worker:
         worker = self._workers.get(route)
         if worker is None:
-            worker = self._workers[route] = Worker(UNKNOWN, Limits(0, 0, math.inf, GAMMA))
+            worker = self._workers[route] = Worker(UNKNOWN, WorkerLimits(0, 0, math.inf, GAMMA))
             self._adopt(route, worker)
         return worker
 
-    def _adopt(self, route: Route, worker: Worker) -> None:
+    def _adopt(self, route: ChainState, worker: Worker) -> None:
         lines, capacity = self._lines.get(route.hops, (None, math.inf))
         split = route.role == "decode"
-        worker.adopt(lines or UNKNOWN, Limits(0, 0, capacity, GAMMA, 1.0, split))
+        worker.adopt(lines or UNKNOWN, WorkerLimits(0, 0, capacity, GAMMA, 1.0, split))
 
-    def seat_of(self, request: RequestId) -> tuple[Worker, Seat] | None:
+    def seat_of(self, request: RequestId) -> tuple[Worker, RunningSequence] | None:
         """Returns where a session is."""
         return self._seats.get(request)
 
-    def mixed(self) -> list[tuple[Route, Worker]]:
+    def mixed(self) -> list[tuple[ChainState, Worker]]:
         """Returns the workers that may be used and do both, run prompts and generate."""
         both = zip(self._routes, self._open, strict=True)
         return [(route, worker) for route, worker in both if route.role == "mixed"]
@@ -156,7 +156,9 @@ class Seating:
             return None
         return found
 
-    def asked(self, event: SessionRequested, arrived: Nanoseconds, done: int = 0) -> Asked:
+    def asked(
+        self, event: SessionRequested, arrived: Nanoseconds, done: int = 0
+    ) -> PlacementRequest:
         """Returns a request as decisions take it.
 
         Args:
@@ -176,11 +178,11 @@ class Seating:
             due = arrived + first
         elif not done and objectives.per_token_ns:
             due = arrived + _LONGEST_HOLD_NS
-        return Asked(
+        return PlacementRequest(
             event.prompt_tokens + done, max(1.0, whole - done), first, due, objectives.per_token_ns
         )
 
-    def prepare(self, ticket: Ticket) -> Asked:
+    def prepare(self, ticket: SequenceRequest) -> PlacementRequest:
         """Notes what a request needs, and when it must be placed at the latest."""
         asked = self.asked(ticket.event, ticket.arrived, ticket.generated_tokens)
         ticket.asked = asked
@@ -189,13 +191,13 @@ class Seating:
 
     # Sessions
 
-    def seat(self, ticket: Ticket, route: Route, now: Nanoseconds) -> None:
+    def seat(self, ticket: SequenceRequest, route: ChainState, now: Nanoseconds) -> None:
         """A request has a session on this route."""
         self.leave(ticket.request)
         asked = ticket.asked or self.prepare(ticket)
         prefill, decode = route.halves if route.halves is not None else (None, route)
         worker = self._worker(decode)
-        seat = Seat(
+        seat = RunningSequence(
             ticket.request,
             asked.prompt_tokens,
             asked.predicted_tokens,
@@ -210,7 +212,9 @@ class Seating:
         if prefill is not None:
             runs = self._worker(prefill)
             # Nobody generates there, so no prompt can hold anybody up but other prompts.
-            runs.add(Seat(ticket.request, asked.prompt_tokens, 1.0, 0, asked.due_ns, now))
+            runs.add(
+                RunningSequence(ticket.request, asked.prompt_tokens, 1.0, 0, asked.due_ns, now)
+            )
             self._prompts[ticket.request] = runs
         if asked.first_token_ns or asked.per_token_ns:
             self.counters[PLACED] += 1
@@ -229,7 +233,7 @@ class Seating:
         if worker is not None:
             worker.remove(request)
 
-    def progressed(self, ticket: Ticket, progress: SessionProgress) -> None:
+    def progressed(self, ticket: SequenceRequest, progress: SessionProgress) -> None:
         """A session has got tokens."""
         if progress.generated_tokens <= ticket.generated_tokens:
             return
@@ -244,7 +248,11 @@ class Seating:
             self._progress(*coming, ticket, progress)
 
     def _progress(
-        self, worker: Worker, seat: Seat, ticket: Ticket, progress: SessionProgress
+        self,
+        worker: Worker,
+        seat: RunningSequence,
+        ticket: SequenceRequest,
+        progress: SessionProgress,
     ) -> None:
         first = ticket.arrived + progress.first_token_ns
         latest = first + progress.decode_ns
@@ -267,7 +275,7 @@ class Seating:
         for worker in self._open:
             worker.look(now)
 
-    def ended(self, ticket: Ticket, progress: SessionProgress) -> None:
+    def ended(self, ticket: SequenceRequest, progress: SessionProgress) -> None:
         """A request has its whole answer: did it meet its objectives?"""
         held = self._seats.get(ticket.request)
         if held is not None and self.rebalancer is not None:

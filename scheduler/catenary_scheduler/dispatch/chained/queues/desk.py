@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.dispatch.chained.placement.board import Board
+from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
 from catenary_scheduler.dispatch.chained.queues.failure_backoff import links_of
-from catenary_scheduler.dispatch.chained.queues.lines import Line
-from catenary_scheduler.dispatch.chained.queues.placement_line import PlacementLine
-from catenary_scheduler.dispatch.chained.routes import Route, claims_of
+from catenary_scheduler.dispatch.chained.queues.lines import WaitQueue
+from catenary_scheduler.dispatch.chained.queues.placement_line import PlacementQueue
+from catenary_scheduler.dispatch.chained.routes import ChainState, claims_of
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.plan import Chain, ChainHop, ModelPlan
@@ -17,7 +17,7 @@ _SMOOTHING = 16
 """A new gap between ends counts for one part in so many."""
 
 
-class Desk:
+class ModelQueue:
     """Where the requests of one model are served.
 
     Attributes:
@@ -32,22 +32,22 @@ class Desk:
         board: Who is on which worker, of policies that need to know; else None.
     """
 
-    def __init__(self, model: ModelKey, policy: Line | Board, slots: SlotLedger) -> None:
+    def __init__(self, model: ModelKey, policy: WaitQueue | SloPlacer, slots: SlotLedger) -> None:
         self.model = model
         self.served = False
         self.session_tokens = 0
-        self.board: Board | None = None
-        if isinstance(policy, Board):
+        self.board: SloPlacer | None = None
+        if isinstance(policy, SloPlacer):
             self.board = policy
-            self.line: Line = PlacementLine(policy)
+            self.line: WaitQueue = PlacementQueue(policy)
         else:
             self.line = policy
         self.usable = 0
-        self.offered: list[Route] = []
+        self.offered: list[ChainState] = []
         self.must_rest = False
         self.packing: PackingGoal = "off"
         self._slots = slots
-        self._routes: dict[tuple[ChainHop, ...], Route] = {}
+        self._routes: dict[tuple[ChainHop, ...], ChainState] = {}
         self._gap_ns = 0.0
         self._ended: Nanoseconds | None = None
 
@@ -72,7 +72,7 @@ class Desk:
             claims = claims_of(chain.hops, self._slots)
             route = self._routes.get(chain.hops) or before.get(chain.hops)
             if route is None:
-                route = Route(chain.chain_id, chain.hops, claims, 0, chain.service_ns, index)
+                route = ChainState(chain.chain_id, chain.hops, claims, 0, chain.service_ns, index)
             same = chain.hops in self._routes
             route.cache_tokens = self._tokens(chain) + (route.cache_tokens if same else 0)
             route.capacity = chain.capacity + (route.capacity if same else 0)
@@ -94,7 +94,7 @@ class Desk:
 
     def refresh(self, availability: Availability) -> None:
         """Offers the policy the least impaired of the chains that are whole."""
-        found: list[tuple[int, Route]] = []
+        found: list[tuple[int, ChainState]] = []
         for route in self._routes.values():
             if route.capacity > 0 and all(
                 availability.can_serve(hop.agent, hop.partition) for hop in route.hops
@@ -110,15 +110,15 @@ class Desk:
         self.must_rest = bool(routes) and all(_is_suspected(r, availability) for r in routes)
         self.line.rebuild(routes)
 
-    def route_named(self, chain_id: str) -> Route | None:
+    def route_named(self, chain_id: str) -> ChainState | None:
         """Returns a chain of the plan by its name."""
         return next((r for r in self._routes.values() if r.chain_id == chain_id), None)
 
-    def route_of(self, hops: tuple[ChainHop, ...]) -> Route:
+    def route_of(self, hops: tuple[ChainHop, ...]) -> ChainState:
         """Returns the chain with these hops, or a route beside the plan."""
         route = self._routes.get(hops)
         if route is None:
-            route = self._routes[hops] = Route("", hops, claims_of(hops, self._slots), 0, 0)
+            route = self._routes[hops] = ChainState("", hops, claims_of(hops, self._slots), 0, 0)
         return route
 
     @property
@@ -140,12 +140,12 @@ class Desk:
         return round(len(self.line) * self._gap_ns)
 
 
-def _is_suspected(route: Route, availability: Availability) -> bool:
+def _is_suspected(route: ChainState, availability: Availability) -> bool:
     suspected = Impairment.SUSPECTED
     return _is_severed(route, availability) or any(
         availability.mark_of(hop.agent, suspected) is not None for hop in route.hops
     )
 
 
-def _is_severed(route: Route, availability: Availability) -> bool:
+def _is_severed(route: ChainState, availability: Availability) -> bool:
     return any(availability.are_severed(one, other) for one, other in links_of(route.hops))

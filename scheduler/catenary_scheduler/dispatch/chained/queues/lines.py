@@ -8,29 +8,29 @@ from typing import Protocol
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.chained.placement.board import Board
-from catenary_scheduler.dispatch.chained.policies.policy import Policy
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
+from catenary_scheduler.dispatch.chained.policies.policy import ChainPolicy
+from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_services.domain.ids import Nanoseconds
 
 _FEWEST_STALE = 64
 
 
-class Line(Protocol):
+class WaitQueue(Protocol):
     """The waiting requests of one model, and whose turn it is."""
 
     def __len__(self) -> int: ...
 
-    def push(self, ticket: Ticket) -> None:
+    def push(self, ticket: SequenceRequest) -> None:
         """Has a request wait; ahead of the others if it had a session before."""
         ...
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, ticket: SequenceRequest) -> None:
         """Has a request wait no more."""
         ...
 
-    def next(self, now: Nanoseconds) -> tuple[Ticket, Route] | None:
+    def next(self, now: Nanoseconds) -> tuple[SequenceRequest, ChainState] | None:
         """Removes the request whose turn it is, and returns the free route it takes."""
         ...
 
@@ -38,15 +38,15 @@ class Line(Protocol):
         """When `next` may find somebody although nothing happened; None if only events help."""
         ...
 
-    def tickets(self) -> list[Ticket]:
+    def tickets(self) -> list[SequenceRequest]:
         """Returns who waits, in order."""
         ...
 
-    def rebuild(self, routes: Sequence[Route]) -> None:
+    def rebuild(self, routes: Sequence[ChainState]) -> None:
         """These are the routes from now on."""
         ...
 
-    def offer(self, route: Route) -> None:
+    def offer(self, route: ChainState) -> None:
         """A session left this route."""
         ...
 
@@ -55,23 +55,23 @@ class Line(Protocol):
         ...
 
 
-PolicyFactory = Callable[[SlotLedger], Line | Board]
+PolicyFactory = Callable[[SlotLedger], WaitQueue | SloPlacer]
 """Makes what decides for one model, a line around a policy or a board; the slots are the book's."""
 
 
 class CentralQueue:
     """One queue: who lost a session, then by priority, then in order of arrival."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ChainPolicy) -> None:
         self._policy = policy
-        self._heap: list[tuple[int, int, int, int, Ticket]] = []
+        self._heap: list[tuple[int, int, int, int, SequenceRequest]] = []
         self._turns = 0
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
-    def push(self, ticket: Ticket) -> None:
+    def push(self, ticket: SequenceRequest) -> None:
         """Has a request wait."""
         self._turns += 1
         ticket.turn = self._turns
@@ -79,7 +79,7 @@ class CentralQueue:
         late = 0 if ticket.again else 1
         heappush(self._heap, (late, -ticket.priority, ticket.sequence, self._turns, ticket))
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, ticket: SequenceRequest) -> None:
         """Has a request wait no more; its entry goes when it comes to the top."""
         if ticket.turn:
             ticket.turn = 0
@@ -88,7 +88,7 @@ class CentralQueue:
                 self._heap = [entry for entry in self._heap if entry[4].turn == entry[3]]
                 heapify(self._heap)
 
-    def next(self, now: Nanoseconds) -> tuple[Ticket, Route] | None:
+    def next(self, now: Nanoseconds) -> tuple[SequenceRequest, ChainState] | None:
         """Returns the head of the queue and the route the policy chooses for it."""
         heap = self._heap
         while heap and heap[0][4].turn != heap[0][3]:
@@ -108,15 +108,15 @@ class CentralQueue:
         """Returns None: routes become free by events only."""
         return None
 
-    def tickets(self) -> list[Ticket]:
+    def tickets(self) -> list[SequenceRequest]:
         """Returns who waits, in order."""
         return [entry[4] for entry in sorted(self._heap) if entry[4].turn == entry[3]]
 
-    def rebuild(self, routes: Sequence[Route]) -> None:
+    def rebuild(self, routes: Sequence[ChainState]) -> None:
         """These are the routes from now on."""
         self._policy.rebuild(routes)
 
-    def offer(self, route: Route) -> None:
+    def offer(self, route: ChainState) -> None:
         """A session left this route."""
         self._policy.offer(route)
 

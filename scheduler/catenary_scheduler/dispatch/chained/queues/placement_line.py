@@ -14,9 +14,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.dispatch.chained.placement.board import Board
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
+from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     NANOSECONDS_PER_SECOND,
@@ -34,14 +34,14 @@ _LONGEST_OVERTAKEN_NS = 2 * NANOSECONDS_PER_SECOND
 _Entry = tuple[int, int, int]
 
 
-class PlacementLine:
+class PlacementQueue:
     """Implements `Line` for a board."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: SloPlacer) -> None:
         self._board = board
         self._order: list[_Entry] = []
-        self._waiting: dict[_Entry, Ticket] = {}
-        self._keys: dict[Ticket, _Entry] = {}
+        self._waiting: dict[_Entry, SequenceRequest] = {}
+        self._keys: dict[SequenceRequest, _Entry] = {}
         self._seen: Nanoseconds = -1
         """When all who can be looked at were found to have to wait; -1: something changed since."""
         self._at = 0
@@ -52,7 +52,7 @@ class PlacementLine:
     def __len__(self) -> int:
         return len(self._order)
 
-    def push(self, ticket: Ticket) -> None:
+    def push(self, ticket: SequenceRequest) -> None:
         """Has a request wait."""
         self._board.prepare(ticket)
         key = (0 if ticket.again else 1, -ticket.priority, ticket.sequence)
@@ -63,7 +63,7 @@ class PlacementLine:
         self._at = min(self._at, at)
         self._seen = -1
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, ticket: SequenceRequest) -> None:
         """Has a request wait no more."""
         key = self._keys.pop(ticket, None)
         if key is not None:
@@ -73,7 +73,7 @@ class PlacementLine:
             if at < self._at:
                 self._at -= 1
 
-    def next(self, now: Nanoseconds) -> tuple[Ticket, Route] | None:
+    def next(self, now: Nanoseconds) -> tuple[SequenceRequest, ChainState] | None:
         """Returns the first request for which there is a place, and that place."""
         if now != self._moment:
             self._moment, self._at = now, 0
@@ -93,7 +93,7 @@ class PlacementLine:
         self._seen = now
         return None
 
-    def _keeps_others_waiting(self, ticket: Ticket, now: Nanoseconds) -> bool:
+    def _keeps_others_waiting(self, ticket: SequenceRequest, now: Nanoseconds) -> bool:
         waited = ticket.again or now - ticket.arrived >= _LONGEST_OVERTAKEN_NS
         return waited and self._board.is_short_of_tokens(ticket)
 
@@ -108,18 +108,18 @@ class PlacementLine:
                 look = due
         return look
 
-    def tickets(self) -> list[Ticket]:
+    def tickets(self) -> list[SequenceRequest]:
         """Returns who waits, in order."""
         return [self._waiting[key] for key in self._order]
 
-    def rebuild(self, routes: Sequence[Route]) -> None:
+    def rebuild(self, routes: Sequence[ChainState]) -> None:
         """These are the routes from now on."""
         self._board.rebuild(routes)
         for ticket in self._keys:
             self._board.prepare(ticket)
         self._again()
 
-    def offer(self, route: Route) -> None:
+    def offer(self, route: ChainState) -> None:
         """A session left this route."""
         self._again()
 

@@ -11,19 +11,24 @@ from typing import Literal, get_args
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.availability import Availability, Impairment
-from catenary_scheduler.dispatch.breaker import Breakers
+from catenary_scheduler.dispatch.breaker import CircuitBreakers
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
 from catenary_scheduler.dispatch.chained.placement.board_figures import PLACEMENT_COUNTERS
-from catenary_scheduler.dispatch.chained.queues.desk import Desk
+from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
 from catenary_scheduler.dispatch.chained.queues.failure_backoff import FailureBackoff
 from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
-from catenary_scheduler.dispatch.chained.routes import Route
-from catenary_scheduler.dispatch.chained.sessions.token_room import TokenRoom
-from catenary_scheduler.dispatch.chained.tracking import Move, Session, Ticket, Timers
+from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.sessions.token_room import KvBudget
+from catenary_scheduler.dispatch.chained.tracking import (
+    Move,
+    RequestTimers,
+    SequenceRequest,
+    Session,
+)
 from catenary_scheduler.dispatch.events import CloseSessions, Command, StartSession
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.dispatch.placing.rebalancer import Rebalancer
-from catenary_scheduler.packing.transfers.boundaries import Boundaries
+from catenary_scheduler.packing.transfers.boundaries import MigrationBudget
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop, Plan
 
@@ -66,7 +71,7 @@ _COUNTERS = (
 )
 
 
-class SessionHolding:
+class SessionTable:
     """State of the chained dispatcher.
 
     `commands` collects what the shell is to do; `dirty` the models where somebody may start; `now`
@@ -84,27 +89,27 @@ class SessionHolding:
         self.now: Nanoseconds = 0
         self.commands: list[Command] = []
         self.dirty: dict[ModelKey, None] = {}
-        self.desks: dict[ModelKey, Desk] = {}
+        self.desks: dict[ModelKey, ModelQueue] = {}
         self.lengths: dict[ModelKey, LengthPredictor] = {}
         """Outlive the desks: what is known of a model may be known before a plan serves it."""
-        self.tickets: dict[RequestId, Ticket] = {}
+        self.tickets: dict[RequestId, SequenceRequest] = {}
         self.sessions: dict[SessionId, Session] = {}
-        self.timers = Timers()
+        self.timers = RequestTimers()
         self.availability = availability
         self.availability_seen = -1
         """Of this version are the chains that are offered."""
         self.backoff = FailureBackoff(config, availability)
-        self.breakers = Breakers(availability, config.breaker)
+        self.breakers = CircuitBreakers(availability, config.breaker)
         self.next_stall_look: Nanoseconds | None = None
         """When to look for sessions that get no tokens; None: nobody has a session."""
-        self.resting: dict[RequestId, Ticket] = {}
+        self.resting: dict[RequestId, SequenceRequest] = {}
         """Failed where nobody is not suspected; they wait for the end of that, outside of lines."""
-        self.boundaries = Boundaries(config.boundaries)
+        self.boundaries = MigrationBudget(config.boundaries)
         """How much may move."""
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
         self.config = config
         self.slots = slots
-        self.room = TokenRoom()
+        self.room = KvBudget()
         """How large sessions are; `slots` says how many there are."""
         self.plan: Plan | None = None
         self.agents: set[AgentId] = set()
@@ -129,11 +134,11 @@ class SessionHolding:
         self._policy = policy
         self._orders: dict[AgentId, list[SessionId]] = {}
 
-    def desk(self, model: ModelKey) -> Desk:
+    def desk(self, model: ModelKey) -> ModelQueue:
         """Returns the desk of a model, made on first use."""
         desk = self.desks.get(model)
         if desk is None:
-            desk = self.desks[model] = Desk(model, self._policy(self.slots), self.slots)
+            desk = self.desks[model] = ModelQueue(model, self._policy(self.slots), self.slots)
             if desk.board is not None:
                 desk.board.lengths = self.lengths_of(model)
                 if self.config.rebalance:
@@ -150,7 +155,7 @@ class SessionHolding:
 
     # Sessions
 
-    def start(self, ticket: Ticket, route: Route) -> None:
+    def start(self, ticket: SequenceRequest, route: ChainState) -> None:
         """Books slots on every hop and has the gateway open a session."""
         session = self._booked(ticket, route)
         session.ticket, ticket.session = ticket, session
@@ -184,13 +189,13 @@ class SessionHolding:
             )
         )
 
-    def awaits_tokens(self, ticket: Ticket) -> None:
+    def awaits_tokens(self, ticket: SequenceRequest) -> None:
         """The session of a request has just got a token, or is about to get its first."""
         ticket.heard = self.now
         if self.next_stall_look is None:
             self.next_stall_look = self.now + self.config.stall_ns
 
-    def _booked(self, ticket: Ticket, route: Route) -> Session:
+    def _booked(self, ticket: SequenceRequest, route: ChainState) -> Session:
         """Returns a new session that holds slots on every hop of a route."""
         session_id = SessionId(self.next_session)
         self.next_session += 1
@@ -204,7 +209,7 @@ class SessionHolding:
         self.room.begins(session_id, routes, ticket.tokens)
         return session
 
-    def unstart(self, ticket: Ticket) -> None:
+    def unstart(self, ticket: SequenceRequest) -> None:
         """Takes back a start the gateway has not been told of: nothing of it is left."""
         session = ticket.session
         if session is None:
@@ -248,7 +253,7 @@ class SessionHolding:
         else:
             self.is_over(session.session_id)
 
-    def _leaves(self, ticket: Ticket) -> None:
+    def _leaves(self, ticket: SequenceRequest) -> None:
         """The session of a request does not load its worker any more."""
         desk = self.desks.get(ticket.model)
         if desk is not None and desk.board is not None:

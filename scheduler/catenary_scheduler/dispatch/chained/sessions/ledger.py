@@ -5,17 +5,17 @@ Every rule here serves one promise: a request that was admitted is answered exac
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.sessions.holding import SessionHolding
-from catenary_scheduler.dispatch.chained.tracking import Ticket
+from catenary_scheduler.dispatch.chained.sessions.holding import SessionTable
+from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import Reject
 from catenary_services.domain.ids import Nanoseconds
 from catenary_services.errors import DeadlineExceeded, NoActivePlan, PartitionLost
 
 
-class ChainLedger(SessionHolding):
+class ChainLedger(SessionTable):
     """Requests: they wait, have a session, or are answered."""
 
-    def enqueue(self, ticket: Ticket) -> None:
+    def enqueue(self, ticket: SequenceRequest) -> None:
         """Has a request wait for a chain; after a failure, if need be, for the end of a doubt."""
         desk = self.desk(ticket.model)
         if ticket.restarts and desk.must_rest:
@@ -31,7 +31,7 @@ class ChainLedger(SessionHolding):
 
     def reject(
         self,
-        ticket: Ticket,
+        ticket: SequenceRequest,
         reason: str,
         message: str,
         *,
@@ -46,23 +46,23 @@ class ChainLedger(SessionHolding):
             )
             self.forget(ticket)
 
-    def last_try(self, ticket: Ticket) -> Nanoseconds:
+    def last_try(self, ticket: SequenceRequest) -> Nanoseconds:
         """Returns until when a request that lost a session waits for chains that failed, too."""
         spare = min(self.config.last_try_ns, (ticket.deadline - ticket.arrived) // 4)
         return ticket.deadline - spare
 
-    def tries_no_more(self, ticket: Ticket) -> None:
+    def tries_no_more(self, ticket: SequenceRequest) -> None:
         """Answers a request that lost sessions while there is time to ask again."""
         lost = f"the session was lost {ticket.restarts} times, and there is no other chain now"
         retry_after = self.config.retry_after_ns
         self.reject(ticket, PartitionLost.reason, lost, retry_after_ns=retry_after)
 
-    def too_late(self, ticket: Ticket, stage: str) -> None:
+    def too_late(self, ticket: SequenceRequest, stage: str) -> None:
         """Answers a request whose deadline is over."""
         message = "no answer before the deadline"
         self.reject(ticket, DeadlineExceeded.reason, message, details={"stage": stage})
 
-    def unserved(self, ticket: Ticket) -> None:
+    def unserved(self, ticket: SequenceRequest) -> None:
         """Answers a request whose model no plan serves any more."""
         self.reject(
             ticket,
@@ -71,7 +71,7 @@ class ChainLedger(SessionHolding):
             retry_after_ns=self.config.retry_after_ns,
         )
 
-    def forget(self, ticket: Ticket) -> None:
+    def forget(self, ticket: SequenceRequest) -> None:
         """Stops following a request, and closes its session."""
         self.tickets.pop(ticket.request, None)
         ticket.timer = -1
@@ -81,7 +81,7 @@ class ChainLedger(SessionHolding):
         elif self.resting.pop(ticket.request, None) is None:
             self.desk(ticket.model).line.remove(ticket)
 
-    def again(self, ticket: Ticket) -> None:
+    def again(self, ticket: SequenceRequest) -> None:
         """Puts a request back to the head of its queue; what it had is closed."""
         if ticket.session is not None:
             self.close(ticket.session)
@@ -95,7 +95,7 @@ class ChainLedger(SessionHolding):
             self.timers.set(ticket, ticket.deadline, len(self.tickets))
             self.enqueue(ticket)
 
-    def restart(self, ticket: Ticket) -> None:
+    def restart(self, ticket: SequenceRequest) -> None:
         """Starts a request again that lost its session, as often as is allowed."""
         ticket.restarts += 1
         if ticket.restarts > self.config.max_restarts:

@@ -10,7 +10,7 @@ has claimed yet) is kept per partition as `Cache.unseen`.
 from __future__ import annotations
 
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.dispatch.chained.routes import Route
+from catenary_scheduler.dispatch.chained.routes import ChainState
 from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds, SessionId
 
@@ -18,12 +18,12 @@ _WINDOW_NS = 200 * NANOSECONDS_PER_MILLISECOND
 """Over which the growth of a chain is measured."""
 
 
-class Held:
+class SessionTokens:
     """What one session is counted for."""
 
     __slots__ = ("leaving", "rounded", "routes", "tokens")
 
-    def __init__(self, routes: list[Route], tokens: int) -> None:
+    def __init__(self, routes: list[ChainState], tokens: int) -> None:
         self.routes = routes
         self.tokens = tokens
         self.rounded = in_blocks(tokens)
@@ -31,7 +31,7 @@ class Held:
         """It is closing: what it holds will be free soon."""
 
 
-class TokenRoom:
+class KvBudget:
     """Counts the tokens of all sessions.
 
     Invariants: `tokens` of a route are the sum over its sessions, `leaving` over those of them that
@@ -39,12 +39,12 @@ class TokenRoom:
     """
 
     def __init__(self) -> None:
-        self._held: dict[SessionId, Held] = {}
+        self._held: dict[SessionId, SessionTokens] = {}
 
-    def begins(self, session: SessionId, routes: list[Route], tokens: int) -> None:
+    def begins(self, session: SessionId, routes: list[ChainState], tokens: int) -> None:
         """A session has slots on these routes, and will have so many tokens cached on each."""
         self.ends(session)
-        held = self._held[session] = Held(routes, tokens)
+        held = self._held[session] = SessionTokens(routes, tokens)
         for route in routes:
             _count(route, held.rounded)
 
@@ -77,7 +77,7 @@ class TokenRoom:
             for route in held.routes:
                 route.leaving_tokens += held.rounded
 
-    def left(self, session: SessionId, route: Route) -> None:
+    def left(self, session: SessionId, route: ChainState) -> None:
         """A session holds nothing on a route any more."""
         held = self._held.get(session)
         if held is None or route not in held.routes:
@@ -96,7 +96,7 @@ class TokenRoom:
             for route in list(held.routes):
                 self.left(session, route)
 
-    def sessions_on(self, route: Route) -> list[SessionId]:
+    def sessions_on(self, route: ChainState) -> list[SessionId]:
         """Returns the sessions that are counted on a route and are not closing."""
         return [
             session
@@ -114,7 +114,7 @@ class TokenRoom:
         cache.unseen = max(cache.unseen, cache.token_capacity - cache.tokens)
 
 
-def expected_tokens(route: Route, horizon_ns: Nanoseconds, least: int) -> int:
+def expected_tokens(route: ChainState, horizon_ns: Nanoseconds, least: int) -> int:
     """Returns what a chain's sessions that stay will have cached a while from now.
 
     Args:
@@ -126,7 +126,7 @@ def expected_tokens(route: Route, horizon_ns: Nanoseconds, least: int) -> int:
     return route.tokens - route.leaving_tokens + round(growth)
 
 
-def measure_growth(route: Route, now: Nanoseconds) -> None:
+def measure_growth(route: ChainState, now: Nanoseconds) -> None:
     """Brings up to date how fast the sessions of a chain grow, all together."""
     elapsed = now - route.grown_since
     if elapsed < _WINDOW_NS:
@@ -144,7 +144,7 @@ def in_blocks(tokens: int) -> int:
     return -(-tokens // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS
 
 
-def _count(route: Route, tokens: int) -> None:
+def _count(route: ChainState, tokens: int) -> None:
     route.tokens += tokens
     claims = route.claims
     for at, cache in enumerate(claims.caches):

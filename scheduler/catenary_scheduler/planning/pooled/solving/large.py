@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from catenary_scheduler.planning.pooled.assembly import Solution
-from catenary_scheduler.planning.pooled.columns.candidates import Candidates
-from catenary_scheduler.planning.pooled.solving.highs import Limits, solve_with_highs
-from catenary_scheduler.planning.pooled.solving.milp import Task
-from catenary_scheduler.planning.pooled.solving.solving import Request
+from catenary_scheduler.planning.pooled.assembly import PooledSolution
+from catenary_scheduler.planning.pooled.columns.candidates import ColumnCandidates
+from catenary_scheduler.planning.pooled.solving.highs import SolverLimits, solve_with_highs
+from catenary_scheduler.planning.pooled.solving.milp import MilpTask
+from catenary_scheduler.planning.pooled.solving.solving import SolveRequest
 
 
-def free_by_highs(request: Request, candidates: Sequence[Candidates]) -> Solution | None:
+def free_by_highs(
+    request: SolveRequest, candidates: Sequence[ColumnCandidates]
+) -> PooledSolution | None:
     """Returns the best solution found on pools of whole GPUs, or None."""
     pruned = [per_model.pruned for per_model in candidates]
-    task = Task(request.problem, pruned, request.objective, request.rates)
-    return solve_with_highs(task, Limits(request.seconds_left()))
+    task = MilpTask(request.problem, pruned, request.objective, request.rates)
+    return solve_with_highs(task, SolverLimits(request.seconds_left()))
