@@ -67,7 +67,7 @@ from catenary_scheduler.storage.journal import Journal
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.storage.store import Store
 from catenary_scheduler.storage.write_behind import FlushSchedule, WriteBehind
-from catenary_scheduler.storage.write_behind import SnapshotSources as WriteSources
+from catenary_scheduler.storage.write_behind import StateSources as WriteSources
 from catenary_scheduler.wire.messages import rejection
 from catenary_services.domain.groups import EPOCH_FIELD, first_id
 from catenary_services.domain.ids import (

@@ -44,7 +44,7 @@ class ChainAdoption(ChainEvacuation):
             session.route.running += 1
             board = self.desk(ticket.model).board
             if board is not None:
-                board.seat(ticket, session.route, self.now)
+                board.start(ticket, session.route, self.now)
                 if progress is not None:
                     board.progressed(ticket, progress)
         if progress is not None:

@@ -183,7 +183,7 @@ class ChainMigration(ChainLedger):
                 target.route.running += 1
                 self.room.begins(target_id, [target.route], ticket.tokens)
                 if board is not None:
-                    board.seat(ticket, target.route, self.now)
+                    board.start(ticket, target.route, self.now)
             self.slots.confirm(target_id, ticket.deadline + self.config.deadline_grace_ns)
             self._becomes(ticket, source, target)
             if any(hop.agent not in self.agents for hop in target.hops):

@@ -191,7 +191,7 @@ class WorkerLoads:
 
     # Sessions
 
-    def seat(self, ticket: SequenceRequest, route: ChainState, now: Nanoseconds) -> None:
+    def start(self, ticket: SequenceRequest, route: ChainState, now: Nanoseconds) -> None:
         """A request has a session on this route."""
         self.leave(ticket.request)
         asked = ticket.asked or self.prepare(ticket)

@@ -175,7 +175,7 @@ class SessionTable:
         if board is not None:
             objectives = board.objectives_of(ticket.event)
             first_ns, per_token_ns = board.expected(ticket, route, self.now)
-            board.seat(ticket, route, self.now)
+            board.start(ticket, route, self.now)
         self.commands.append(
             StartSession(
                 session.session_id,
