@@ -427,7 +427,7 @@ class SchedulerSettings(ProcessSettings):
             max_moves=self.max_moves,
             max_moves_per_agent=self.max_moves_per_agent,
             move_deadline_ns=int(self.move_timeout_s * NANOSECONDS_PER_SECOND),
-            boundaries=MigrationBudgetConfig(
+            migration_budget=MigrationBudgetConfig(
                 link_share=self.move_link_share, slowdown=self.move_slowdown
             ),
         )

@@ -84,22 +84,22 @@ def test_ids_fit_whatever_the_epoch(epoch: int) -> None:
 
 
 def test_trouble_is_counted_until_a_term_has_lasted() -> None:
-    trouble = TakeoverFailures()
-    assert trouble.in_words() == ""
+    takeover_failures = TakeoverFailures()
+    assert takeover_failures.in_words() == ""
     pauses = []
     for moment in range(8):
-        trouble.began(moment)
-        pauses.append(trouble.failed(RuntimeError("no\nway"), moment + 0.5))
+        takeover_failures.began(moment)
+        pauses.append(takeover_failures.failed(RuntimeError("no\nway"), moment + 0.5))
     assert pauses[:3] == [0.2, 0.4, 0.8]
     assert pauses[-1] == 5.0
-    assert trouble.in_words() == "leading failed 8 times in a row: RuntimeError: no"
-    trouble.another_leads(50.0)
-    assert trouble.in_words() == ""
-    assert trouble.failures == 8  # it may fail there as well
-    trouble.began(100.0)
-    trouble.look(110.0)
-    assert trouble.failures == 8
-    trouble.look(131.0)
-    assert (trouble.failures, trouble.in_words()) == (0, "")
-    trouble.began(200.0)
-    assert trouble.failed(ValueError("x"), 300.0) == 0.2
+    assert takeover_failures.in_words() == "leading failed 8 times in a row: RuntimeError: no"
+    takeover_failures.another_leads(50.0)
+    assert takeover_failures.in_words() == ""
+    assert takeover_failures.failures == 8  # it may fail there as well
+    takeover_failures.began(100.0)
+    takeover_failures.look(110.0)
+    assert takeover_failures.failures == 8
+    takeover_failures.look(131.0)
+    assert (takeover_failures.failures, takeover_failures.in_words()) == (0, "")
+    takeover_failures.began(200.0)
+    assert takeover_failures.failed(ValueError("x"), 300.0) == 0.2

@@ -75,11 +75,11 @@ class LeastContext(SloPlacer):
         """Refuses nobody."""
         return None
 
-    def choose(self, ticket: SequenceRequest, now: Nanoseconds) -> ChainState | None:
+    def choose(self, sequence: SequenceRequest, now: Nanoseconds) -> ChainState | None:
         """Returns the chain with the least context now; None if all are full."""
         best: ChainState | None = None
         fewest = 0
-        self._tokens = ticket.tokens
+        self._tokens = sequence.tokens
         for route, worker in zip(self._routes, self._open, strict=True):
             if (best is None or worker.now_tokens < fewest) and self._is_free(route):
                 best, fewest = route, worker.now_tokens

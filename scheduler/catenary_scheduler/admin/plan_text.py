@@ -20,7 +20,7 @@ from catenary_services.domain.plan import Chain, ModelPlan, Pipeline, Plan, Stag
 
 def explain(
     plan: Plan,
-    notes: PlanProvenance | None,
+    provenance: PlanProvenance | None,
     problem: str,
     report: RolloutReport | None,
     servers: Mapping[AgentId, ServerId],
@@ -29,14 +29,14 @@ def explain(
 
     Args:
         plan: In force.
-        notes: How it was made.
+        provenance: How it was made.
         problem: Why it is not the plan there should be; empty if it is.
         report: The switch under way, else the last one.
         servers: Of each agent that is known.
     """
     lines = [f"Plan {plan.plan_id} serves {len(plan.models)} model(s)."]
-    if notes is not None:
-        lines += notes.in_words()
+    if provenance is not None:
+        lines += provenance.in_words()
     if problem:
         lines.append(f"Note: {problem}.")
     for model in plan.models:

@@ -27,10 +27,10 @@ class ContentCheck:
     """What agents have loaded, compared."""
 
     def __init__(
-        self, deployed: Mapping[ModelKey, Deployment], roster: AgentRegistry, note: Note
+        self, deployed: Mapping[ModelKey, Deployment], registry: AgentRegistry, note: Note
     ) -> None:
         self._deployed = deployed
-        self._roster = roster
+        self._registry = registry
         self._note = note
         self._told: dict[AgentId, dict[PartitionKey, str]] = {}
         self._said: dict[ModelKey, dict[AgentId, str]] = {}
@@ -56,12 +56,12 @@ class ContentCheck:
 
     def unlike(self) -> list[tuple[AgentId, PartitionKey, str]]:
         """Returns what agents have loaded that is not what is served, and what to say of it."""
-        for agent, record in self._roster.items():
+        for agent, record in self._registry.items():
             for key, loaded in record.loaded.items():
                 self.says(agent, key.model, loaded.content)
         known: dict[ModelKey, str] = {}
         found = []
-        for agent, record in self._roster.items():
+        for agent, record in self._registry.items():
             for key, loaded in record.loaded.items():
                 if not loaded.content:
                     continue

@@ -52,7 +52,7 @@ class DeploymentSpec:
 class Deployment:
     """A model that is served, with everything known about it."""
 
-    wish: DeploymentSpec
+    spec: DeploymentSpec
     manifest: ModelManifest
     table: BlockTable
     decoder: DecoderTable | None = None
@@ -92,20 +92,20 @@ class Deployment:
     @property
     def slo_ns(self) -> Nanoseconds:
         """Deadline of a request that names none."""
-        return self.wish.slo_ns or self.manifest.slo_ns
+        return self.spec.slo_ns or self.manifest.slo_ns
 
     @property
     def packing(self) -> PackingGoal:
         """What its sessions are moved for; nothing, of a model that generates no text."""
         if self.decoder is None:
             return "off"
-        return self.wish.packing or self.manifest.packing or self.usual_packing
+        return self.spec.packing or self.manifest.packing or self.usual_packing
 
     @property
     def max_batch(self) -> int:
         """Largest batch it is planned for; of a model that generates text: sessions per chain."""
-        limit = self.wish.max_batch or self.manifest.max_batch
-        if self.decoder is not None and not self.wish.max_batch and limit == 1:
+        limit = self.spec.max_batch or self.manifest.max_batch
+        if self.decoder is not None and not self.spec.max_batch and limit == 1:
             return SESSIONS_PER_CHAIN  # a manifest that says nothing of it says 1
         return limit if self.table.batched else 1
 
@@ -117,7 +117,7 @@ class Deployment:
             slo_ns=self.slo_ns,
             max_batch=self.max_batch,
             float16_boundaries=self.manifest.float16_boundaries,
-            partitions=self.wish.partitions,
+            partitions=self.spec.partitions,
             decoder=self.decoder,
             session_tokens=self.manifest.session_tokens if self.decoder is not None else 0,
             objectives=self.manifest.objectives,
@@ -166,9 +166,9 @@ class Deployments:
     async def retry(self) -> bool:
         """Tries the models that could not be deployed; True if one of them now is."""
         changed = False
-        for reference, wish in list(self._wanted.items()):
+        for reference, spec in list(self._wanted.items()):
             try:
-                await self.deploy(reference, wish)
+                await self.deploy(reference, spec)
                 changed = True
             except (CatenaryError, OSError, ValueError) as error:  # whatever a name may lead to
                 if self.problems.get(reference) != str(error):
@@ -176,7 +176,7 @@ class Deployments:
                 self.problems[reference] = str(error)
         return changed
 
-    async def deploy(self, reference: str, wish: DeploymentSpec) -> ModelKey:
+    async def deploy(self, reference: str, spec: DeploymentSpec) -> ModelKey:
         """Deploys "name" or "name:version", or changes how it is served.
 
         Raises:
@@ -188,14 +188,14 @@ class Deployments:
         profile = await asyncio.to_thread(self._read_profile, key)
         size = await asyncio.to_thread(self._size_of, key)
         content = await self._content_in_time(key)
-        if wish == DeploymentSpec() and key in self.ready:
-            wish = self.ready[key].wish
-        if wish.packing is not None and decoder is None:
+        if spec == DeploymentSpec() and key in self.ready:
+            spec = self.ready[key].spec
+        if spec.packing is not None and decoder is None:
             raise InvalidInput("packing", f"{key} does not generate text")
-        if wish.max_batch < 0 or (wish.partitions or 0) > table.blocks:
+        if spec.max_batch < 0 or (spec.partitions or 0) > table.blocks:
             raise InvalidInput("partitions", f"{key} has {table.blocks} blocks")
         self.ready[key] = Deployment(
-            wish, manifest, table, decoder, profile, size, self._packing, content
+            spec, manifest, table, decoder, profile, size, self._packing, content
         )
         self.problems.pop(reference, None)
         self._wanted.pop(reference, None)
@@ -210,16 +210,16 @@ class Deployments:
 
     async def restore(self, stored: Mapping[str, StoredDeploymentSpec]) -> None:
         """Deploys what a predecessor had deployed."""
-        for reference, wish in stored.items():
-            self._wanted[reference] = DeploymentSpec.of(wish)
+        for reference, spec in stored.items():
+            self._wanted[reference] = DeploymentSpec.of(spec)
         await self.retry()
 
     def records(self) -> dict[str, str | None]:
         """Returns what Redis keeps of it: problems are wanted too."""
-        deployed = {str(key): each.wish for key, each in self.ready.items()}
+        deployed = {str(key): each.spec for key, each in self.ready.items()}
         return {
-            name: encode_document(wish.stored())
-            for name, wish in {**self._wanted, **deployed}.items()
+            name: encode_document(spec.stored())
+            for name, spec in {**self._wanted, **deployed}.items()
         }
 
     def _read_profile(self, key: ModelKey) -> ModelProfile | None:

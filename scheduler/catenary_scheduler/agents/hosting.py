@@ -26,7 +26,7 @@ _WAIT_FOR_MATES_S = 1.0
 
 
 class AgentCallbacks(Protocol):
-    """What the fleet tells the rest of the term, and asks of it."""
+    """What the hosting tells the rest of the term, and asks of it."""
 
     @property
     def epoch(self) -> Epoch:
@@ -83,24 +83,24 @@ class PartitionHosting:
 
     def __init__(
         self,
-        yard: AgentCallbacks,
+        callbacks: AgentCallbacks,
         deployments: Deployments,
         orders: LoadOrders,
         measured: MeasuredProfiles,
     ) -> None:
-        self._yard = yard
+        self._callbacks = callbacks
         self._orders = orders
-        self._availability = yard.availability
-        self._hosting = LoadCommands(deployments, orders, yard.availability)
+        self._availability = callbacks.availability
+        self._load_commands = LoadCommands(deployments, orders, callbacks.availability)
         self._measured = measured
         self._inherited: set[AgentId] = set()
         self._recovery_until_s = 0.0
         self._whole_since_s: dict[ModelKey, float] = {}
-        self.roster: AgentRegistry = {}
+        self.registry: AgentRegistry = {}
 
     def expect_content(self, content_of: Callable[[ModelKey], str]) -> None:
         """Has agents told by `content_of` which digest what they load must have."""
-        self._hosting.content_of = content_of
+        self._load_commands.content_of = content_of
 
     # ---- what happened ----
 
@@ -114,24 +114,24 @@ class PartitionHosting:
         agent_id = record.agent.agent_id
         for key, loaded in record.loaded.items():
             self._learn(agent_id, key, loaded)
-        self.roster[agent_id] = record
+        self.registry[agent_id] = record
 
     def disconnected(self, agent_id: AgentId, now_s: float) -> None:
         """An agent is gone, and what it held is gone with it."""
-        record = self.roster[agent_id]
+        record = self.registry[agent_id]
         record.session = None
         record.since_s = now_s
         record.loaded.clear()
         record.layouts.clear()
         self._orders.forget(agent_id)
         record.complete = False
-        self._yard.agent_lost(agent_id)
+        self._callbacks.agent_lost(agent_id)
 
     def loaded(
         self, agent_id: AgentId, key: PartitionKey, loaded: LoadedPartition, now_s: float
     ) -> None:
         """An order was carried out."""
-        record = self.roster[agent_id]
+        record = self.registry[agent_id]
         record.loaded[key] = loaded
         self._learn(agent_id, key, loaded)
         ordered, has = record.layouts.get(key), loaded.cache
@@ -143,21 +143,21 @@ class PartitionHosting:
 
     def lost(self, agent_id: AgentId, key: PartitionKey) -> None:
         """An agent does not host a partition any more: what it was to do with it begins again."""
-        record = self.roster[agent_id]
+        record = self.registry[agent_id]
         record.loaded.pop(key, None)
         record.layouts.pop(key, None)
         self._orders.forget(agent_id)
         if record.session is not None:
             record.complete = False
-            self._yard.agent_lost(agent_id)
-            self._yard.agent_joined(record.agent)
+            self._callbacks.agent_lost(agent_id)
+            self._callbacks.agent_joined(record.agent)
 
     def give_up(self, agent_id: AgentId, key: PartitionKey, problem: str, now_s: float) -> None:
         """An agent has loaded what it must not serve: it gives that up, and is asked anew."""
         self.lost(agent_id, key)
-        record = self.roster[agent_id]
+        record = self.registry[agent_id]
         if record.session is not None:
-            self._hosting.give_up(record, key, self._yard.epoch)
+            self._load_commands.give_up(record, key, self._callbacks.epoch)
         self._orders.failed(agent_id, key, problem, now_s)
 
     # ---- what is known ----
@@ -168,7 +168,7 @@ class PartitionHosting:
 
     def is_present(self, agent: AgentId) -> bool:
         """True for an agent that is connected."""
-        record = self.roster.get(agent)
+        record = self.registry.get(agent)
         return record is not None and record.session is not None
 
     def missing(self, placement: Placement, now_s: float) -> list[tuple[AgentId, PartitionKey]]:
@@ -186,10 +186,10 @@ class PartitionHosting:
         def is_excused(agent: AgentId) -> bool:
             return agent in unable or self._is_excused(agent, now_s)
 
-        lacking = requirements.missing(placement, hosts_in(self.roster), is_excused)
+        lacking = requirements.missing(placement, hosts_in(self.registry), is_excused)
         unable |= {agent for agent, key in lacking if self._availability.failure(agent, key)}
         if unable:
-            lacking = requirements.missing(placement, hosts_in(self.roster), is_excused)
+            lacking = requirements.missing(placement, hosts_in(self.registry), is_excused)
         return lacking
 
     def loaded_models(
@@ -209,7 +209,7 @@ class PartitionHosting:
         for model in placement.models:
             part, key = Placement((model,)), model.model
             lacking = self.missing(part, now_s)
-            if lacking and requirements.missing(part, hosts_in(self.roster), lambda agent: True):
+            if lacking and requirements.missing(part, hosts_in(self.registry), lambda agent: True):
                 self._whole_since_s.pop(key, None)
                 continue
             since_s = self._whole_since_s.setdefault(key, now_s)
@@ -218,7 +218,7 @@ class PartitionHosting:
                 found.add(key)
         return found
 
-    def facts(
+    def snapshot(
         self,
         goal: HostingGoal,
         objection: Callable[[Placement], str],
@@ -230,11 +230,13 @@ class PartitionHosting:
 
         def surplus(agent: AgentId, placement: Placement) -> list[PartitionKey]:
             mine = by_agent(placement).get(agent, _NOTHING)
-            return [key for key in self.roster[agent].loaded if key not in mine]
+            return [key for key in self.registry[agent].loaded if key not in mine]
 
         def is_crowded(agent: AgentId) -> bool:
             mine = by_agent(goal.target).get(agent, _NOTHING)
-            return self.is_present(agent) and self._hosting.is_crowded(self.roster[agent], mine)
+            return self.is_present(agent) and self._load_commands.is_crowded(
+                self.registry[agent], mine
+            )
 
         return ClusterSnapshot(
             now_ns=now_ns,
@@ -244,7 +246,7 @@ class PartitionHosting:
             gave_up=self._availability.failure,
             is_crowded=is_crowded,
             is_ordered=self._orders.is_open,
-            in_use=self._yard.is_in_use,
+            in_use=self._callbacks.is_in_use,
             surplus=surplus,
             objection=objection,
         )
@@ -258,7 +260,7 @@ class PartitionHosting:
     def tell_loaded(self, placement: Placement) -> None:
         """Says who can serve what, as the plan in force needs it: each partition for itself."""
         wanted = requirements.wanted_by_agent(placement)
-        for agent_id, record in self.roster.items():
+        for agent_id, record in self.registry.items():
             if not self._availability.is_connected(agent_id):
                 continue
             mine = wanted.get(agent_id, _NOTHING)
@@ -275,14 +277,14 @@ class PartitionHosting:
             new = target.get(record.agent.agent_id, _NOTHING)
             return any(key not in new for key in record.loaded)
 
-        epoch = self._yard.epoch
+        epoch = self._callbacks.epoch
         if may_unload:
-            self._hosting.unload(self.roster, wanted, self._yard.is_in_use, epoch)
-        self._hosting.load(self.roster, wanted, has_surplus, now_s, epoch)
+            self._load_commands.unload(self.registry, wanted, self._callbacks.is_in_use, epoch)
+        self._load_commands.load(self.registry, wanted, has_surplus, now_s, epoch)
 
     def _is_excused(self, agent: AgentId, now_s: float) -> bool:
         """A lost agent comes back by itself; one never seen is part of what is waited for."""
-        record = self.roster.get(agent)
+        record = self.registry.get(agent)
         if record is not None:
             return record.session is None
         return agent in self._inherited and now_s >= self._recovery_until_s
@@ -291,7 +293,7 @@ class PartitionHosting:
         self._measured.put(agent, key, loaded.compute_ns)
         if loaded.generation is not None:
             self._measured.put_generation(agent, key, loaded.generation)
-        self._hosting.learn(key, loaded.memory_bytes)
+        self._load_commands.learn(key, loaded.memory_bytes)
 
 
 def _remembered(
@@ -309,10 +311,10 @@ def _remembered(
 
 
 def agents_by_state(
-    roster: Mapping[AgentId, AgentState], availability: Availability
+    registry: Mapping[AgentId, AgentState], availability: Availability
 ) -> dict[str, int]:
     """Returns how many agents are in each state."""
     counts = dict.fromkeys(("joining", "ready", "draining", "lost"), 0)
-    for record in roster.values():
+    for record in registry.values():
         counts[record.state(availability)] += 1
     return counts

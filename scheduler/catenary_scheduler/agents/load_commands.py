@@ -44,7 +44,7 @@ class LoadCommands:
 
     def load(
         self,
-        roster: AgentRegistry,
+        registry: AgentRegistry,
         wanted: Callable[[AgentId], Requirements],
         crowded: Callable[[AgentState], bool],
         now_s: float,
@@ -53,7 +53,7 @@ class LoadCommands:
         """Orders what is missing, as far as it fits where agents are crowded."""
         self._orders.keep(wanted, self._deployments.ready)
         self._orders.expire(now_s)
-        for record in staying(roster, self._availability):
+        for record in staying(registry, self._availability):
             agent_id = record.agent.agent_id
             # What it failed to load is tried again, although there is a plan without it by now.
             asked = {**self._orders.refused(agent_id), **wanted(agent_id)}
@@ -67,13 +67,13 @@ class LoadCommands:
 
     def unload(
         self,
-        roster: AgentRegistry,
+        registry: AgentRegistry,
         wanted: Callable[[AgentId], Requirements],
         in_use: Callable[[AgentId, PartitionKey], bool],
         epoch: Epoch,
     ) -> None:
         """Has agents give up what is not wanted of them, once no batch needs it."""
-        for record in staying(roster, self._availability):
+        for record in staying(registry, self._availability):
             agent_id = record.agent.agent_id
             keep = wanted(agent_id)
             for key in [key for key in record.loaded if key not in keep]:

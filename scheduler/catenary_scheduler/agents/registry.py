@@ -91,9 +91,9 @@ class AgentState:
 AgentRegistry = dict[AgentId, AgentState]
 
 
-def servers_of(roster: AgentRegistry) -> dict[AgentId, ServerId]:
+def servers_of(registry: AgentRegistry) -> dict[AgentId, ServerId]:
     """Returns the server of every agent that was ever seen."""
-    return {agent: record.agent.server for agent, record in roster.items()}
+    return {agent: record.agent.server for agent, record in registry.items()}
 
 
 def is_draining(agent: AgentId, availability: Availability) -> bool:
@@ -101,22 +101,22 @@ def is_draining(agent: AgentId, availability: Availability) -> bool:
     return availability.mark_of(agent, Impairment.DRAINING) is not None
 
 
-def staying(roster: AgentRegistry, availability: Availability) -> list[AgentState]:
+def staying(registry: AgentRegistry, availability: Availability) -> list[AgentState]:
     """Returns the agents that are there and not to go."""
     return [
         record
-        for agent, record in roster.items()
+        for agent, record in registry.items()
         if record.session is not None and not is_draining(agent, availability)
     ]
 
 
 def hosts_in(
-    roster: AgentRegistry,
+    registry: AgentRegistry,
 ) -> Callable[[AgentId, PartitionKey, PartitionRequirement], bool]:
     """Returns a test: is an agent there and hosts a partition as it is needed."""
 
     def hosts(agent: AgentId, partition: PartitionKey, need: PartitionRequirement) -> bool:
-        record = roster.get(agent)
+        record = registry.get(agent)
         return record is not None and record.session is not None and record.hosts(partition, need)
 
     return hosts

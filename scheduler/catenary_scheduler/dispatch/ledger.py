@@ -70,7 +70,7 @@ class PooledLedger:
         self.times_seen = times.version
         self.plan: Plan | None = None
         self.agents: dict[AgentId, Agent] = {}
-        self.strays = False
+        self.misplaced = False
         """There may be queues of models that no plan serves."""
         self._sequence = 0
         self._late_retries = float(config.late_retries)
@@ -94,10 +94,10 @@ class PooledLedger:
 
     def forget_idle_queues(self) -> None:
         """Keeps queues only for models with rows or with a plan."""
-        if self.strays:
+        if self.misplaced:
             for model in [m for m, q in self.queues.items() if not q and not self.routes.serves(m)]:
                 del self.queues[model]
-            self.strays = any(not self.routes.serves(model) for model in self.queues)
+            self.misplaced = any(not self.routes.serves(model) for model in self.queues)
 
     def enqueue(self, rows: RowRange) -> None:
         """Puts rows into their queue; none is fine."""
@@ -107,7 +107,7 @@ class PooledLedger:
         queue = self.queues.get(model)
         if queue is None:
             queue = self.queues[model] = RowQueue(model)
-            self.strays = self.strays or not self.routes.serves(model)
+            self.misplaced = self.misplaced or not self.routes.serves(model)
         queue.push(rows)
         self.dirty[model] = None
 

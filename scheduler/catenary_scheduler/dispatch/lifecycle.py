@@ -363,5 +363,5 @@ class PooledLifecycle(PooledLedger):
         self.availability_seen = self.availability.version
         self.times_seen = self.times.version
         self.routes.rebuild(self.plan, self.agents)
-        self.strays = True
+        self.misplaced = True
         self.dirty.update(dict.fromkeys(self.queues))

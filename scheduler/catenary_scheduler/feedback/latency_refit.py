@@ -171,7 +171,7 @@ class LatencyRefit:
     # ---- inside ----
 
     def _latency(self) -> ChainLatency:
-        return latency_lines(self._deployments, self._measured, self._cluster.roster)
+        return latency_lines(self._deployments, self._measured, self._cluster.registry)
 
     def _chains(self, model: ModelKey) -> tuple[Chain, ...]:
         active = self._cluster.active

@@ -87,12 +87,12 @@ class TransferRates:
             self._feed(MoveCostsMeasured(tuple(changed)), now_ns())
             self._keep()
 
-    def show(self, metrics: Metrics, roster: AgentRegistry) -> None:
+    def show(self, metrics: Metrics, registry: AgentRegistry) -> None:
         """Shows the links between agents that are there; called about every second."""
         self._sending.next_round(time.monotonic())
         shown = set()
         for source, target, bytes_per_second in self._links.rates():
-            if source in roster and target in roster:
+            if source in registry and target in registry:
                 metrics.link_rate.labels(source, target).set(bytes_per_second)
                 busy = self._sending.ratio(_name((source, target)))
                 metrics.link_utilisation.labels(source, target).set(busy)

@@ -17,9 +17,9 @@ from catenary_services.domain.plan import ChainHop
 class SessionHops:
     """Reads routes. The book of a predecessor says it; else the agents do, or the plan."""
 
-    def __init__(self, live: LiveSessions, roster: AgentRegistry) -> None:
+    def __init__(self, live: LiveSessions, registry: AgentRegistry) -> None:
         self._live = live
-        self._roster = roster
+        self._registry = registry
         self._known: tuple[Placement, dict[AgentId, Requirements]] | None = None
 
     def hops(
@@ -40,7 +40,7 @@ class SessionHops:
             known = noted.get((agent, first, last))
             if known is None:
                 model = ModelKey(hop.model, hop.model_version)
-                record = self._roster.get(agent)
+                record = self._registry.get(agent)
                 loaded = record.loaded if record is not None else {}
                 keys = [*wanted.get(agent, {}), *loaded]
                 known = ChainHop(agent, _containing(model, first, last, keys), first, last)

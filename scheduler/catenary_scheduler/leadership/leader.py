@@ -60,7 +60,7 @@ from catenary_scheduler.rpc.plausibility import PlausibilityChecks
 from catenary_scheduler.runtime.autoscaler import Autoscaler
 from catenary_scheduler.runtime.book_audit import BookAudits
 from catenary_scheduler.runtime.dispatch_loop import DispatchLoop
-from catenary_scheduler.runtime.periodic import keep_house
+from catenary_scheduler.runtime.periodic import run_periodic_tasks
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.storage.journal import Journal
@@ -123,7 +123,7 @@ class LeaderRuntime:
             ModelRepository(settings.model_repository), settings.packing_goal()
         )
         self.availability = Availability()
-        self.offenders = PeerQuarantine(self.availability, self.note, around.metrics)
+        self.peer_quarantine = PeerQuarantine(self.availability, self.note, around.metrics)
         self._heeded = 0
         """Version of the availability the dispatcher was last told to look at."""
         self.measured = MeasuredProfiles()
@@ -180,7 +180,7 @@ class LeaderRuntime:
         self.agents = AgentStreams(self, self.cluster)
         self.sessions = SessionReports(self, self.live, book.slots)
         self.moves = SessionMoves(self.dispatcher.chained, self.feed, around.metrics)
-        self.boundaries = TransferRates(
+        self.transfer_rates = TransferRates(
             self.measured.links, self.deployments, self.feed, self._measured_links
         )
         self._connect_dispatcher(around)
@@ -188,7 +188,7 @@ class LeaderRuntime:
         self._claims = EpochClaims()
         self._directory = b""
         self._models = b""
-        self._trouble = TakeoverFailures()
+        self._takeover_failures = TakeoverFailures()
         self._left_out: list[str] = []
         """What of the predecessor's state could not be used, in words for people."""
         self.quarantined = 0
@@ -197,9 +197,11 @@ class LeaderRuntime:
     def _connect_dispatcher(self, around: LeaderContext) -> None:
         telemetry = (around.metrics, around.tracer)
         under_way = (self.in_flight, self.live, self.timelines)
-        router = CommandSender(self.gateways, self.agents, under_way, telemetry, self._stamp)
-        self._engine = DispatchLoop(self.dispatcher, router.route, around.metrics)
-        self._router = router
+        command_sender = CommandSender(
+            self.gateways, self.agents, under_way, telemetry, self._stamp
+        )
+        self._dispatch_loop = DispatchLoop(self.dispatcher, command_sender.route, around.metrics)
+        self._command_sender = command_sender
         self.lengths = LengthRecords(self.dispatcher.chained)
         self.autoscaler = Autoscaler(self, around.settings.scaling_policy())
         self.audits = BookAudits(self, around.metrics)
@@ -258,17 +260,17 @@ class LeaderRuntime:
     @property
     def takeover_problems(self) -> list[str]:
         """What was left out when this term began, and how often it could not; for people."""
-        self._trouble.look(time.monotonic())
-        said = self._trouble.in_words()
+        self._takeover_failures.look(time.monotonic())
+        said = self._takeover_failures.in_words()
         return [*([said] if said else []), *self._left_out]
 
-    async def begin(self, trouble: TakeoverFailures) -> None:
+    async def begin(self, takeover_failures: TakeoverFailures) -> None:
         """Takes over what the predecessor left; from then on sessions may be served.
 
-        `trouble` is what this process had with that lately.
+        `takeover_failures` is what this process had with that lately.
         """
-        self._trouble = trouble
-        stored = await read_state(self._store, self._lease, trouble.failures)
+        self._takeover_failures = takeover_failures
+        stored = await read_state(self._store, self._lease, takeover_failures.failures)
         self.quarantined = len(stored.damage)
         for each in stored.damage:
             table = each.table.partition(":")[0]
@@ -288,7 +290,7 @@ class LeaderRuntime:
         # fails, and `pass_cancellation` would take that for a real one.
         parts = {
             asyncio.create_task(self.write_behind.run(), name="write-behind"),
-            asyncio.create_task(keep_house(self, self._around.metrics), name="keep-house"),
+            asyncio.create_task(run_periodic_tasks(self, self._around.metrics), name="keep-house"),
         }
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -302,11 +304,11 @@ class LeaderRuntime:
 
     def close(self, error: CatenaryError) -> None:
         """Ends every session with `error`; peers then look for another leader."""
-        self._engine.close()
+        self._dispatch_loop.close()
         for gateway in self.gateways.gateways.values():
             if gateway.session is not None:
                 gateway.session.close(error)
-        for record in self.cluster.roster.values():
+        for record in self.cluster.registry.values():
             if record.session is not None:
                 record.session.close(error)
 
@@ -332,7 +334,7 @@ class LeaderRuntime:
             self.in_flight.over(event.batch)
         elif isinstance(event, SessionRequested) and event.in_flight is None:
             self.planner.session_arrived(event.model, event.prompt_tokens, now)
-        self._engine.feed(event, now)
+        self._dispatch_loop.feed(event, now)
         self.autoscaler.heard(event, now)
         if isinstance(event, SessionsClosed):
             self.live.may_be_over(event.sessions)
@@ -414,15 +416,15 @@ class LeaderRuntime:
         A claim that is to be followed makes our own epoch go beyond it soon. Who claims what cannot
         be true is put in quarantine for a while.
         """
-        verdict = self._claims.judge(claim, self.epoch, self._lease.token, now_ns())
-        if verdict is ClaimDecision.OBEYS:
+        decision = self._claims.judge(claim, self.epoch, self._lease.token, now_ns())
+        if decision is ClaimDecision.OBEYS:
             return None
-        if verdict is ClaimDecision.LIE:
+        if decision is ClaimDecision.LIE:
             why = f"it says that it obeys {claim.epoch}; ours is {self.epoch}"
             lie = InvalidMessage("AgentHello", "epoch", why)
-            self.offenders.accuse(Role.AGENT, claim.agent, lie, at_once=True)
+            self.peer_quarantine.accuse(Role.AGENT, claim.agent, lie, at_once=True)
             return InvalidInput(EPOCH_FIELD, f"{claim.epoch} cannot be true here; forget it")
-        if verdict is ClaimDecision.FOLLOW:
+        if decision is ClaimDecision.FOLLOW:
             self.write_behind.go_beyond(claim.epoch, shared=bool(claim.leader))
         return StaleEpoch(f"{claim.agent} obeys epoch {claim.epoch}, not yet ours")
 
@@ -450,14 +452,14 @@ class LeaderRuntime:
 
     def dispatch_by(self, plan: Plan) -> None:
         """Dispatch by this plan, or this part of one, from now on."""
-        self.boundaries.planned(plan)
+        self.transfer_rates.planned(plan)
         self.feed(PlanActivated(self.sessions.latency.refreshed(plan)), now_ns())
 
     def plan_activated(self, plan: Plan) -> None:
         """This is the plan in force from now on."""
         self._around.metrics.set_active_plan(plan.plan_id)
         self._journal_event("plan_activated", {"plan": plan.plan_id})
-        servers = servers_of(self.cluster.roster)
+        servers = servers_of(self.cluster.registry)
         survivals = [(str(model.model), survival_of(model, servers)) for model in plan.models]
         fragile = {name: survival for name, survival in survivals if survival.is_fragile}
         self._around.metrics.fragile_models.set(len(fragile))
@@ -497,7 +499,7 @@ class LeaderRuntime:
     def cluster_changed(self) -> None:
         """Tells everyone who wants to know, if there is anything new."""
         now_s = time.monotonic()
-        for agent_id, record in self.cluster.roster.items():
+        for agent_id, record in self.cluster.registry.items():
             if record.session is None:
                 self.peers.left(agent_id, now_s)
         self.heed_availability()
@@ -519,7 +521,9 @@ class LeaderRuntime:
             reason = self.cluster.reason(event.model) or "the deadline is over"
             text = f"model {event.model} is not ready: {reason}"
             retry = NANOSECONDS_PER_SECOND
-            self._router.route(rejection(event.request, Unavailable.reason, text, retry), now)
+            self._command_sender.route(
+                rejection(event.request, Unavailable.reason, text, retry), now
+            )
 
     @property
     def unwritten(self) -> int:
@@ -551,7 +555,7 @@ class LeaderRuntime:
             self.slow_and_silent.reported(booked.agent, booked.partition, rows, real_ns)
 
     def _connected_agents(self) -> Iterator[tuple[AgentId, AgentStream]]:
-        for agent, record in self.cluster.roster.items():
+        for agent, record in self.cluster.registry.items():
             if record.session is not None:
                 yield agent, record.session
 

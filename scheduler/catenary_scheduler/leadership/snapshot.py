@@ -103,7 +103,7 @@ class SnapshotWriter:
             RedisTable.MEASURED: sources.measured.records(),
             RedisTable.AGENTS: {
                 agent: encode_document(record.stored(sources.availability))
-                for agent, record in sources.cluster.roster.items()
+                for agent, record in sources.cluster.registry.items()
             },
             RedisTable.PEERS: sources.peers.records(),
             RedisTable.DRAINING: sources.drains.records(),
@@ -113,12 +113,12 @@ class SnapshotWriter:
 def _plan_records(sources: SnapshotSources) -> Fields:
     cluster = sources.cluster
     records: Fields = {"file": sources.file_mark.digest}
-    if cluster.wishes.fixed is not None:
-        records["fixed"] = placement_text(cluster.wishes.fixed)
-    if cluster.wishes.fixed_before is not None:
-        records["fixed_before"] = placement_text(cluster.wishes.fixed_before)
-    if sources.planner.notes is not None:
-        records["notes"] = encode_document(sources.planner.notes.stored())
+    if cluster.desired.fixed is not None:
+        records["fixed"] = placement_text(cluster.desired.fixed)
+    if cluster.desired.fixed_before is not None:
+        records["fixed_before"] = placement_text(cluster.desired.fixed_before)
+    if sources.planner.provenance is not None:
+        records["notes"] = encode_document(sources.planner.provenance.stored())
     if sources.autoscaler.models:
         records["scaling"] = sources.autoscaler.record()
     if cluster.last_switch is not None:

@@ -38,37 +38,37 @@ class TakeoverBackoff:
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
-        self._defers = False
+        self._backs_off = False
         self._since_s: float | None = None
 
     @property
     def is_waiting(self) -> bool:
         """True from an outage until somebody holds the lease again."""
-        return self._defers
+        return self._backs_off
 
     def redis_lost(self) -> None:
         """Redis did not answer."""
-        self._defers = True
+        self._backs_off = True
         self._since_s = None
 
     def redis_back(self, now_s: float) -> None:
         """It answers, and nobody holds the lease."""
-        if self._defers and self._since_s is None:
+        if self._backs_off and self._since_s is None:
             self._since_s = now_s
 
     def redis_forgot(self, now_s: float) -> None:
         """It knows of no epoch as high as one that it told before."""
-        if not self._defers:
-            self._defers, self._since_s = True, now_s
+        if not self._backs_off:
+            self._backs_off, self._since_s = True, now_s
 
     def is_settled(self) -> None:
         """Somebody holds the lease."""
-        self._defers = False
+        self._backs_off = False
         self._since_s = None
 
     def left_s(self, now_s: float) -> float:
         """Returns how much longer to leave the lease alone; 0: not at all."""
-        if not self._defers:
+        if not self._backs_off:
             return 0.0
         if self._since_s is None:
             return self._grace_s
@@ -76,4 +76,4 @@ class TakeoverBackoff:
 
     def has_waited(self, now_s: float) -> bool:
         """True if nobody came back in all that time."""
-        return self._defers and self.left_s(now_s) <= 0
+        return self._backs_off and self.left_s(now_s) <= 0

@@ -100,36 +100,36 @@ class ChainBuilder:
         """True if `make_now` does not keep anybody waiting."""
         return len(agents) <= _QUICK_AGENTS
 
-    def make_now(self, wish: ChainRequest, pooled: Placement) -> BuiltChains:
+    def make_now(self, request: ChainRequest, pooled: Placement) -> BuiltChains:
         """Returns the chains, beside what pooled models take."""
-        return _made(wish, compose_cluster(self._cluster(wish, pooled)))
+        return _built(request, compose_cluster(self._cluster(request, pooled)))
 
-    async def make(self, wish: ChainRequest, pooled: Placement) -> BuiltChains:
+    async def make(self, request: ChainRequest, pooled: Placement) -> BuiltChains:
         """Returns the chains, beside what pooled models take.
 
         Raises:
             Unavailable: they were not composed in time.
             InternalError: the process crashed.
         """
-        cluster = self._cluster(wish, pooled)
-        if self.is_quick(wish.agents):
-            return _made(wish, compose_cluster(cluster))
-        return _made(wish, await self._compose_elsewhere(cluster))
+        cluster = self._cluster(request, pooled)
+        if self.is_quick(request.agents):
+            return _built(request, compose_cluster(cluster))
+        return _built(request, await self._compose_elsewhere(cluster))
 
-    def _cluster(self, wish: ChainRequest, pooled: Placement) -> ChainCluster:
+    def _cluster(self, request: ChainRequest, pooled: Placement) -> ChainCluster:
         ready = self._deployments.ready
         weights = {key: each.assumed_block_bytes for key, each in ready.items()}
         loads = []
-        for model in wish.models:
-            load = wish.loads.get(model.key, SessionLoad())
+        for model in request.models:
+            load = request.loads.get(model.key, SessionLoad())
             shape = SessionShape(load.prompt_tokens, load.output_tokens)
             loads.append(ChainLoad(model, load.rate_per_s, shape))
         return ChainCluster(
-            agents=wish.agents,
+            agents=request.agents,
             loads=tuple(loads),
             taken_bytes=taken_by(pooled, weights),
             measured=self._measured.generation(),
-            present=wish.present,
+            present=request.present,
             partitions=self._partitions,
             prefill_agents=self._prefill_agents,
             oversubscription=self._oversubscription,
@@ -166,9 +166,9 @@ def compose(task: ChainTask, previous: Composition | None) -> Composition:
     return best_composition(task, tune="lower")
 
 
-def _made(wish: ChainRequest, composed: ComposedChains) -> BuiltChains:
+def _built(request: ChainRequest, composed: ComposedChains) -> BuiltChains:
     for problem in composed.problems:
         _log.warning("no_chains", error=problem)
     lines = [line for answer in composed.answers for line in explain_chains(*answer)]
     models = joined_roles(placed(*answer) for answer in composed.answers)
-    return BuiltChains(models, tuple(lines), composed.problems, wish.loads)
+    return BuiltChains(models, tuple(lines), composed.problems, request.loads)

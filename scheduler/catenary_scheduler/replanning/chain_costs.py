@@ -20,13 +20,13 @@ Shapes = Callable[[ModelKey], SessionShape]
 
 
 def service_times(
-    deployments: Deployments, measured: MeasuredProfiles, roster: AgentRegistry, shape: Shapes
+    deployments: Deployments, measured: MeasuredProfiles, registry: AgentRegistry, shape: Shapes
 ) -> ServiceTime:
     """Returns a function for the chains of any deployed model that generates text.
 
     Costs are those agents report by now, where they report.
     """
-    agents = [record.agent for record in roster.values()]
+    agents = [record.agent for record in registry.values()]
     times = measured.generation()
     costs: dict[ModelKey, ChainCosts] = {}
 
@@ -40,10 +40,10 @@ def service_times(
 
 
 def latency_lines(
-    deployments: Deployments, measured: MeasuredProfiles, roster: AgentRegistry
+    deployments: Deployments, measured: MeasuredProfiles, registry: AgentRegistry
 ) -> ChainLatency:
     """Returns a function for the chains of any deployed model that generates text."""
-    agents = [record.agent for record in roster.values()]
+    agents = [record.agent for record in registry.values()]
     times = measured.generation()
     found: dict[ModelKey, ClusterLines] = {}
 

@@ -35,7 +35,7 @@ def planner_of(
         settings.cache_oversubscription,
     )
     maker = PlanBuilder(settings.planner, rules, deployments, measured, solver.solve, chains)
-    patience = AgentStability(settings.settle_s, settings.replan_after_s, settings.expected_agents)
+    stability = AgentStability(settings.settle_s, settings.replan_after_s, settings.expected_agents)
     replanning = LoadReplanning(settings.replan_policy())
     demand = SessionDemand(settings.demand_policy())
-    return Planner(maker, patience, replanning, time.monotonic(), demand, availability)
+    return Planner(maker, stability, replanning, time.monotonic(), demand, availability)

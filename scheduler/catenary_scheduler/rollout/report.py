@@ -1,4 +1,4 @@
-"""What is told of a switch: to operators, to the event stream, to the next leader."""
+"""What is told of a rollout: to operators, to the event stream, to the next leader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from catenary_services.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class RolloutReport:
-    """A switch under way, or one that is over."""
+    """A rollout under way, or one that is over."""
 
     from_plan: str
     to_plan: str
@@ -29,18 +29,18 @@ class RolloutReport:
     downtime_ns: tuple[tuple[ModelKey, Nanoseconds], ...]
 
     @classmethod
-    def of(cls, switch: PlanRollout, now_ns: Nanoseconds) -> RolloutReport:
-        """Returns the report of a switch as of now."""
-        downtime = dict(switch.downtime_ns)
-        for model, since_ns in switch.paused.items():
+    def of(cls, rollout: PlanRollout, now_ns: Nanoseconds) -> RolloutReport:
+        """Returns the report of a rollout as of now."""
+        downtime = dict(rollout.downtime_ns)
+        for model, since_ns in rollout.paused.items():
             downtime[model] = downtime.get(model, 0) + now_ns - since_ns
         return cls(
-            switch.from_plan,
-            switch.to_plan,
-            switch.phase,
-            switch.cause,
-            switch.problem,
-            (switch.ended_ns if switch.is_over else now_ns) - switch.began_ns,
+            rollout.from_plan,
+            rollout.to_plan,
+            rollout.phase,
+            rollout.cause,
+            rollout.problem,
+            (rollout.ended_ns if rollout.is_over else now_ns) - rollout.began_ns,
             tuple(sorted(downtime.items())),
         )
 
@@ -121,7 +121,7 @@ class RolloutReport:
 
 
 def observe_switch(report: RolloutReport, metrics: Metrics) -> None:
-    """Counts a switch that is over."""
+    """Counts a rollout that is over."""
     metrics.plan_switches.labels(report.phase.value).inc()
     metrics.plan_switch_seconds.observe(report.duration_ns / NANOSECONDS_PER_SECOND)
     for model, downtime_ns in report.downtime_ns:

@@ -76,7 +76,7 @@ class AgentStreamLeader(Protocol):
         ...
 
     @property
-    def boundaries(self) -> TransferCallbacks:
+    def transfer_rates(self) -> TransferCallbacks:
         """What is learned from sessions that move."""
         ...
 
@@ -223,19 +223,19 @@ class AgentStreams:
 
     def broadcast(self, message: Message) -> None:
         """Sends to every agent that is there."""
-        for record in self._cluster.roster.values():
+        for record in self._cluster.registry.values():
             if record.session is not None:
                 record.session.send(message)
 
     def send(self, agent: AgentId, message: Message) -> None:
         """Sends to an agent, if it is there."""
-        record = self._cluster.roster.get(agent)
+        record = self._cluster.registry.get(agent)
         if record is not None and record.session is not None:
             record.session.send(message)
 
     def sweep(self, now_s: float, silence_s: float) -> None:
         """Ends the sessions of silent agents."""
-        for record in list(self._cluster.roster.values()):
+        for record in list(self._cluster.registry.values()):
             session = record.session
             if session is not None and now_s - session.heard_s > silence_s:
                 # Lost at once: a stream of a hanging process may take its time to end.
@@ -247,7 +247,7 @@ class AgentStreams:
         refusal = self._leader.refusal_of(EpochClaim(agent.agent_id, hello.epoch, hello.leader))
         if refusal is not None:
             raise refusal
-        known = self._cluster.roster.get(agent.agent_id)
+        known = self._cluster.registry.get(agent.agent_id)
         if known is not None and known.session is not None:
             older = known.session
             self._left(known, older)
@@ -282,7 +282,7 @@ class AgentStreams:
 
     def _left(self, record: AgentState, session: AgentStream) -> None:
         agent_id = record.agent.agent_id
-        if record.session is session and self._cluster.roster.get(agent_id) is record:
+        if record.session is session and self._cluster.registry.get(agent_id) is record:
             _log.warning("agent_lost", agent=agent_id)
             self._cluster.agent_disconnected(agent_id, time.monotonic())
 
@@ -315,7 +315,7 @@ class AgentStreams:
                 self._leader.moves.moved(message.session_moved)
             elif kind == "caches_sent":
                 self._leader.moves.caches_sent(message.caches_sent)
-                self._leader.boundaries.caches_sent(record.agent.agent_id, message.caches_sent)
+                self._leader.transfer_rates.caches_sent(record.agent.agent_id, message.caches_sent)
             elif kind == "heartbeat":
                 self._beats(record, record.session, message.heartbeat)
             else:

@@ -18,7 +18,7 @@ Context = grpc.aio.ServicerContext[object, object]
 class LeaderLookup(Protocol):
     """Finds the leader of a group in this process."""
 
-    def term(self, group: int | None = None) -> LeaderRuntime:
+    def leader(self, group: int | None = None) -> LeaderRuntime:
         """Returns the present term of a group; without one, of the lowest that is led here.
 
         Raises:

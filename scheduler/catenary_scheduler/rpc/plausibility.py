@@ -41,8 +41,8 @@ _MOST_PARTITIONS = 4_096
 class PlausibilityChecks:
     """What peers of one term say, held against what the term knows."""
 
-    def __init__(self, term: LeaderRuntime) -> None:
-        self._term = term
+    def __init__(self, leader: LeaderRuntime) -> None:
+        self._leader = leader
         self._of_agents: dict[str, Callable[[AgentState, Any, Nanoseconds], None]] = {
             "stage_report": self._stage_report,
             "batch_failed": self._batch_failed,
@@ -65,7 +65,7 @@ class PlausibilityChecks:
         try:
             question(record, getattr(message, kind), now)
         except InvalidMessage as error:
-            self._term.offenders.accuse(Role.AGENT, record.agent.agent_id, error)
+            self._leader.peer_quarantine.accuse(Role.AGENT, record.agent.agent_id, error)
             return False
         return True
 
@@ -83,7 +83,7 @@ class PlausibilityChecks:
             elif kind == "session_failed":
                 self._gateways_session(gateway, message.session_failed.session_id)
         except InvalidMessage as error:
-            self._term.offenders.accuse(Role.GATEWAY, gateway, error)
+            self._leader.peer_quarantine.accuse(Role.GATEWAY, gateway, error)
             return False
         return True
 
@@ -106,7 +106,7 @@ class PlausibilityChecks:
         self, record: AgentState, report: scheduler_pb2.StageReport, now: Nanoseconds
     ) -> None:
         self._is_given_out("StageReport", report.batch_id)
-        entry = self._term.timelines.entry(BatchId(report.batch_id))
+        entry = self._leader.timelines.entry(BatchId(report.batch_id))
         agent = record.agent.agent_id
         if entry is None:
             return
@@ -124,7 +124,7 @@ class PlausibilityChecks:
         self, record: AgentState, failed: scheduler_pb2.BatchFailed, _: Nanoseconds
     ) -> None:
         self._is_given_out("BatchFailed", failed.batch_id)
-        entry = self._term.timelines.entry(BatchId(failed.batch_id))
+        entry = self._leader.timelines.entry(BatchId(failed.batch_id))
         if entry is None:
             return
         agents = {hop.agent for hop in entry.command.path}
@@ -139,7 +139,7 @@ class PlausibilityChecks:
         key = partition_of(done.key)
         if key not in record.loaded and len(record.loaded) >= _MOST_PARTITIONS:
             raise InvalidMessage("PartitionLoaded", "key", "nobody has so many partitions")
-        deployment = self._term.deployments.ready.get(key.model)
+        deployment = self._leader.deployments.ready.get(key.model)
         if deployment is not None and key.last_block > deployment.table.blocks:
             raise InvalidMessage(
                 "PartitionKey", "last_block", f"{key.model} has {deployment.table.blocks} blocks"
@@ -172,7 +172,9 @@ class PlausibilityChecks:
         self, record: AgentState, report: scheduler_pb2.GenerationReport, _: Nanoseconds
     ) -> None:
         """Work that cannot have taken so long, or so little, would spoil the latency lines."""
-        observed = self._term.measured.observed_at(record.agent.agent_id, partition_of(report.key))
+        observed = self._leader.measured.observed_at(
+            record.agent.agent_id, partition_of(report.key)
+        )
         if observed is None:
             return
         busy_ns = report.decode_ns + report.prefill_ns
@@ -189,9 +191,9 @@ class PlausibilityChecks:
     def _caches_sent(
         self, record: AgentState, sent: scheduler_pb2.CachesSent, _: Nanoseconds
     ) -> None:
-        roster = self._term.cluster.roster
+        registry = self._leader.cluster.registry
         # An agent that was just forgotten is no lie; links to nobody are of no use either.
-        known = [link for link in sent.links if AgentId(link.peer_id) in roster]
+        known = [link for link in sent.links if AgentId(link.peer_id) in registry]
         for link in known:
             if link.bytes > max(1, link.sending_ns) * _FASTEST_BYTES_PER_NS + _SLACK_NS:
                 raise InvalidMessage("Link", "bytes", "no link is as fast as that")
@@ -206,7 +208,7 @@ class PlausibilityChecks:
 
     def _delivery_failed(self, gateway: GatewayId, failed: scheduler_pb2.DeliveryFailed) -> None:
         self._is_given_out("DeliveryFailed", failed.batch_id)
-        entry = self._term.timelines.entry(BatchId(failed.batch_id))
+        entry = self._leader.timelines.entry(BatchId(failed.batch_id))
         if entry is None:
             return
         command = entry.command
@@ -216,20 +218,20 @@ class PlausibilityChecks:
 
     def _gateways_session(self, gateway: GatewayId, number: int) -> None:
         self._is_begun("SessionFailed", number)
-        request = self._term.live.request_of(SessionId(number))
+        request = self._leader.live.request_of(SessionId(number))
         if request is not None and request.gateway != gateway:
             raise InvalidMessage("SessionFailed", "session_id", "is another gateway's")
 
     # ---- both ----
 
     def _is_given_out(self, kind: str, batch: int) -> None:
-        following = self._term.dispatcher.pooled.next_batch
-        if not may_be_given_out(batch, following, self._term.epoch):
+        following = self._leader.dispatcher.pooled.next_batch
+        if not may_be_given_out(batch, following, self._leader.epoch):
             raise InvalidMessage(kind, "batch_id", f"{batch} was never given out")
 
     def _is_begun(self, kind: str, session: int) -> None:
-        following = self._term.dispatcher.chained.next_session
-        if not may_be_given_out(session, following, self._term.epoch):
+        following = self._leader.dispatcher.chained.next_session
+        if not may_be_given_out(session, following, self._leader.epoch):
             raise InvalidMessage(kind, "session_id", f"{session} was never given out")
 
     def _agents_of(self, session: SessionId) -> set[AgentId]:
@@ -237,7 +239,7 @@ class PlausibilityChecks:
 
         Empty: nothing is known of it.
         """
-        live, chained = self._term.live, self._term.dispatcher.chained
+        live, chained = self._leader.live, self._leader.dispatcher.chained
         request = live.request_of(session)
         if request is None:
             return set()

@@ -26,11 +26,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def GatewaySession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Requests up, dispatches down."""
-        await self._serve(context, Role.GATEWAY, lambda term: term.gateways.serve)
+        await self._serve(context, Role.GATEWAY, lambda leader: leader.gateways.serve)
 
     async def AgentSession(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Reports up, orders down."""
-        await self._serve(context, Role.AGENT, lambda term: term.agents.serve)
+        await self._serve(context, Role.AGENT, lambda leader: leader.agents.serve)
 
     async def _serve(
         self,
@@ -40,23 +40,23 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             [LeaderRuntime], Callable[[GrpcStream[object, object], Speaks], Awaitable[None]]
         ],
     ) -> None:
-        term: LeaderRuntime | None = None
+        leader: LeaderRuntime | None = None
         name = ""
 
         def speaks(claimed: str) -> None:
             nonlocal name
             self._guard.check_name(context, claimed)
             name = claimed
-            assert term is not None
-            term.offenders.admit(role, claimed)
+            assert leader is not None
+            leader.peer_quarantine.admit(role, claimed)
 
         try:
-            term = self._leaders.term(group_of(context) or 0)
-            await server_of(term)(context, speaks)
+            leader = self._leaders.leader(group_of(context) or 0)
+            await server_of(leader)(context, speaks)
             return
         except InvalidMessage as offence:
-            assert term is not None
-            term.offenders.accuse(role, name or self._name(context), offence)
+            assert leader is not None
+            leader.peer_quarantine.accuse(role, name or self._name(context), offence)
             error: CatenaryError = offence
         except CatenaryError as known:
             error = known

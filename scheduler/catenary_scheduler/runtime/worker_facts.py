@@ -22,8 +22,8 @@ _UNLIMITED = 1_000_000
 class StatisticsCollector:
     """Looks at a term, whose scaling is about."""
 
-    def __init__(self, term: LeaderRuntime) -> None:
-        self._term = term
+    def __init__(self, leader: LeaderRuntime) -> None:
+        self._leader = leader
         self._refits: dict[ModelKey, dict[tuple[ChainHop, ...], LatencyLines]] = {}
         """Lines of chains that were fitted anew since the plan was made."""
 
@@ -33,34 +33,36 @@ class StatisticsCollector:
 
     def plans(self) -> list[ModelPlan]:
         """Returns the models that generate text, as they are served now."""
-        active = self._term.cluster.active
+        active = self._leader.cluster.active
         return [model for model in active.plan.models if workers_of(model)] if active else []
 
-    def others(self, crews: Iterable[ModelWorkers]) -> set[AgentId]:
+    def others(self, workers_of_models: Iterable[ModelWorkers]) -> set[AgentId]:
         """Returns the agents that are needed for something else than these crews' chains."""
-        active = self._term.cluster.active
-        generating = {agent for crew in crews for agent in crew.agents}
+        active = self._leader.cluster.active
+        generating = {
+            agent for model_workers in workers_of_models for agent in model_workers.agents
+        }
         return requirements.agents_of(active.placement) - generating if active else set()
 
     def of(self, plan: ModelPlan) -> WorkerStatistics:
         """Returns what is known of the workers of a model."""
-        term, settings = self._term, self._term.settings
+        leader, settings = self._leader, self._leader.settings
         workers = workers_of(plan)
         expected = SessionLengths(settings.expected_prompt_tokens, settings.expected_output_tokens)
-        queued = term.waiting.count(plan.model) + term.dispatcher.chained.queued(plan.model)
+        queued = leader.waiting.count(plan.model) + leader.dispatcher.chained.queued(plan.model)
         return WorkerStatistics(
             workers=len(workers),
-            sessions=term.live.by_model()[plan.model],
+            sessions=leader.live.by_model()[plan.model],
             slots=sum(sessions_of(each, plan.session_tokens, expected) for each in workers),
             queued=queued,
-            forced=term.dispatcher.statistics().get("forced_placements", 0),
+            forced=leader.dispatcher.statistics().get("forced_placements", 0),
             lines=self._lines(plan.model, workers),
             service_ns=workers[0].service_ns,
             objectives=plan.objectives,
             least=1,
             most=self._most(plan),
             expected=expected,
-            packed=term.dispatcher.chained.chains_needed(plan.model),
+            packed=leader.dispatcher.chained.chains_needed(plan.model),
         )
 
     def _lines(self, model: ModelKey, workers: list[Chain]) -> LatencyLines | None:
@@ -74,11 +76,11 @@ class StatisticsCollector:
 
     def _most(self, plan: ModelPlan) -> int:
         """Returns how many workers there may be beside what others need."""
-        if not self._term.settings.max_agents:
+        if not self._leader.settings.max_agents:
             return _UNLIMITED
-        crew = crew_of(plan)
-        left = self._term.settings.max_agents - len(self.others([crew]))
-        return max(1, left * len(crew.workers) // len(crew.agents))
+        model_workers = model_workers_of(plan)
+        left = self._leader.settings.max_agents - len(self.others([model_workers]))
+        return max(1, left * len(model_workers.workers) // len(model_workers.agents))
 
 
 def workers_of(plan: ModelPlan) -> list[Chain]:
@@ -107,7 +109,7 @@ def _without_prompts(lines: LatencyLines, chain: Chain) -> LatencyLines:
     return replace(lines, prefill_token_ns=0.0, prefill_ns=0.0, prefill_floor_ns=0.0)
 
 
-def crew_of(plan: ModelPlan, wanted: int = 0) -> ModelWorkers:
+def model_workers_of(plan: ModelPlan, wanted: int = 0) -> ModelWorkers:
     """Returns the workers of a model, and how many there should be; 0: as many as there are."""
     workers = [frozenset(hop.agent for hop in chain.hops) for chain in workers_of(plan)]
     return ModelWorkers(workers, wanted or len(workers))

@@ -36,16 +36,16 @@ class ModelWorkers:
         return ceil(self.wanted * len(self.agents) / len(self.workers) - 1e-9)
 
 
-def agents_wanted(crews: Iterable[ModelWorkers], others: int) -> int:
+def agents_wanted(workers_of_models: Iterable[ModelWorkers], others: int) -> int:
     """Returns how many agents there should be.
 
     Args:
-        crews: Of the models that generate text.
+        workers_of_models: Of the models that generate text.
         others: Agents that are needed for something else.
     """
     groups: list[tuple[frozenset[AgentId], int]] = []
-    for crew in crews:
-        agents, most = crew.agents, crew.agents_wanted
+    for model_workers in workers_of_models:
+        agents, most = model_workers.agents, model_workers.agents_wanted
         apart = []
         for group, wanted in groups:
             if group & agents:
@@ -57,14 +57,16 @@ def agents_wanted(crews: Iterable[ModelWorkers], others: int) -> int:
 
 
 def next_to_go(
-    crews: Mapping[ModelKey, ModelWorkers], tokens: Mapping[AgentId, int], agents: Iterable[AgentId]
+    workers_of_models: Mapping[ModelKey, ModelWorkers],
+    tokens: Mapping[AgentId, int],
+    agents: Iterable[AgentId],
 ) -> AgentId | None:
     """Returns the agent with the least to move without which every model keeps enough workers.
 
     Agents that packing has emptied go first, since they have nothing.
 
     Args:
-        crews: Of the models that generate text.
+        workers_of_models: Of the models that generate text.
         tokens: Cached on each agent, which would have to move; an agent not in it has none.
         agents: Those that may go. Of equals the last by name goes: it came last.
     """
@@ -72,9 +74,9 @@ def next_to_go(
         agent
         for agent in agents
         if all(
-            sum(agent not in worker for worker in crew.workers)
-            >= min(crew.wanted, len(crew.workers))
-            for crew in crews.values()
+            sum(agent not in worker for worker in model_workers.workers)
+            >= min(model_workers.wanted, len(model_workers.workers))
+            for model_workers in workers_of_models.values()
         )
     ]
     return max(able, key=lambda agent: (-tokens.get(agent, 0), _order(agent)), default=None)

@@ -36,16 +36,16 @@ class SufficientWorkers:
         self._busy = 0.0
         """Share of the slots in use, smoothed."""
 
-    def note(self, facts: WorkerStatistics, lengths: SessionLengths) -> None:
+    def note(self, statistics: WorkerStatistics, lengths: SessionLengths) -> None:
         """Follows what workers are good for; about once a second."""
-        share = facts.sessions / facts.slots if facts.slots else 0.0
+        share = statistics.sessions / statistics.slots if statistics.slots else 0.0
         self._busy += 0.1 * (share - self._busy)
-        slots = facts.slots // max(1, facts.workers)
+        slots = statistics.slots // max(1, statistics.workers)
         rounded = [round(10 * log(max(1.0, each))) for each in lengths]
-        made_of = (facts.lines, facts.objectives, facts.service_ns, slots, *rounded)
-        if facts.workers and made_of != self._prior_of:
+        made_of = (statistics.lines, statistics.objectives, statistics.service_ns, slots, *rounded)
+        if statistics.workers and made_of != self._prior_of:
             self._prior_of = made_of
-            self.worker = self._capability(facts, lengths, slots)
+            self.worker = self._capability(statistics, lengths, slots)
             if self.worker is not None:
                 self.line.set_prior(prior_pairs(self.worker, self._policy.headroom))
 
@@ -73,31 +73,31 @@ class SufficientWorkers:
         """So few were not enough, and one more is wanted at once."""
         self.line.learn(rate, workers + 0.5, _FAILURE_WEIGHT)
 
-    def lasted(self, facts: WorkerStatistics, rate: float, done: OutcomeSums) -> None:
+    def lasted(self, statistics: WorkerStatistics, rate: float, done: OutcomeSums) -> None:
         """A steady while is over, and this became of its sessions."""
         if done.ratio < self._policy.attainment:
-            if not self.is_plenty(rate, facts.workers):
-                self.line.learn(rate, facts.workers + 0.5)
+            if not self.is_plenty(rate, statistics.workers):
+                self.line.learn(rate, statistics.workers + 0.5)
             return
-        used = self._used(facts, done)
+        used = self._used(statistics, done)
         if used > 0.0:
             sessions = self.worker.sessions if self.worker is not None else 1.0
-            load = min(1.0, used) * facts.workers
+            load = min(1.0, used) * statistics.workers
             enough = staffed(load, sessions, self._policy.headroom)
-            self.line.learn(rate, min(enough, float(facts.workers)))
+            self.line.learn(rate, min(enough, float(statistics.workers)))
 
     def _capability(
-        self, facts: WorkerStatistics, lengths: SessionLengths, slots: int
+        self, statistics: WorkerStatistics, lengths: SessionLengths, slots: int
     ) -> WorkerCapability | None:
         theta = self._policy.theta
-        if facts.lines is not None:
-            return capability(facts.lines, facts.objectives, lengths, slots, theta)
-        if not facts.service_ns or not slots:
+        if statistics.lines is not None:
+            return capability(statistics.lines, statistics.objectives, lengths, slots, theta)
+        if not statistics.service_ns or not slots:
             return None
         most = max(1.0, theta * slots)
-        return WorkerCapability(most * NANOSECONDS_PER_SECOND / facts.service_ns, most)
+        return WorkerCapability(most * NANOSECONDS_PER_SECOND / statistics.service_ns, most)
 
-    def _used(self, facts: WorkerStatistics, done: OutcomeSums) -> float:
+    def _used(self, statistics: WorkerStatistics, done: OutcomeSums) -> float:
         """Returns the share that was used of what the workers can take.
 
         A worker's time per token grows with its load as T = c3 / (1 - load * s), s the work of a
@@ -105,7 +105,7 @@ class SufficientWorkers:
         load it was, in units of the load at which it would be all it may be.
         """
         slots = self._busy / self._policy.theta
-        lines, objectives = facts.lines, facts.objectives
+        lines, objectives = statistics.lines, statistics.objectives
         if lines is None or objectives is None or not objectives.per_token_ns:
             return slots
         fixed = lines.decode_ns

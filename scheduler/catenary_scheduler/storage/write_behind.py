@@ -67,13 +67,13 @@ class WriteBehind:
         lease: Lease,
         journal: Journal,
         sources: StateSources,
-        rhythm: FlushSchedule,
+        schedule: FlushSchedule,
     ) -> None:
         self._store = store
         self._lease = lease
         self._journal = journal
         self._sources = sources
-        self._rhythm = rhythm
+        self._schedule = schedule
         self._work = asyncio.Event()
         self._renew_at = 0.0
         self._beyond = 0
@@ -126,7 +126,7 @@ class WriteBehind:
                 await self._work.wait()
         except TimeoutError:
             return
-        await asyncio.sleep(self._rhythm.flush_s)  # what comes meanwhile goes along
+        await asyncio.sleep(self._schedule.flush_s)  # what comes meanwhile goes along
 
     async def _beat(self, now: float) -> None:
         self._work.clear()
@@ -135,7 +135,7 @@ class WriteBehind:
         if now >= self._renew_at or not self.connected:
             if not await self._lease.renew():
                 await self._reacquire()
-            self._renew_at = now + self._rhythm.renew_s
+            self._renew_at = now + self._schedule.renew_s
         await self.flush()
         if not self.connected:
             _log.info("redis_connected", epoch=self._lease.epoch)
@@ -192,6 +192,6 @@ class WriteBehind:
         self.connected = False
         self._sources.failed(kind)
         self._sources.collect()  # keeps the dispatcher's own list short
-        self._backoff_s = min(self._rhythm.longest_backoff_s, max(0.02, self._backoff_s * 2))
+        self._backoff_s = min(self._schedule.longest_backoff_s, max(0.02, self._backoff_s * 2))
         await asyncio.sleep(self._backoff_s)
         self._work.set()

@@ -66,9 +66,9 @@ def serve_scaled(scaled: ScaledRun, workload: RequestWorkload) -> ScaledResult:
     run = scaled.run
     dispatcher = dispatcher_for(run, len(workload))
     cluster = ScaledCluster(scaled, dispatcher)
-    loop = PlacementLoop(dispatcher, MODEL, workload, {}, run.objectives, run.ways)
+    loop = PlacementLoop(dispatcher, MODEL, workload, {}, run.objectives, run.delays)
     loop.sweep = dispatcher.take_changes
-    loop.overseer = cluster
+    loop.controller = cluster
     for event in cluster.begin(loop):
         dispatcher.handle(event, 0)
     loop.run()

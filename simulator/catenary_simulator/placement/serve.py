@@ -65,7 +65,7 @@ class PlacementRun:
         policy: A name of the scheduler's, or what makes a policy.
         objectives: What requests are held to.
         learned: What answers were seen before; None: none.
-        ways: How long news take.
+        delays: How long news take.
         may_miss: Requests; the run ends when more have missed. None: it never does.
         stopwatch: Has every decision timed, in nanoseconds.
     """
@@ -75,7 +75,7 @@ class PlacementRun:
     policy: str | PolicyFactory
     objectives: TokenObjectives
     learned: LengthPopulation | None = None
-    ways: ReportDelays = field(default_factory=ReportDelays)
+    delays: ReportDelays = field(default_factory=ReportDelays)
     may_miss: int | None = None
     stopwatch: Callable[[], Nanoseconds] | None = None
 
@@ -92,7 +92,7 @@ def serve_placement(run: PlacementRun, workload: RequestWorkload) -> PlacementRe
         name: SimulatedWorker(index, kind.lines, kind.cache_tokens, kind.split_decode)
         for index, name in enumerate(names)
     }
-    loop = PlacementLoop(dispatcher, MODEL, workload, workers, run.objectives, run.ways)
+    loop = PlacementLoop(dispatcher, MODEL, workload, workers, run.objectives, run.delays)
     loop.sweep = dispatcher.take_changes
     if run.may_miss is not None:
         loop.may_miss = run.may_miss

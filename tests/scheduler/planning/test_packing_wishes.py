@@ -31,14 +31,14 @@ TABLE = BlockTable(
 
 def deployment(
     *,
-    wish: PackingGoal | None,
+    spec: PackingGoal | None,
     manifest: PackingGoal | None,
     usual: PackingGoal,
     decoder: bool = True,
 ) -> Deployment:
     table = DecoderTable.__new__(DecoderTable) if decoder else None
     return Deployment(
-        DeploymentSpec(packing=wish),
+        DeploymentSpec(packing=spec),
         replace(MANIFEST, packing=manifest),
         TABLE,
         table,
@@ -83,17 +83,17 @@ def test_a_goal_there_is_not_names_its_key(tmp_path: Path, text: str, field: str
 
 
 def test_a_wish_beats_the_manifest_and_that_the_cluster() -> None:
-    assert deployment(wish="off", manifest="pack", usual="balance").packing == "off"
-    assert deployment(wish=None, manifest="pack", usual="balance").packing == "pack"
-    assert deployment(wish=None, manifest=None, usual="balance").packing == "balance"
-    assert deployment(wish=None, manifest=None, usual="pack", decoder=False).packing == "off"
+    assert deployment(spec="off", manifest="pack", usual="balance").packing == "off"
+    assert deployment(spec=None, manifest="pack", usual="balance").packing == "pack"
+    assert deployment(spec=None, manifest=None, usual="balance").packing == "balance"
+    assert deployment(spec=None, manifest=None, usual="pack", decoder=False).packing == "off"
 
 
 def test_a_wish_outlives_the_leader_and_old_records_are_read() -> None:
-    wish = DeploymentSpec(5, 2, 3, "balance")
+    spec = DeploymentSpec(5, 2, 3, "balance")
     assert (
-        DeploymentSpec.of(decode_document(encode_document(wish.stored()), StoredDeploymentSpec))
-        == wish
+        DeploymentSpec.of(decode_document(encode_document(spec.stored()), StoredDeploymentSpec))
+        == spec
     )
     before = decode_document('{"slo_ns": 5, "max_batch": 2, "partitions": 3}', StoredDeploymentSpec)
     assert DeploymentSpec.of(before) == DeploymentSpec(5, 2, 3)

@@ -15,12 +15,12 @@ def held(holder: str, wanted_by: str = "") -> LeaseView:
     return LeaseView(holder, 1.5, wanted_by)
 
 
-def campaign(token: str = "me", preferred: int = 0, groups: int = 3) -> GroupElection:
+def election(token: str = "me", preferred: int = 0, groups: int = 3) -> GroupElection:
     return GroupElection(token, preferred, groups, GRACE_S)
 
 
 def test_the_preferred_group_is_taken_at_once_and_others_after_a_while() -> None:
-    mine = campaign()
+    mine = election()
     for group in range(3):
         mine.saw(group, FREE, 10.0)
     assert mine.wait_s(0, 10.0) == 0.0
@@ -30,7 +30,7 @@ def test_the_preferred_group_is_taken_at_once_and_others_after_a_while() -> None
 
 
 def test_a_group_whose_leader_is_gone_is_taken_at_once_by_who_leads_one_at_most() -> None:
-    mine = campaign()
+    mine = election()
     mine.saw(1, held("another"), 10.8)
     mine.saw(1, FREE, 11.5)
     assert mine.wait_s(1, 11.5) == 0.0
@@ -41,7 +41,7 @@ def test_a_group_whose_leader_is_gone_is_taken_at_once_by_who_leads_one_at_most(
 
 
 def test_a_group_that_is_handed_over_is_left_to_who_wants_it() -> None:
-    wanting, third = campaign("wanting"), campaign("third")
+    wanting, third = election("wanting"), election("third")
     for each in (wanting, third):
         each.saw(1, held("busy", wanted_by="wanting"), 1.0)
         each.saw(1, LeaseView("", 0.0, "wanting"), 1.2)
@@ -50,7 +50,7 @@ def test_a_group_that_is_handed_over_is_left_to_who_wants_it() -> None:
 
 
 def test_who_leads_more_waits_longer_so_that_free_groups_go_to_who_leads_less() -> None:
-    busy, idle = campaign("busy", 0), campaign("idle", 1)
+    busy, idle = election("busy", 0), election("idle", 1)
     busy.took(0)
     busy.took(1)
     for each in (busy, idle):
@@ -59,7 +59,7 @@ def test_who_leads_more_waits_longer_so_that_free_groups_go_to_who_leads_less() 
 
 
 def test_a_standby_wants_one_group_of_a_process_that_leads_two() -> None:
-    mine = campaign("me", preferred=1, groups=2)
+    mine = election("me", preferred=1, groups=2)
     mine.saw(0, held("other"), 0.0)
     assert not mine.wants(0), "one each is as even as it gets"
     mine.saw(1, held("other"), 0.0)
@@ -67,7 +67,7 @@ def test_a_standby_wants_one_group_of_a_process_that_leads_two() -> None:
 
 
 def test_a_process_that_leads_one_wants_a_second_only_of_one_that_leads_three() -> None:
-    mine = campaign("me", preferred=0, groups=4)
+    mine = election("me", preferred=0, groups=4)
     mine.took(0)
     mine.saw(1, held("other"), 0.0)
     mine.saw(2, held("other"), 0.0)
@@ -77,7 +77,7 @@ def test_a_process_that_leads_one_wants_a_second_only_of_one_that_leads_three() 
 
 
 def test_of_two_wishes_at_a_time_the_last_group_is_kept() -> None:
-    mine = campaign()
+    mine = election()
     mine.took(0)
     mine.took(1)
     assert not mine.gives(0, held("me"))

@@ -43,7 +43,7 @@ async def nothing(_: object) -> None:
     return None
 
 
-def roster(*names: str, memory_bytes: int = 10**6) -> AgentRegistry:
+def registry(*names: str, memory_bytes: int = 10**6) -> AgentRegistry:
     found: AgentRegistry = {}
     for name in names:
         agent = Agent(AgentId(name), "cpu", ServerId(name), memory_bytes, 10**9)
@@ -98,21 +98,21 @@ async def deployments(tmp_path: Path) -> Deployments:
 
 
 async def test_both_kinds_of_models_are_in_one_plan_at_once(deployments: Deployments) -> None:
-    desk = Desk(deployments, roster("a", "b"))
+    desk = Desk(deployments, registry("a", "b"))
     placement = desk.follow()
     assert placement is not None
     toy, llm = placement.models
     assert (toy.model, len(toy.pipelines), toy.chains) == (TOY, 1, ())
     assert (llm.model, llm.pipelines, len(llm.chains)) == (LLM, (), 2)
-    assert desk.planner.notes is not None
-    assert desk.planner.notes.planner == EVEN
-    assert "2 chain(s) over 2 agent(s)" in " ".join(desk.planner.notes.in_words())
+    assert desk.planner.provenance is not None
+    assert desk.planner.provenance.planner == EVEN
+    assert "2 chain(s) over 2 agent(s)" in " ".join(desk.planner.provenance.in_words())
 
 
 async def test_only_the_chains_are_composed_anew_when_demand_drifts(
     deployments: Deployments,
 ) -> None:
-    desk = Desk(deployments, roster("a", "b"))
+    desk = Desk(deployments, registry("a", "b"))
     before = desk.follow()
     assert before is not None
     for number in range(3_000):
@@ -120,9 +120,9 @@ async def test_only_the_chains_are_composed_anew_when_demand_drifts(
     after = desk.follow(160.0)
     assert after is not None
     assert after.models[0] == before.models[0]
-    assert desk.planner.notes is not None
+    assert desk.planner.provenance is not None
     assert "llm:1 is asked for" in desk.planner.cause
-    assert desk.planner.notes.planner == EVEN
+    assert desk.planner.provenance.planner == EVEN
     assert desk.planner.answers == 2
     desk.follow(161.0)
     assert desk.planner.answers == 2  # composed for this load now
@@ -131,7 +131,7 @@ async def test_only_the_chains_are_composed_anew_when_demand_drifts(
 async def test_a_wish_for_a_length_of_chains_is_a_reason_to_plan(
     deployments: Deployments,
 ) -> None:
-    desk = Desk(deployments, roster("a", "b", "c"))
+    desk = Desk(deployments, registry("a", "b", "c"))
     desk.follow()
     await deployments.deploy("llm", DeploymentSpec(partitions=3))
     placement = desk.follow()
@@ -142,7 +142,7 @@ async def test_a_wish_for_a_length_of_chains_is_a_reason_to_plan(
 
 async def test_many_agents_are_composed_beside_the_event_loop(deployments: Deployments) -> None:
     names = [f"agent-{number:02}" for number in range(60)]
-    desk = Desk(deployments, roster(*names))
+    desk = Desk(deployments, registry(*names))
     assert desk.follow() is None
     assert desk.planner.is_thinking
     await until(lambda: desk.planner.answers == 1, "an answer")
@@ -157,7 +157,7 @@ async def test_chains_of_a_draining_agent_are_kept_while_the_planner_thinks(
 ) -> None:
     names = [f"agent-{number:02}" for number in range(130)]
     # Room for four blocks at most: every chain runs through several agents.
-    desk = Desk(deployments, roster(*names, memory_bytes=800))
+    desk = Desk(deployments, registry(*names, memory_bytes=800))
     desk.follow()
     await until(lambda: desk.planner.answers == 1, "an answer")
     before = desk.follow()
@@ -187,11 +187,11 @@ async def test_memory_of_a_model_without_a_profile_is_taken_from_its_file(tmp_pa
     deployments = Deployments(ModelRepository(root))
     await deployments.want(["toy", "llm"])
     one_session = 6 * (100 + 64) + 100
-    desk = Desk(deployments, roster("a", memory_bytes=1_000 + one_session - 1))
+    desk = Desk(deployments, registry("a", memory_bytes=1_000 + one_session - 1))
     placement = desk.follow()
     assert placement is not None
     assert [model.model for model in placement.models] == [TOY]
-    desk = Desk(deployments, roster("a", memory_bytes=1_000 + one_session))
+    desk = Desk(deployments, registry("a", memory_bytes=1_000 + one_session))
     placement = desk.follow()
     assert placement is not None
     assert [model.model for model in placement.models] == [TOY, LLM]
@@ -200,7 +200,7 @@ async def test_memory_of_a_model_without_a_profile_is_taken_from_its_file(tmp_pa
 async def test_a_model_without_room_is_named_and_the_others_are_served(
     deployments: Deployments,
 ) -> None:
-    desk = Desk(deployments, roster("a", memory_bytes=120))
+    desk = Desk(deployments, registry("a", memory_bytes=120))
     placement = desk.follow()
     assert placement is not None
     assert [model.model for model in placement.models] == [TOY]
@@ -210,21 +210,21 @@ async def test_a_model_without_room_is_named_and_the_others_are_served(
 async def test_an_agent_that_comes_is_used_and_those_there_keep_their_blocks(
     deployments: Deployments,
 ) -> None:
-    agents = roster("a", "b", "c", memory_bytes=700)
+    agents = registry("a", "b", "c", memory_bytes=700)
     desk = Desk(deployments, agents)
     before = desk.follow()
     assert before is not None
-    desk.agents.update(roster("d", memory_bytes=700))
+    desk.agents.update(registry("d", memory_bytes=700))
     after = desk.follow(200.0)
     assert after is not None
     assert LLM in {model.model for model in after.models}
     assert agents_of(after) <= {*desk.agents}
-    assert desk.planner.notes is not None
-    assert "block(s) that they did not" in " ".join(desk.planner.notes.in_words())
+    assert desk.planner.provenance is not None
+    assert "block(s) that they did not" in " ".join(desk.planner.provenance.in_words())
 
 
 async def test_the_solver_process_composes_chains(deployments: Deployments) -> None:
-    desk = Desk(deployments, roster(*[f"agent-{number}" for number in range(41)]))
+    desk = Desk(deployments, registry(*[f"agent-{number}" for number in range(41)]))
     desk.follow()
     await until(lambda: desk.planner.answers == 1, "an answer")
     (cluster,) = desk.elsewhere
@@ -236,9 +236,9 @@ async def test_the_solver_process_composes_chains(deployments: Deployments) -> N
 
 
 def test_notes_on_chains_survive_redis() -> None:
-    notes = PlanProvenance(CHAINS, "it was asked for", chain_lines=("one chain",))
+    provenance = PlanProvenance(CHAINS, "it was asked for", chain_lines=("one chain",))
     assert (
-        PlanProvenance.of(decode_document(encode_document(notes.stored()), StoredProvenance))
-        == notes
+        PlanProvenance.of(decode_document(encode_document(provenance.stored()), StoredProvenance))
+        == provenance
     )
-    assert notes.in_words()[-1] == "one chain"
+    assert provenance.in_words()[-1] == "one chain"

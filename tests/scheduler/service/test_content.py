@@ -37,12 +37,12 @@ async def problems(process: SchedulerProcess) -> dict[str, list[str]]:
 
 
 def is_unable(process: SchedulerProcess, agent: str) -> bool:
-    troubles = process.term().availability.troubles(AgentId(agent))
+    troubles = process.leader().availability.troubles(AgentId(agent))
     return any(each.kind == "cannot_load" for each in troubles)
 
 
 def hosts(process: SchedulerProcess, agent: str) -> bool:
-    record = process.term().cluster.roster.get(AgentId(agent))
+    record = process.leader().cluster.registry.get(AgentId(agent))
     return record is not None and bool(record.loaded)
 
 

@@ -10,31 +10,31 @@ def test_without_an_outage_a_free_lease_is_for_whoever_comes_first() -> None:
 
 
 def test_after_an_outage_it_is_left_alone_from_the_first_contact_on() -> None:
-    deference = TakeoverBackoff(1.0)
-    deference.redis_lost()
-    assert deference.left_s(50.0) == 1.0
-    deference.redis_back(60.0)
-    deference.redis_back(60.5)
-    assert deference.left_s(60.75) == 0.25
-    assert not deference.has_waited(60.75)
-    assert deference.has_waited(61.0)
+    backoff = TakeoverBackoff(1.0)
+    backoff.redis_lost()
+    assert backoff.left_s(50.0) == 1.0
+    backoff.redis_back(60.0)
+    backoff.redis_back(60.5)
+    assert backoff.left_s(60.75) == 0.25
+    assert not backoff.has_waited(60.75)
+    assert backoff.has_waited(61.0)
 
 
 def test_another_outage_begins_it_anew() -> None:
-    deference = TakeoverBackoff(1.0)
-    deference.redis_lost()
-    deference.redis_back(60.0)
-    deference.redis_lost()
-    assert deference.left_s(99.0) == 1.0
+    backoff = TakeoverBackoff(1.0)
+    backoff.redis_lost()
+    backoff.redis_back(60.0)
+    backoff.redis_lost()
+    assert backoff.left_s(99.0) == 1.0
 
 
 def test_it_ends_when_somebody_holds_the_lease() -> None:
-    deference = TakeoverBackoff(1.0)
-    deference.redis_forgot(10.0)
-    assert deference.left_s(10.5) == 0.5
-    deference.is_settled()
-    assert deference.left_s(10.5) == 0
-    assert not deference.has_waited(99.0)
+    backoff = TakeoverBackoff(1.0)
+    backoff.redis_forgot(10.0)
+    assert backoff.left_s(10.5) == 0.5
+    backoff.is_settled()
+    assert backoff.left_s(10.5) == 0
+    assert not backoff.has_waited(99.0)
 
 
 def test_a_lease_that_is_renewed_is_not_frozen_however_long_it_lasts() -> None:

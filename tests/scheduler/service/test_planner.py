@@ -78,7 +78,7 @@ async def nothing(_: object) -> None:
     return None
 
 
-def roster(*names: str) -> AgentRegistry:
+def registry(*names: str) -> AgentRegistry:
     found: AgentRegistry = {}
     for name in names:
         agent = Agent(AgentId(name), "l4", ServerId(name), 10**9, 10**9)
@@ -102,10 +102,10 @@ class Bench:
         policy = ReplanPolicy(lasting_ns=0, interval_ns=0, least_rows=10.0)
         self.planner = Planner(maker, AgentStability(), LoadReplanning(policy), 0.0)
         self.models = [each.for_planning() for each in deployments.ready.values()]
-        self.roster = roster("a", "b")
+        self.registry = registry("a", "b")
 
     def follow(self, now_s: float = SETTLED_S) -> Placement | None:
-        return self.planner.follow(self.models, self.roster, now_s)
+        return self.planner.follow(self.models, self.registry, now_s)
 
     async def settle(self) -> Placement | None:
         self.follow()
@@ -119,12 +119,12 @@ async def test_it_keeps_what_it_has_until_the_answer_is_there(tmp_path: Path) ->
     assert bench.planner.problem == "a plan is being made"
     first = await bench.settle()
     assert first is not None
-    bench.roster.update(roster("c"))
+    bench.registry.update(registry("c"))
     assert bench.follow() == first
     await until(lambda: not bench.planner.is_thinking, "it has thought")
     assert bench.follow() != first
-    assert bench.planner.notes is not None
-    assert bench.planner.notes.cause == "c came"
+    assert bench.planner.provenance is not None
+    assert bench.planner.provenance.cause == "c came"
 
 
 async def test_a_newer_question_makes_the_older_answer_worthless(tmp_path: Path) -> None:
@@ -139,12 +139,12 @@ async def test_a_newer_question_makes_the_older_answer_worthless(tmp_path: Path)
     bench.follow()
     await until(lambda: bench.asked == 1, "it thinks")
     bench.solve = whole_on()
-    bench.roster.update(roster("c"))
+    bench.registry.update(registry("c"))
     bench.follow()
     released.set()
     await until(lambda: not bench.planner.is_thinking, "it has thought")
-    assert bench.planner.notes is not None
-    assert (bench.planner.notes.planner, bench.asked) == ("pooled", 2)
+    assert bench.planner.provenance is not None
+    assert (bench.planner.provenance.planner, bench.asked) == ("pooled", 2)
 
 
 async def test_a_plan_that_is_hardly_better_is_not_worth_a_switch(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ async def test_a_plan_that_is_hardly_better_is_not_worth_a_switch(tmp_path: Path
     await until(lambda: bench.asked == 2, "it thinks again")
     await until(lambda: not bench.planner.is_thinking, "it has thought")
     assert bench.follow(now_s) == first
-    assert bench.planner.notes is not None
-    assert bench.planner.notes.throughput_rps[TOY] == 100.0
+    assert bench.planner.provenance is not None
+    assert bench.planner.provenance.throughput_rps[TOY] == 100.0
     assert bench.asked == 2  # and the load is no reason any more
 
 
@@ -170,9 +170,9 @@ async def test_a_notably_better_plan_is(tmp_path: Path) -> None:
     bench.solve = whole_on(106.0)
     bench.follow(now_s)
     await until(lambda: not bench.planner.is_thinking, "it has thought")
-    assert bench.planner.notes is not None
-    assert "of the load moved" in bench.planner.notes.cause
-    assert bench.planner.notes.throughput_rps[TOY] == 106.0
+    assert bench.planner.provenance is not None
+    assert "of the load moved" in bench.planner.provenance.cause
+    assert bench.planner.provenance.throughput_rps[TOY] == 106.0
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ async def test_without_a_pooled_plan_the_models_are_split_evenly(
     placement = await bench.settle()
     assert placement is not None
     assert len(placement.models) == 2
-    assert bench.planner.notes is not None
-    assert any(said in line for line in bench.planner.notes.in_words())
+    assert bench.planner.provenance is not None
+    assert any(said in line for line in bench.planner.provenance.in_words())
 
 
 async def test_a_solver_that_breaks_down_does_not_cost_a_plan_that_works(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ async def test_a_solver_that_breaks_down_does_not_cost_a_plan_that_works(tmp_pat
     assert await bench.settle() == first
     assert bench.planner.problem == "no new plan was made: the solver ended with exit code -9"
     # Without the agents of that plan an even split is all there is.
-    bench.roster = roster("x", "y")
+    bench.registry = registry("x", "y")
     split = await bench.settle()
     assert split is not None
     assert agents_of(split) == {"x", "y"}

@@ -91,14 +91,14 @@ def test_another_seed_of_the_workload_gives_other_requests() -> None:
 
 def test_one_worker_alone_is_as_fast_as_its_lines() -> None:
     workload = RequestWorkload([0], [100], [11])
-    found = serve_placement(run(workers=1, ways=ReportDelays(0, 0, 0)), workload)
+    found = serve_placement(run(workers=1, delays=ReportDelays(0, 0, 0)), workload)
     assert found.first_token_ms.tolist() == [pytest.approx(0.12 * 100 + 14.0)]
     assert found.per_token_ms.tolist() == [pytest.approx(23.0)]
 
 
 def test_the_way_to_the_worker_counts_in_the_time_to_the_first_token() -> None:
     workload = RequestWorkload([0], [100], [11])
-    found = serve_placement(run(workers=1, ways=ReportDelays(start_ns=7 * MS)), workload)
+    found = serve_placement(run(workers=1, delays=ReportDelays(start_ns=7 * MS)), workload)
     assert found.first_token_ms.tolist() == [pytest.approx(0.12 * 100 + 14.0 + 7.0)]
 
 

@@ -87,7 +87,7 @@ def run_of(case: Case, workers: int, may_miss: int | None, *, timed: bool = Fals
         seeded(_BY_SESSIONS.get(case.policy, case.policy), case.seed),
         case.held_to,
         case.halves[0] if case.policy == "slo" else None,
-        case.ways,
+        case.delays,
         may_miss,
         time.perf_counter_ns if timed else None,
     )

@@ -78,7 +78,7 @@ class Case:
         return TokenObjectives(_ns(ttft_ms), _ns(self.objectives.atgt_ms))
 
     @property
-    def ways(self) -> ReportDelays:
+    def delays(self) -> ReportDelays:
         """How long news take; policies that look at nothing but sessions need no progress."""
         news = self.news
         told = self.policy in ("slo", "least-loaded")

@@ -72,5 +72,5 @@ class ChainedConfig:
     """Requests placed together change workers where predicted lengths were wrong (policy "slo")."""
     packing: PackingRules = field(default_factory=PackingRules)
     """When sessions of models with a goal are looked at, and which moves are worth their while."""
-    boundaries: MigrationBudgetConfig = field(default_factory=MigrationBudgetConfig)
+    migration_budget: MigrationBudgetConfig = field(default_factory=MigrationBudgetConfig)
     """How much of links and chains moves may take."""

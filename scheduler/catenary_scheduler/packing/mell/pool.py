@@ -116,9 +116,9 @@ class MellPool:
             preempted += self._preempt(place_all(state, homeless))
             self._waiting.update(arrived)
             if not preempted:
-                self._seat_waiting()
+                self._place_waiting()
         preempted += self._preempt(settle(state, homeless))
-        while self._waiting and not preempted and self._seat_waiting():
+        while self._waiting and not preempted and self._place_waiting():
             preempted += self._preempt(settle(state, []))
         state.close_empty()
         return self._result(fresh, [item for item in preempted if item not in fresh])
@@ -226,7 +226,7 @@ class MellPool:
         state.open_groups[group.serial] = group
         homeless.append(group)
 
-    def _seat_waiting(self) -> bool:
+    def _place_waiting(self) -> bool:
         """Places who waits, in their order, until one finds no bin; true if any was placed."""
         queue = deque(self._waiting.items())
         state = self._state
@@ -239,9 +239,9 @@ class MellPool:
                 state.open_groups.pop(homeless[0].serial, None)
                 break
             queue.popleft()
-        seated = len(queue) < len(self._waiting)
+        placed_any = len(queue) < len(self._waiting)
         self._waiting = dict(queue)
-        return seated
+        return placed_any
 
     def _preempt(self, lost: list[PackingUnit]) -> list[Item]:
         """Puts running sessions for which there is no bin before all who wait."""

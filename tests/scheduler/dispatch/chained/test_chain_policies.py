@@ -32,8 +32,8 @@ def chosen(bench: ChainBench) -> str:
 
 
 def routes(bench: ChainBench) -> dict[str, ChainState]:
-    desk = bench.dispatcher._life.desks[LLAMA]
-    return {route.chain_id: route for route in desk._routes.values()}
+    model_queue = bench.dispatcher._life.model_queues[LLAMA]
+    return {route.chain_id: route for route in model_queue._routes.values()}
 
 
 class Draws:

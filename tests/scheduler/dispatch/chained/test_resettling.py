@@ -53,9 +53,9 @@ def bench(active: Plan, config: ChainedConfig = ON) -> ChainBench:
 
 
 def board_of(each: ChainBench) -> SloPlacer:
-    board = each.dispatcher._life.desks[LLAMA].board
-    assert board is not None
-    return board
+    placer = each.dispatcher._life.model_queues[LLAMA].placer
+    assert placer is not None
+    return placer
 
 
 def ask(each: ChainBench, at_ms: float, prompt: int = 100) -> list[Command]:
@@ -67,11 +67,11 @@ def ask(each: ChainBench, at_ms: float, prompt: int = 100) -> list[Command]:
 
 def tell_errors(each: ChainBench, over: str, under: str) -> None:
     """Has one worker turn out to have more left than was thought, and another less."""
-    board = board_of(each)
-    assert board.rebalancer is not None
-    workers = {route.chain_id: found for route, found in board.mixed()}
-    board.rebalancer.outgrew(workers[over], 900.0)
-    board.rebalancer.ended_early(workers[under], 900.0, 10)
+    placer = board_of(each)
+    assert placer.rebalancer is not None
+    workers = {route.chain_id: found for route, found in placer.mixed()}
+    placer.rebalancer.outgrew(workers[over], 900.0)
+    placer.rebalancer.ended_early(workers[under], 900.0, 10)
 
 
 def test_a_session_begins_where_others_ended_early() -> None:

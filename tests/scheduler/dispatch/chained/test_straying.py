@@ -75,13 +75,13 @@ def test_nothing_begins_on_an_agent_that_is_to_go_unless_nobody_else_serves_the_
 
 def test_strays_take_free_slots_before_requests_that_wait() -> None:
     bench = MoveBench(plan(chain("a", 2, 40), chain("b", 1, 50)))
-    strays = [bench.running(), bench.running()]
+    misplaced = [bench.running(), bench.running()]
     other = bench.running()
     assert other.chain_id == "b"
     assert bench.ask(1, 100_000) == []
     assert draining(bench, 2, A) == []  # b is full
     (new,) = [each for each in bench.end(3, other) if isinstance(each, StartSession)]
-    assert (new.moves, new.chain_id) == (strays[0].session, "b")
+    assert (new.moves, new.chain_id) == (misplaced[0].session, "b")
     # It stays until it ends where nobody has room for it, and is not started again.
     assert not started(bench.tick(9_000))
     assert bench.figure("restarted_sessions") == 0
@@ -173,9 +173,9 @@ def test_a_stray_goes_where_nobody_misses_an_objective_if_it_can() -> None:
     bench = MoveBench(
         lined(plan(chain("a", 4, 40), chain("b", 9, 50), chain("c", 2, 60))), policy="slo"
     )
-    model = bench.dispatcher._life.desks[next(iter(bench.dispatcher._life.desks))]
-    assert model.board is not None
-    model.board._objectives = pace
+    model = bench.dispatcher._life.model_queues[next(iter(bench.dispatcher._life.model_queues))]
+    assert model.placer is not None
+    model.placer._objectives = pace
     sessions = [bench.start(0, 100_000) for _ in range(3)]
     for session in sessions:
         bench.progress(1, session, 1)
@@ -212,11 +212,11 @@ def test_a_session_seats_at_both_workers_until_it_has_moved() -> None:
     bench = MoveBench(lined(plan(chain("a", 4, 40), chain("b", 4, 50))), policy="slo")
     old = bench.start(0, 100_000)
     bench.progress(1, old, 2)
-    board = next(iter(bench.dispatcher._life.desks.values())).board
-    assert board is not None
+    placer = next(iter(bench.dispatcher._life.model_queues.values())).placer
+    assert placer is not None
 
     def loads() -> list[tuple[int, int]]:
-        return [(len(worker.seats), worker.now_tokens) for _, worker in board.mixed()]
+        return [(len(worker.running_sequences), worker.now_tokens) for _, worker in placer.mixed()]
 
     here = ["a", "b"].index(old.chain_id)
     assert loads()[here] == (1, 7)

@@ -34,19 +34,19 @@ def request(number: int) -> RequestId:
 def applied(worker: Worker, steps: list[tuple[str, int, int, int]], now: int) -> None:
     """Makes a worker that has seen adds, reports and ends, all placed and heard of just now."""
     for what, number, tokens, more in steps:
-        seat = worker.seats.get(request(number))
+        running = worker.running_sequences.get(request(number))
         if what == "add":
             worker.add(
                 RunningSequence(request(number), tokens, float(more), T_DEC, now + T_PRE, now)
             )
-        elif seat is None:
+        elif running is None:
             continue
         elif what == "progress":
-            generated = seat.generated_tokens + tokens
+            generated = running.generated_tokens + tokens
             spent = (generated - 1) * 27.0 * MS
-            worker.progressed(seat, generated, spent, now, 0)
+            worker.progressed(running, generated, spent, now, 0)
         elif what == "repredict":
-            worker.repredict(seat, float(more))
+            worker.repredict(running, float(more))
         else:
             worker.remove(request(number))
 
@@ -71,7 +71,7 @@ def test_the_fast_path_agrees_with_the_definitions(
     worker = Worker(LINES, limits)
     applied(worker, steps, now)
     worker.look(now)
-    jobs = [seat.job() for seat in worker.seats.values()]
+    jobs = [running.job() for running in worker.running_sequences.values()]
     verdict = examine(LINES, limits, jobs, Job(prompt, predicted), PaperReadings(strict_slack=True))
     assert worker.has_context(prompt, predicted, T_DEC, theta) == verdict.context.ok
     assert worker.has_cache(prompt, predicted) == verdict.cache.ok
@@ -137,9 +137,9 @@ def test_what_is_saved_grows_between_reports_and_a_prompt_of_others_is_not_forgo
 def test_harm_is_a_share_of_those_who_would_fall_behind_and_none_of_the_others() -> None:
     worker = Worker(LINES, WorkerLimits(T_PRE, T_DEC, math.inf))
     for number, generated in ((1, 2), (2, 400)):
-        seat = RunningSequence(request(number), 100, 500.0, T_DEC, T_PRE, 0)
-        worker.add(seat)
-        worker.progressed(seat, generated, (generated - 1) * 25.0 * MS, 10**10, 0)
+        running = RunningSequence(request(number), 100, 500.0, T_DEC, T_PRE, 0)
+        worker.add(running)
+        worker.progressed(running, generated, (generated - 1) * 25.0 * MS, 10**10, 0)
     worker.look(10**10)
     assert worker.harm(1.0 * MS, 0.0) == 0.0
     assert 0.0 < worker.harm(60.0 * MS, 0.0) < 1.0
@@ -152,9 +152,9 @@ def test_prompts_in_chunks_hold_nobody_up_for_the_whole_of_them() -> None:
     stalls = []
     for lines in (LINES, chunked):
         worker = Worker(lines, WorkerLimits(T_PRE, T_DEC, math.inf))
-        seat = RunningSequence(request(1), 100, 500.0, T_DEC, T_PRE, 0)
-        worker.add(seat)
-        worker.progressed(seat, 400, 399 * 25.0 * MS, 10**10, 0)
+        running = RunningSequence(request(1), 100, 500.0, T_DEC, T_PRE, 0)
+        worker.add(running)
+        worker.progressed(running, 400, 399 * 25.0 * MS, 10**10, 0)
         worker.look(10**10)
         stalls.append(worker.stall_ns(2048) - 3 * (lines is chunked) * lines.prefill_ns)
     assert stalls[1] < stalls[0]

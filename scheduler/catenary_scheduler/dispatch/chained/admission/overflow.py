@@ -35,38 +35,38 @@ _MOST_TRIED = 4
 class ChainPreemption(ChainAdoption):
     """What is done where more was promised than memory holds."""
 
-    def relieve(self, routes: dict[ChainState, ModelKey]) -> None:
+    def relieve_pressure(self, routes: dict[ChainState, ModelKey]) -> None:
         """Looks at chains whose sessions have grown."""
         for route, model in routes.items():
             measure_growth(route, self.now)
             while self._excess(route, _PREEMPT_HORIZON_NS, _PREEMPT_LEAST_TOKENS) > 0:
                 if not self._preempt_youngest(route):
                     break
-            if self.desk(model).packing == "off":
+            if self.model_queue(model).packing == "off":
                 excess = self._excess(route, _MOVE_HORIZON_NS, _MOVE_LEAST_TOKENS)
                 if excess > 0:
                     self._send_away(route, model, excess)
 
-    def preempt(self, ticket: SequenceRequest) -> None:
+    def preempt(self, sequence: SequenceRequest) -> None:
         """Has a request wait until there is room for its session again."""
         self.counters["preempted_sessions"] += 1
-        ticket.preempted += 1
-        self.again(ticket)
+        sequence.preempted += 1
+        self.again(sequence)
 
     def cache_was_full(self, session: Session, agent: AgentId | None) -> None:
         """An agent had no memory left for a session."""
         for hop in session.hops:
             if hop.agent == agent:
-                self.room.is_full(self.slots.cache(hop.agent, hop.partition))
-        if session.ticket is not None:
-            self.preempt(session.ticket)
+                self.kv_budget.is_full(self.slots.cache(hop.agent, hop.partition))
+        if session.sequence is not None:
+            self.preempt(session.sequence)
         else:
             self.close(session)
 
     def caches_reported(self, event: CachesReported) -> None:
         """An agent says what it has cached."""
         cache = self.slots.cache(event.agent, event.partition)
-        if self.room.reported(cache, event.block_tokens):
+        if self.kv_budget.reported(cache, event.block_tokens):
             self.were_freed([cache])
 
     def _excess(self, route: ChainState, horizon_ns: Nanoseconds, least: int) -> int:
@@ -77,9 +77,9 @@ class ChainPreemption(ChainAdoption):
     def _preempt_youngest(self, route: ChainState) -> bool:
         """Returns False if there is nobody who could wait for the others."""
         staying = [
-            ticket
-            for ticket in self._staying(route)
-            if ticket.session is not None and ticket.session.moving is None
+            sequence
+            for sequence in self._staying(route)
+            if sequence.session is not None and sequence.session.moving is None
         ]
         if len(staying) < 2:
             return False
@@ -89,32 +89,32 @@ class ChainPreemption(ChainAdoption):
     def _send_away(self, route: ChainState, model: ModelKey, excess: int) -> None:
         """Moves the smallest session that is large enough, or else the largest."""
         sized = []
-        for ticket in self._staying(route):
-            session = ticket.session
+        for sequence in self._staying(route):
+            session = sequence.session
             if session is not None and session.moving is None:
-                tokens = self.room.tokens_of(session.session_id)
-                sized.append((tokens < excess, abs(tokens - excess), session, ticket))
+                tokens = self.kv_budget.tokens_of(session.session_id)
+                sized.append((tokens < excess, abs(tokens - excess), session, sequence))
         sized.sort(key=_by_fit)
-        for _, _, session, ticket in sized[:_MOST_TRIED]:
-            target = self._roomiest(route, model, session, ticket)
+        for _, _, session, sequence in sized[:_MOST_TRIED]:
+            target = self._roomiest(route, model, session, sequence)
             if target is not None and self.move(session.session_id, target, "kv", "overflow"):
                 self.counters["overflow_moves"] += 1
                 return
 
     def _roomiest(
-        self, route: ChainState, model: ModelKey, session: Session, ticket: SequenceRequest
+        self, route: ChainState, model: ModelKey, session: Session, sequence: SequenceRequest
     ) -> ChainState | None:
         """Returns the chain with most room of those a session can move to."""
         if self.obstacle(session.session_id):
             return None
         best: ChainState | None = None
         most = 0
-        for other in self.desk(model).offered:
+        for other in self.model_queue(model).offered:
             left = (other.cache_tokens or 1 << 62) - other.tokens
             if (
                 other is not route
                 and left > most
-                and other.has_room(ticket.tokens, _TARGET_SPARE_TOKENS)
+                and other.has_room(sequence.tokens, _TARGET_SPARE_TOKENS)
                 and not self.obstacle(session.session_id, other)
             ):
                 best, most = other, left
@@ -123,25 +123,25 @@ class ChainPreemption(ChainAdoption):
     def _moving_tokens(self, route: ChainState) -> int:
         """Returns what sessions have that are on their way elsewhere."""
         found = 0
-        for ticket in self._staying(route):
-            session = ticket.session
+        for sequence in self._staying(route):
+            session = sequence.session
             if session is not None and session.moving is not None:
-                found += self.room.tokens_of(session.session_id)
+                found += self.kv_budget.tokens_of(session.session_id)
         return found
 
     def _staying(self, route: ChainState) -> list[SequenceRequest]:
         """Returns the requests whose sessions run on a route, and are not closing."""
         found = []
-        for session_id in self.room.sessions_on(route):
+        for session_id in self.kv_budget.sessions_on(route):
             session = self.sessions.get(session_id)
-            if session is not None and session.ticket is not None:
-                found.append(session.ticket)
+            if session is not None and session.sequence is not None:
+                found.append(session.sequence)
         return found
 
 
-def _by_arrival(ticket: SequenceRequest) -> tuple[bool, int, int]:
+def _by_arrival(sequence: SequenceRequest) -> tuple[bool, int, int]:
     """Who has waited before is older than who has not."""
-    return (not ticket.again, -ticket.priority, ticket.sequence)
+    return (not sequence.again, -sequence.priority, sequence.arrival_number)
 
 
 def _by_fit(entry: tuple[bool, int, Session, SequenceRequest]) -> tuple[bool, int]:

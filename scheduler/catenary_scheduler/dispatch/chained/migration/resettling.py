@@ -26,48 +26,50 @@ from catenary_services.domain.ids import Nanoseconds
 _READINGS = PaperReadings(strict_slack=True)
 
 
-def resettle(life: ChainLedger, desk: ModelQueue, started: Sequence[SequenceRequest]) -> bool:
+def rebalance(
+    state: ChainLedger, model_queue: ModelQueue, started: Sequence[SequenceRequest]
+) -> bool:
     """Has sessions begin elsewhere if that evens out what predictions got wrong.
 
     Args:
-        life: The state; its commands hold the starts.
-        desk: Of their model.
+        state: The state; its commands hold the starts.
+        model_queue: Of their model.
         started: Whose sessions were started in this event.
 
     Returns:
         True if somebody lost the place that was taken back, and waits again.
     """
-    board = desk.board
-    if board is None or board.rebalancer is None:
+    placer = model_queue.placer
+    if placer is None or placer.rebalancer is None:
         return False
-    workers = {worker: route for route, worker in board.mixed() if worker.lines is not UNKNOWN}
+    workers = {worker: route for route, worker in placer.mixed() if worker.lines is not UNKNOWN}
     placed: list[tuple[SequenceRequest, Worker, RunningSequence]] = []
-    for ticket in started:
-        held = board.seat_of(ticket.request)
+    for sequence in started:
+        held = placer.running_of(sequence.request)
         if held is not None and held[0] in workers:
-            placed.append((ticket, *held))
-    moves = board.rebalancer.settle(
+            placed.append((sequence, *held))
+    moves = placer.rebalancer.settle(
         {worker: worker.lines for worker in workers},
-        [UnstartedPlacement(worker, seat.predicted_tokens) for _, worker, seat in placed],
-        _Check(board, workers, placed, life.now),
+        [UnstartedPlacement(worker, running.predicted_tokens) for _, worker, running in placed],
+        _Check(placer, workers, placed, state.now),
     )
     changed = [
         (placed[number][0], workers[worker], workers[placed[number][1]])
         for number, worker in moves.items()
     ]
-    for ticket, _, _ in changed:
-        life.unstart(ticket)
-        if board.objectives_of(ticket.event) is not None:
-            board.counters[PLACED] -= 1  # it will be counted again
-    life.counters["rebalanced_sessions"] += len(changed)
+    for sequence, _, _ in changed:
+        state.unstart(sequence)
+        if placer.objectives_of(sequence.event) is not None:
+            placer.counters[PLACED] -= 1  # it will be counted again
+    state.counters["rebalanced_sessions"] += len(changed)
     lost = False
-    for ticket, route, before in changed:
+    for sequence, route, before in changed:
         for each in (route, before):
-            if each.running < each.capacity and life.slots.probe(each.claims) is None:
-                life.start(ticket, each)
+            if each.running < each.capacity and state.slots.probe(each.claims) is None:
+                state.start(sequence, each)
                 break
         else:  # chains that share a cache: somebody else of these took its last slots
-            life.again(ticket)
+            state.again(sequence)
             lost = True
     return lost
 
@@ -77,16 +79,16 @@ class _Check:
 
     def __init__(
         self,
-        board: SloPlacer,
+        placer: SloPlacer,
         routes: dict[Worker, ChainState],
         placed: Sequence[tuple[SequenceRequest, Worker, RunningSequence]],
         now: Nanoseconds,
     ) -> None:
-        self._theta = board.adaptation.theta
+        self._theta = placer.adaptation.theta
         self._routes = routes
         self._placed = placed
         self._now = now
-        self._new = {ticket.request for ticket, _, _ in placed}
+        self._new = {sequence.request for sequence, _, _ in placed}
 
     def __call__(self, worker: Worker, requests: Sequence[int]) -> bool:
         """Returns True if slots and b-e allow it."""
@@ -94,16 +96,26 @@ class _Check:
         there = sum(1 for _, at, _ in self._placed if at is worker)
         if route.running - there + len(requests) > route.capacity:
             return False
-        seats = [self._placed[number][2] for number in requests]
-        others = [seat for seat in worker.seats.values() if seat.request not in self._new]
-        *jobs, last = (seat.job() for seat in [*others, *seats])
-        limits = self._limits(worker, [*others, *seats])
+        running_sequences = [self._placed[number][2] for number in requests]
+        others = [
+            running
+            for running in worker.running_sequences.values()
+            if running.request not in self._new
+        ]
+        *jobs, last = (running.job() for running in [*others, *running_sequences])
+        limits = self._limits(worker, [*others, *running_sequences])
         return examine(worker.lines, limits, jobs, last, _READINGS).ok
 
-    def _limits(self, worker: Worker, seats: Sequence[RunningSequence]) -> WorkerLimits:
+    def _limits(self, worker: Worker, running_sequences: Sequence[RunningSequence]) -> WorkerLimits:
         """Returns the tightest limits of these sessions, as of now."""
-        due = min((seat.due_ns for seat in seats if seat.is_new and seat.due_ns), default=0)
-        pace = min((seat.per_token_ns for seat in seats if seat.per_token_ns), default=0)
+        due = min(
+            (running.due_ns for running in running_sequences if running.is_new and running.due_ns),
+            default=0,
+        )
+        pace = min(
+            (running.per_token_ns for running in running_sequences if running.per_token_ns),
+            default=0,
+        )
         return WorkerLimits(
             first_token_ns=max(1, due - self._now) if due else 0,
             per_token_ns=pace,

@@ -1,9 +1,10 @@
 """Sessions that are where nothing should be any more, and where they go: drain and plan change.
 
-A *stray* runs over an agent that is to go, or over a partition that the plan in force does not have
-any more. Strays move before requests that wait get a slot: whoever drains an agent waits for its
-device, and a request in the queue loses a moment where a stray that is cut off loses its work. They
-take no slot for good either, since what they leave is not used again.
+A *misplaced session* runs over an agent that is to go, or over a partition that the plan in force
+does not have any more. Misplaced sessions move before requests that wait get a slot: whoever drains
+an agent waits for its device, and a request in the queue loses a moment where a misplaced session
+that is cut off loses its work. They take no slot for good either, since what they leave is not used
+again.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ class ChainEvacuation(ChainMigration):
         super().__init__(config, slots, availability, policy, first_session)
         self.hosted: set[tuple[AgentId, PartitionKey]] = set()
 
-    def move_wanted(self, event: MoveRequested) -> None:
+    def move_requested(self, event: MoveRequested) -> None:
         """Somebody wants a session elsewhere."""
         self.counters["wanted_moves"] += 1
         session = self.sessions.get(event.session)
-        ticket = session.ticket if session is not None else None
+        sequence = session.sequence if session is not None else None
         route = None
-        if session is not None and ticket is not None:
-            desk = self.desk(ticket.model)
+        if session is not None and sequence is not None:
+            model_queue = self.model_queue(sequence.model)
             if event.chain_id:
-                route = desk.route_named(event.chain_id)
+                route = model_queue.route_named(event.chain_id)
             elif not self.obstacle(event.session):
-                route = self.destination(desk, session, ticket)
-        if session is None or ticket is None or route is None:
+                route = self.destination(model_queue, session, sequence)
+        if session is None or sequence is None or route is None:
             self.counters["refused_moves"] += 1
         else:
             mode = event.mode or self.mode_of(session, route)
@@ -69,15 +70,15 @@ class ChainEvacuation(ChainMigration):
             chain_id: Where to; empty: wherever is best.
         """
         session = self.sessions.get(session_id)
-        ticket = session.ticket if session is not None else None
-        if session is None or ticket is None:
+        sequence = session.sequence if session is not None else None
+        if session is None or sequence is None:
             return self.obstacle(session_id)
-        desk = self.desk(ticket.model)
-        route = desk.route_named(chain_id) if chain_id else None
+        model_queue = self.model_queue(sequence.model)
+        route = model_queue.route_named(chain_id) if chain_id else None
         if chain_id and route is None:
-            return f"the plan has no chain {chain_id!r} for {ticket.model}"
+            return f"the plan has no chain {chain_id!r} for {sequence.model}"
         fault = self.obstacle(session_id, route)
-        if not fault and route is None and self.destination(desk, session, ticket) is None:
+        if not fault and route is None and self.destination(model_queue, session, sequence) is None:
             return "no other chain has room for it"
         return fault
 
@@ -90,21 +91,21 @@ class ChainEvacuation(ChainMigration):
             for chain in model.chains:
                 self.hosted.update([(hop.agent, hop.partition) for hop in chain.hops])
 
-    def find_strays(self) -> None:
+    def find_misplaced(self) -> None:
         """Looks at all sessions: agents or plan are not what they were."""
-        self.strays = {}
+        self.misplaced = {}
         for session_id, session in self.sessions.items():
-            if session.ticket is not None and self._is_stray(session):
-                self.strays[session_id] = None
-                self.dirty[session.ticket.model] = None
+            if session.sequence is not None and self._is_misplaced(session):
+                self.misplaced[session_id] = None
+                self.dirty[session.sequence.model] = None
 
     def settled(self, session: Session) -> None:
         """A session generates where it was not started: should it be there?"""
-        if session.ticket is not None and self._is_stray(session):
-            self.strays[session.session_id] = None
-            self.dirty[session.ticket.model] = None
+        if session.sequence is not None and self._is_misplaced(session):
+            self.misplaced[session.session_id] = None
+            self.dirty[session.sequence.model] = None
 
-    def _is_stray(self, session: Session) -> bool:
+    def _is_misplaced(self, session: Session) -> bool:
         if any(hop.agent in self.draining for hop in session.hops):
             return True
         route = session.route
@@ -112,64 +113,64 @@ class ChainEvacuation(ChainMigration):
             return False
         return any((hop.agent, hop.partition) not in self.hosted for hop in session.hops)
 
-    def move_strays(self, model: ModelKey) -> None:
+    def evacuate(self, model: ModelKey) -> None:
         """Moves those of a model that can be moved now, the largest first: they take longest."""
-        desk = self.desks.get(model)
+        model_queue = self.model_queues.get(model)
         found = []
-        for session_id in self.strays:
+        for session_id in self.misplaced:
             session = self.sessions[session_id]
-            ticket = session.ticket
-            if ticket is None or ticket.model != model or session.move_after > self.now:
+            sequence = session.sequence
+            if sequence is None or sequence.model != model or session.move_after > self.now:
                 continue
             if not self.obstacle(session_id):
-                found.append((-ticket.tokens, session_id, session, ticket))
+                found.append((-sequence.tokens, session_id, session, sequence))
         misses = 0
-        for _, session_id, session, ticket in sorted(found, key=lambda each: each[:2]):
-            if desk is None or misses >= _LOOK_AHEAD or self.obstacle(session_id):
+        for _, session_id, session, sequence in sorted(found, key=lambda each: each[:2]):
+            if model_queue is None or misses >= _LOOK_AHEAD or self.obstacle(session_id):
                 return
-            route = self.destination(desk, session, ticket)
+            route = self.destination(model_queue, session, sequence)
             if route is None:
                 misses += 1
             else:
                 self.move(session_id, route, self.mode_of(session, route), "stray")
 
     def destination(
-        self, desk: ModelQueue, session: Session, ticket: SequenceRequest
+        self, model_queue: ModelQueue, session: Session, sequence: SequenceRequest
     ) -> ChainState | None:
         """Returns the best chain a session can move to now; None if there is none."""
         routes = [
             route
-            for route in desk.offered
+            for route in model_queue.offered
             if route is not session.route
             and self.has_slot(route)
-            and route.has_room(ticket.tokens)
+            and route.has_room(sequence.tokens)
             and self.may_concern(route.hops)
             and not any(hop.agent in self.draining for hop in route.hops)
         ]
-        return best_route(desk, ticket, routes)
+        return best_route(model_queue, sequence, routes)
 
     def mode_of(self, session: Session, route: ChainState) -> MoveMode:
         """Returns what should travel if a session moves to a chain at once: what is faster."""
-        ticket = session.ticket
-        if ticket is None or session.route is None:
+        sequence = session.sequence
+        if sequence is None or session.route is None:
             return "kv"
-        cost = self.boundaries.cost(session.hops, route.hops, ticket.tokens)
+        cost = self.migration_budget.cost(session.hops, route.hops, sequence.tokens)
         if cost is None:
             return "kv"
         number, source = int(session.session_id), session.route.chain_id
         move = cost.move(number, source, route.chain_id)
-        load = load_of(self.desk(ticket.model), route)
-        return self.boundaries.choose_mode(self.now, move, load, must=True) or "kv"
+        load = load_of(self.model_queue(sequence.model), route)
+        return self.migration_budget.choose_mode(self.now, move, load, must=True) or "kv"
 
-    def look_at_strays(self) -> None:
+    def look_at_misplaced(self) -> None:
         """Those that waited after a failure have their turn."""
-        for session_id in self.strays:
+        for session_id in self.misplaced:
             session = self.sessions[session_id]
-            if session.ticket is not None and 0 < session.move_after <= self.now:
+            if session.sequence is not None and 0 < session.move_after <= self.now:
                 session.move_after = 0
-                self.dirty[session.ticket.model] = None
+                self.dirty[session.sequence.model] = None
 
-    def next_stray(self) -> Nanoseconds | None:
-        """When `look_at_strays` has something to do."""
-        moments = [self.sessions[each].move_after for each in self.strays]
+    def next_misplaced(self) -> Nanoseconds | None:
+        """When `look_at_misplaced` has something to do."""
+        moments = [self.sessions[each].move_after for each in self.misplaced]
         return min([moment for moment in moments if moment > 0], default=None)

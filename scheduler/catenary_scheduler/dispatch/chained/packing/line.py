@@ -3,8 +3,8 @@
 Once per epoch every model with a goal is looked at: what its sessions will hold at the end of the
 coming epoch (`packing_view`), where they should be (`packing_pool`: Mell for "pack", even loads for
 "balance"), which of these moves may be made and pay (`packing_checks`), and which of them go as
-caches, which as tokens, and which not now (`packing.boundaries`). Nothing is remembered of a move
-that was not made: if it is still wanted in the next epoch, it is found again.
+caches, which as tokens, and which not now (`packing.migration_budget`). Nothing is remembered of a
+move that was not made: if it is still wanted in the next epoch, it is found again.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class SessionPacking:
     """Packs the sessions of all models that have a goal.
 
     Args:
-        life: The dispatcher's state; its `plan` and its desks say what there is to pack.
+        state: The dispatcher's state; its `plan` and its model queues say what there is to pack.
         rules: When, and what is worth its while.
     """
 
-    def __init__(self, life: ChainMigration, rules: PackingRules) -> None:
-        self._life = life
+    def __init__(self, state: ChainMigration, rules: PackingRules) -> None:
+        self._state = state
         self._rules = rules
         self._models: dict[ModelKey, ModelPacking] = {}
         self._classes: dict[AgentId, str] = {}
         self._due: Nanoseconds | None = None
         """When sessions are looked at next; None: no model has a goal, or nobody has a session."""
         for name in PACKING_COUNTERS:
-            life.counters.setdefault(name, 0)
+            state.counters.setdefault(name, 0)
 
     # What happened
 
@@ -64,7 +64,7 @@ class SessionPacking:
 
     def plan_activated(self) -> None:
         """Takes the goals of the plan in force."""
-        plan = self._life.plan
+        plan = self._state.plan
         before, self._models = self._models, {}
         for model in plan.models if plan is not None else ():
             if model.packing != "off" and model.chains:
@@ -76,22 +76,22 @@ class SessionPacking:
         if not self._models:
             self._due = None
 
-    def started(self, ticket: SequenceRequest) -> None:
+    def started(self, sequence: SequenceRequest) -> None:
         """A request has a session: the next one is put beside it, before an epoch is over."""
-        packed = self._models.get(ticket.model)
-        if packed is not None and ticket.session is not None:
-            packed.started(ticket, ticket.session)
+        packed = self._models.get(sequence.model)
+        if packed is not None and sequence.session is not None:
+            packed.started(sequence, sequence.session)
 
     def after_event(self) -> None:
         """Looks at the sessions if an epoch is over."""
         if not self._models:
             return
-        now = self._life.now
+        now = self._state.now
         if self._due is None:
-            if self._life.sessions:
+            if self._state.sessions:
                 self._due = now + self._rules.epoch_ns
         elif now >= self._due:
-            self._due = now + self._rules.epoch_ns if self._life.sessions else None
+            self._due = now + self._rules.epoch_ns if self._state.sessions else None
             self._epoch()
 
     def next_moment(self) -> Nanoseconds | None:
@@ -117,31 +117,33 @@ class SessionPacking:
     # An epoch
 
     def _epoch(self) -> None:
-        life = self._life
+        state = self._state
         looked = {}
         for key, packed in self._models.items():
-            desk = life.desks.get(key)
-            if desk is not None:
+            model_queue = state.model_queues.get(key)
+            if model_queue is not None:
                 looked[key] = packed
-                packed.begin(desk, self._classes)
-        for ticket in life.tickets.values():
-            session = ticket.session
+                packed.begin(model_queue, self._classes)
+        for sequence in state.sequences.values():
+            session = sequence.session
             if session is not None:
-                found = looked.get(ticket.model)
+                found = looked.get(sequence.model)
                 if found is not None:
-                    found.see(ticket, session, life.now)
+                    found.see(sequence, session, state.now)
         for key, packed in looked.items():
-            life.counters["packing_epochs"] += 1
+            state.counters["packing_epochs"] += 1
             wanted = packed.wanted()
-            life.counters["packing_faults"] += packed.take_faults()
+            state.counters["packing_faults"] += packed.take_faults()
             if wanted:
-                life.counters["packing_wanted"] += len(wanted)
-                self._move(life.desks[key], packed, wanted)
+                state.counters["packing_wanted"] += len(wanted)
+                self._move(state.model_queues[key], packed, wanted)
 
-    def _move(self, desk: ModelQueue, packed: ModelPacking, wanted: list[ProposedMove]) -> None:
+    def _move(
+        self, model_queue: ModelQueue, packed: ModelPacking, wanted: list[ProposedMove]
+    ) -> None:
         """Begins the moves that may be made."""
-        life, counters = self._life, self._life.counters
-        checks = MoveChecks(life, desk, self._rules, packed.lines)
+        state, counters = self._state, self._state.counters
+        checks = MoveChecks(state, model_queue, self._rules, packed.lines)
         asked: dict[int, tuple[TransferMove, ProposedMove]] = {}
         loads: dict[str, ChainActivity] = {}
         for each, chain in _in_order(wanted, self._rules.most_moves):
@@ -170,10 +172,10 @@ class SessionPacking:
         asked: dict[int, tuple[TransferMove, ProposedMove]],
         loads: dict[str, ChainActivity],
     ) -> None:
-        life = self._life
+        state = self._state
         moves = [move for move, _ in asked.values()]
-        division = life.boundaries.divide(life.now, moves, dict(loads.items()))
-        life.counters["packing_deferred"] += len(division.deferred)
+        division = state.migration_budget.divide(state.now, moves, dict(loads.items()))
+        state.counters["packing_deferred"] += len(division.deferred)
         ways: tuple[tuple[TransferKind, tuple[int, ...]], ...] = (
             ("kv", division.kv),
             ("tokens", division.tokens),
@@ -182,8 +184,8 @@ class SessionPacking:
             for number in numbers:
                 each, chain = asked[number][1]
                 if checks.starts(each, chain, way):
-                    packed.moved(each, life.now)
-                    life.counters["packing_moves"] += 1
+                    packed.moved(each, state.now)
+                    state.counters["packing_moves"] += 1
 
 
 def _in_order(wanted: list[ProposedMove], most: int) -> list[ProposedMove]:

@@ -71,19 +71,19 @@ class PackedChain:
         self.tokens += tokens
 
     def share_of_step(
-        self, seat: RunningSequence, lines: LatencyLines, gamma: float, theta: float
+        self, running: RunningSequence, lines: LatencyLines, gamma: float, theta: float
     ) -> float:
         """Returns what a session takes of the steps its objective allows.
 
         Constraint b (Aladdin, eq. 4) is linear in the sessions of a batch: k2 times the context
         plus c2 of each, added up, must not be more than theta times the objective less c3.
         """
-        if not seat.per_token_ns:
+        if not running.per_token_ns:
             return 0.0
-        spare = theta * (seat.per_token_ns - lines.decode_ns)
+        spare = theta * (running.per_token_ns - lines.decode_ns)
         if spare <= 0.0:
             return 1.0
-        context = seat.prompt_tokens + gamma * seat.final_tokens
+        context = running.prompt_tokens + gamma * running.final_tokens
         taken = lines.decode_context_token_ns * context + theta * lines.decode_session_ns
         return min(1.0, taken / spare)
 
@@ -92,7 +92,7 @@ class SessionSnapshot:
     """A session at one epoch.
 
     Attributes:
-        ticket: Its request; names it, whatever session it is.
+        sequence: Its request; names it, whatever session it is.
         session: The one that generates.
         chain: Where it is, or where it is on its way to.
         tokens: Cached, as reported.
@@ -101,21 +101,21 @@ class SessionSnapshot:
         rests: It moves, or moved lately.
     """
 
-    __slots__ = ("chain", "growth", "rests", "session", "size", "ticket", "tokens")
+    __slots__ = ("chain", "growth", "rests", "sequence", "session", "size", "tokens")
 
     def __init__(
         self,
-        ticket: SequenceRequest,
+        sequence: SequenceRequest,
         session: Session,
         chain: PackedChain,
         growth: int,
         size: int,
         rests: bool,
     ) -> None:
-        self.ticket = ticket
+        self.sequence = sequence
         self.session = session
         self.chain = chain
-        self.tokens = ticket.tokens
+        self.tokens = sequence.tokens
         self.growth = growth
         self.size = size
         self.rests = rests

@@ -62,7 +62,7 @@ class SloPlacer(MigrationLoads):
             return None
         if any(worker.lines is UNKNOWN for worker in self._kinds):  # such a one may well do
             return None
-        fault = fault_of(self._kinds, self._decode_kinds, self.asked(event, now))
+        fault = fault_of(self._kinds, self._decode_kinds, self.placement_request(event, now))
         if fault is None:
             return None
         self.counters[INADMISSIBLE] += 1
@@ -73,49 +73,51 @@ class SloPlacer(MigrationLoads):
         """True if a worker has a free slot."""
         return any(self._has_slot(route) for route in self._routes)
 
-    def choose(self, ticket: SequenceRequest, now: Nanoseconds) -> ChainState | None:
+    def choose(self, sequence: SequenceRequest, now: Nanoseconds) -> ChainState | None:
         """Returns where a request starts now; None if it has to wait."""
-        asked = ticket.asked or self.prepare(ticket)
-        self._tokens = ticket.tokens
-        if not asked.first_token_ns and not asked.per_token_ns:
-            index = self._packed(asked, now) if self.packs else NOBODY
-            if index == NOBODY or not self._open[index].seats:
+        placement_request = sequence.placement_request or self.prepare(sequence)
+        self._tokens = sequence.tokens
+        if not placement_request.first_token_ns and not placement_request.per_token_ns:
+            index = self._packed(placement_request, now) if self.packs else NOBODY
+            if index == NOBODY or not self._open[index].running_sequences:
                 index = self._fastest()
-            return self._pair(index, asked, now)
+            return self._pair(index, placement_request, now)
         theta = self.adaptation.theta
         self.is_packing = self.packs and self.adaptation.is_safe and self._has_spare(now)
         if self.is_packing:
-            index = self._packed(asked, now)
+            index = self._packed(placement_request, now)
         else:
-            index = least_loaded(self._open, asked, now, theta, self._is_open)
-        if index == NOBODY and now >= ticket.must_start:
-            index = least_harm(self._open, asked, now, self._is_open)
-            ticket.forced = index != NOBODY
-            self.counters[FORCED] += ticket.forced
-        return self._pair(index, asked, now)
+            index = least_loaded(self._open, placement_request, now, theta, self._is_open)
+        if index == NOBODY and now >= sequence.must_start:
+            index = least_harm(self._open, placement_request, now, self._is_open)
+            sequence.forced = index != NOBODY
+            self.counters[FORCED] += sequence.forced
+        return self._pair(index, placement_request, now)
 
     def expected(
-        self, ticket: SequenceRequest, route: ChainState, now: Nanoseconds
+        self, sequence: SequenceRequest, route: ChainState, now: Nanoseconds
     ) -> tuple[Nanoseconds, Nanoseconds]:
         """Returns when a request that starts now should get its first token, and the others.
 
         Args:
-            ticket: The request; it has no seat yet.
+            sequence: The request; it has no running sequence yet.
             route: Where it starts.
             now: The moment.
 
         Returns:
             Time from its arrival to its first token, and per token after it; 0 if nothing is known.
         """
-        asked = ticket.asked or self.prepare(ticket)
+        placement_request = sequence.placement_request or self.prepare(sequence)
         prefill, decode = route.halves if route.halves is not None else (route, route)
         runs, generates = self._worker(prefill), self._worker(decode)
         if runs.lines is UNKNOWN or generates.lines is UNKNOWN:
             return 0, 0
         runs.look(now)
-        first = now - ticket.arrived + runs.ready_ns(asked.prompt_tokens)
-        step = generates.planned_step_ns(asked.prompt_tokens, asked.predicted_tokens)
-        if runs is generates and generates.seats:
+        first = now - sequence.arrived + runs.ready_ns(placement_request.prompt_tokens)
+        step = generates.planned_step_ns(
+            placement_request.prompt_tokens, placement_request.predicted_tokens
+        )
+        if runs is generates and generates.running_sequences:
             step /= 1.0 - self.prompt_share.of_each(len(self._open), now)
         return round(first), round(step)
 
@@ -123,12 +125,12 @@ class SloPlacer(MigrationLoads):
         """Returns the fastest worker with a free slot, the least loaded of equals."""
         best, least = NOBODY, (math.inf, math.inf)
         for index, route in enumerate(self._routes):
-            key = (float(route.service_ns), float(len(self._open[index].seats)))
+            key = (float(route.service_ns), float(len(self._open[index].running_sequences)))
             if key < least and self._is_free(route):
                 best, least = index, key
         return best
 
-    def _packed(self, asked: PlacementRequest, now: Nanoseconds) -> int:
+    def _packed(self, placement_request: PlacementRequest, now: Nanoseconds) -> int:
         """Returns the worker that keeps sessions together, among those on which b-e hold.
 
         That is where the packer of running sessions would put it, so that it need not move; if it
@@ -140,11 +142,13 @@ class SloPlacer(MigrationLoads):
         for index, route in enumerate(self._routes):
             if route is wanted and self._is_free(route):
                 mine = self._open[index : index + 1]
-                if fullest(mine, asked, now, theta, _always, share) != NOBODY:
+                if fullest(mine, placement_request, now, theta, _always, share) != NOBODY:
                     return index
-        return fullest(self._open, asked, now, theta, self._is_open, share)
+        return fullest(self._open, placement_request, now, theta, self._is_open, share)
 
-    def _pair(self, index: int, asked: PlacementRequest, now: Nanoseconds) -> ChainState | None:
+    def _pair(
+        self, index: int, placement_request: PlacementRequest, now: Nanoseconds
+    ) -> ChainState | None:
         """Returns the route of a worker; of one that runs prompts, with one that generates."""
         if index == NOBODY:
             return None
@@ -152,7 +156,11 @@ class SloPlacer(MigrationLoads):
         if not self._decode_routes or route.role != "prefill":
             return route
         generating = PlacementRequest(
-            asked.prompt_tokens, asked.predicted_tokens, 0, 0, asked.per_token_ns
+            placement_request.prompt_tokens,
+            placement_request.predicted_tokens,
+            0,
+            0,
+            placement_request.per_token_ns,
         )
         other = least_loaded(self._decode_open, generating, now, 1.0, self._is_decode_open)
         if other == NOBODY:
@@ -169,10 +177,10 @@ class SloPlacer(MigrationLoads):
     def _is_decode_open(self, index: int) -> bool:
         return self._is_free(self._decode_routes[index])
 
-    def is_short_of_tokens(self, ticket: SequenceRequest) -> bool:
+    def is_short_of_tokens(self, sequence: SequenceRequest) -> bool:
         """True if workers have free slots, and none of these has memory for a request."""
         free = [route for route in self._routes if self._has_slot(route)]
-        return bool(free) and not any(route.has_room(ticket.tokens) for route in free)
+        return bool(free) and not any(route.has_room(sequence.tokens) for route in free)
 
     def _is_free(self, route: ChainState) -> bool:
         return self._has_slot(route) and route.has_room(self._tokens)
@@ -182,8 +190,8 @@ class SloPlacer(MigrationLoads):
 
     def _has_spare(self, now: Nanoseconds) -> bool:
         """True if one worker less would do, by what steps take (b)."""
-        workers = [worker for worker in self._open if worker.seats]
-        used = sum(len(worker.seats) for worker in workers)
+        workers = [worker for worker in self._open if worker.running_sequences]
+        used = sum(len(worker.running_sequences) for worker in workers)
         if len(self._open) < 2 or not used:
             return len(self._open) > 1
         tightest = min(worker.tightest_ns for worker in workers)

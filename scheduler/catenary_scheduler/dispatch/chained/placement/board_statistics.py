@@ -9,18 +9,18 @@ from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
 _MILLIONTHS = 1_000_000
 
 
-def placement_statistics(boards: Iterable[SloPlacer | None]) -> dict[str, int]:
+def placement_statistics(placers: Iterable[SloPlacer | None]) -> dict[str, int]:
     """Returns present figures by name; ratios in millionths, the lowest of all models.
 
     Args:
-        boards: One per model that is placed under objectives; None for others.
+        placers: One per model that is placed under objectives; None for others.
     """
-    known = [board for board in boards if board is not None]
+    known = [placer for placer in placers if placer is not None]
     if not known:
         return {}
-    adapted = [board.adaptation for board in known]
+    adapted = [placer.adaptation for placer in known]
     return {
-        "packing_models": sum(board.is_packing for board in known),
+        "packing_models": sum(placer.is_packing for placer in known),
         "theta_millionths": round(_MILLIONTHS * min(each.theta for each in adapted)),
         "attainment_millionths": round(_MILLIONTHS * min(each.attainment for each in adapted)),
         "attainment_samples": sum(each.samples for each in adapted),

@@ -48,29 +48,33 @@ class ObjectiveViolation:
 
 
 def fault_of(
-    workers: Sequence[Worker], decode: Sequence[Worker], asked: PlacementRequest
+    workers: Sequence[Worker], decode: Sequence[Worker], placement_request: PlacementRequest
 ) -> ObjectiveViolation | None:
     """Returns the first constraint that fails on every worker were it empty; None if none does.
 
     Args:
         workers: Where the prompt may run; and, without a split phase, the rest.
         decode: Where the rest runs in a split phase; else none.
-        asked: The request.
+        placement_request: The request.
     """
     if not workers:
         return None
     unit = NANOSECONDS_PER_MILLISECOND
-    prompt = min(worker.lines.prefill(asked.prompt_tokens) for worker in workers)
-    if asked.first_token_ns and prompt > asked.first_token_ns:
+    prompt = min(worker.lines.prefill(placement_request.prompt_tokens) for worker in workers)
+    if placement_request.first_token_ns and prompt > placement_request.first_token_ns:
         return ObjectiveViolation(
-            "c", "first_token_objective", prompt / unit, asked.first_token_ns / unit, "ms"
+            "c",
+            "first_token_objective",
+            prompt / unit,
+            placement_request.first_token_ns / unit,
+            "ms",
         )
     generating = decode or workers
-    tokens = asked.prompt_tokens + asked.predicted_tokens
+    tokens = placement_request.prompt_tokens + placement_request.predicted_tokens
     step = min(worker.lines.decode(1, tokens) for worker in generating)
-    if asked.per_token_ns and step > asked.per_token_ns:
+    if placement_request.per_token_ns and step > placement_request.per_token_ns:
         return ObjectiveViolation(
-            "b", "per_token_objective", step / unit, asked.per_token_ns / unit, "ms"
+            "b", "per_token_objective", step / unit, placement_request.per_token_ns / unit, "ms"
         )
     for worker in generating:
         if worker.lines.cache(tokens) <= worker.limits.cache_capacity:

@@ -14,31 +14,31 @@ from catenary_services.domain.ids import Nanoseconds, RequestId
 
 
 class MigrationLoads(WorkerLoads):
-    """What the board knows of moves."""
+    """What the placer knows of moves."""
 
     def worker_of(self, route: ChainState) -> Worker:
         """Returns the worker that a route is."""
         return self._worker(route)
 
     def reserve(
-        self, ticket: SequenceRequest, route: ChainState, now: Nanoseconds, *, runs_again: bool
+        self, sequence: SequenceRequest, route: ChainState, now: Nanoseconds, *, runs_again: bool
     ) -> None:
-        """A session is on its way to a route; it keeps its seat.
+        """A session is on its way to a route; it keeps its running sequence.
 
         Args:
-            ticket: Its request.
+            sequence: Its request.
             route: Where it moves to.
             now: The moment.
             runs_again: Its tokens are read there, which takes time from those who are there.
         """
-        held = self._seats.get(ticket.request)
+        held = self._running.get(sequence.request)
         if held is None:
             return
-        worker, seat = self._worker(route), held[1].copied()
-        worker.add(seat)
-        self._coming[ticket.request] = (worker, seat)
+        worker, running = self._worker(route), held[1].copied()
+        worker.add(running)
+        self._coming[sequence.request] = (worker, running)
         if runs_again:
-            tokens = seat.prompt_tokens + seat.generated_tokens
+            tokens = running.prompt_tokens + running.generated_tokens
             self.prompt_share.took(worker.lines.prefill(tokens), now)
 
     def unreserve(self, request: RequestId) -> None:
@@ -52,4 +52,4 @@ class MigrationLoads(WorkerLoads):
         coming = self._coming.pop(request, None)
         self.leave(request)
         if coming is not None:
-            self._seats[request] = coming
+            self._running[request] = coming

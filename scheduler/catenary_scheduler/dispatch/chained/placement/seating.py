@@ -42,9 +42,9 @@ class WorkerLoads:
     """Workers and sessions of one model.
 
     Attributes:
-        lengths: Predicts answers; whoever made the board has it learn.
+        lengths: Predicts answers; whoever made the placer has it learn.
         adaptation: Theta, and attainment.
-        counters: What is counted, by name; whoever made the board may put its own here.
+        counters: What is counted, by name; whoever made the placer may put its own here.
         prompt_share: How much of the time prompts take.
         packs: Sessions should be on few workers: new ones, if nobody is harmed, go to the fullest.
         is_packing: They do at the moment.
@@ -72,7 +72,7 @@ class WorkerLoads:
         self._decode_open: list[Worker] = []
         self._decode_kinds: list[Worker] = []
         self._pairs: dict[tuple[ChainState, ChainState], ChainState] = {}
-        self._seats: dict[RequestId, tuple[Worker, RunningSequence]] = {}
+        self._running: dict[RequestId, tuple[Worker, RunningSequence]] = {}
         self._coming: dict[RequestId, tuple[Worker, RunningSequence]] = {}
         """Of sessions that move: where to."""
         self._prompts: dict[RequestId, Worker] = {}
@@ -109,7 +109,7 @@ class WorkerLoads:
         else:
             self._decode_routes, self._routes = [], list(routes)
         here = set(routes)
-        busy = {worker for worker, _ in [*self._seats.values(), *self._coming.values()]}
+        busy = {worker for worker, _ in [*self._running.values(), *self._coming.values()]}
         busy.update(self._prompts.values())
         self._workers = {
             route: worker
@@ -138,9 +138,9 @@ class WorkerLoads:
         split = route.role == "decode"
         worker.adopt(lines or UNKNOWN, WorkerLimits(0, 0, capacity, GAMMA, 1.0, split))
 
-    def seat_of(self, request: RequestId) -> tuple[Worker, RunningSequence] | None:
+    def running_of(self, request: RequestId) -> tuple[Worker, RunningSequence] | None:
         """Returns where a session is."""
-        return self._seats.get(request)
+        return self._running.get(request)
 
     def mixed(self) -> list[tuple[ChainState, Worker]]:
         """Returns the workers that may be used and do both, run prompts and generate."""
@@ -156,7 +156,7 @@ class WorkerLoads:
             return None
         return found
 
-    def asked(
+    def placement_request(
         self, event: SessionRequested, arrived: Nanoseconds, done: int = 0
     ) -> PlacementRequest:
         """Returns a request as decisions take it.
@@ -182,48 +182,59 @@ class WorkerLoads:
             event.prompt_tokens + done, max(1.0, whole - done), first, due, objectives.per_token_ns
         )
 
-    def prepare(self, ticket: SequenceRequest) -> PlacementRequest:
+    def prepare(self, sequence: SequenceRequest) -> PlacementRequest:
         """Notes what a request needs, and when it must be placed at the latest."""
-        asked = self.asked(ticket.event, ticket.arrived, ticket.generated_tokens)
-        ticket.asked = asked
-        ticket.must_start = min([last_moment(asked, each) for each in self._kinds], default=0)
-        return asked
+        placement_request = self.placement_request(
+            sequence.event, sequence.arrived, sequence.generated_tokens
+        )
+        sequence.placement_request = placement_request
+        sequence.must_start = min(
+            [last_moment(placement_request, each) for each in self._kinds], default=0
+        )
+        return placement_request
 
     # Sessions
 
-    def start(self, ticket: SequenceRequest, route: ChainState, now: Nanoseconds) -> None:
+    def start(self, sequence: SequenceRequest, route: ChainState, now: Nanoseconds) -> None:
         """A request has a session on this route."""
-        self.leave(ticket.request)
-        asked = ticket.asked or self.prepare(ticket)
+        self.leave(sequence.request)
+        placement_request = sequence.placement_request or self.prepare(sequence)
         prefill, decode = route.halves if route.halves is not None else (None, route)
         worker = self._worker(decode)
-        seat = RunningSequence(
-            ticket.request,
-            asked.prompt_tokens,
-            asked.predicted_tokens,
-            asked.per_token_ns,
-            asked.due_ns,
+        running = RunningSequence(
+            sequence.request,
+            placement_request.prompt_tokens,
+            placement_request.predicted_tokens,
+            placement_request.per_token_ns,
+            placement_request.due_ns,
             now,
         )
-        seat.carried_tokens = ticket.generated_tokens
-        worker.add(seat)
-        self._seats[ticket.request] = (worker, seat)
+        running.carried_tokens = sequence.generated_tokens
+        worker.add(running)
+        self._running[sequence.request] = (worker, running)
         runs = worker
         if prefill is not None:
             runs = self._worker(prefill)
             # Nobody generates there, so no prompt can hold anybody up but other prompts.
             runs.add(
-                RunningSequence(ticket.request, asked.prompt_tokens, 1.0, 0, asked.due_ns, now)
+                RunningSequence(
+                    sequence.request,
+                    placement_request.prompt_tokens,
+                    1.0,
+                    0,
+                    placement_request.due_ns,
+                    now,
+                )
             )
-            self._prompts[ticket.request] = runs
-        if asked.first_token_ns or asked.per_token_ns:
+            self._prompts[sequence.request] = runs
+        if placement_request.first_token_ns or placement_request.per_token_ns:
             self.counters[PLACED] += 1
-        self.counters[RERUN] += seat.carried_tokens
-        self.prompt_share.took(runs.lines.prefill(asked.prompt_tokens), now)
+        self.counters[RERUN] += running.carried_tokens
+        self.prompt_share.took(runs.lines.prefill(placement_request.prompt_tokens), now)
 
     def leave(self, request: RequestId) -> None:
         """A session is over, or lost."""
-        held = self._seats.pop(request, None)
+        held = self._running.pop(request, None)
         if held is not None:
             held[0].remove(request)
         self._prompt_is_over(request)
@@ -233,63 +244,63 @@ class WorkerLoads:
         if worker is not None:
             worker.remove(request)
 
-    def progressed(self, ticket: SequenceRequest, progress: SessionProgress) -> None:
+    def progressed(self, sequence: SequenceRequest, progress: SessionProgress) -> None:
         """A session has got tokens."""
-        if progress.generated_tokens <= ticket.generated_tokens:
+        if progress.generated_tokens <= sequence.generated_tokens:
             return
-        ticket.generated_tokens = progress.generated_tokens
-        held = self._seats.get(ticket.request)
+        sequence.generated_tokens = progress.generated_tokens
+        held = self._running.get(sequence.request)
         if held is None:
             return
-        self._prompt_is_over(ticket.request)
-        self._progress(*held, ticket, progress)
-        coming = self._coming.get(ticket.request)
+        self._prompt_is_over(sequence.request)
+        self._progress(*held, sequence, progress)
+        coming = self._coming.get(sequence.request)
         if coming is not None:
-            self._progress(*coming, ticket, progress)
+            self._progress(*coming, sequence, progress)
 
     def _progress(
         self,
         worker: Worker,
-        seat: RunningSequence,
-        ticket: SequenceRequest,
+        running: RunningSequence,
+        sequence: SequenceRequest,
         progress: SessionProgress,
     ) -> None:
-        first = ticket.arrived + progress.first_token_ns
+        first = sequence.arrived + progress.first_token_ns
         latest = first + progress.decode_ns
         began = first
-        if seat.carried_tokens:  # its prompt ran again, just before the first token it got here
-            here = progress.generated_tokens - seat.carried_tokens
+        if running.carried_tokens:  # its prompt ran again, just before the first token it got here
+            here = progress.generated_tokens - running.carried_tokens
             began = latest - round((here - 1) * worker.step_ns)
-        worker.progressed(seat, progress.generated_tokens, progress.decode_ns, latest, began)
-        if seat.generated_tokens > seat.predicted_tokens:
-            event = ticket.event
+        worker.progressed(running, progress.generated_tokens, progress.decode_ns, latest, began)
+        if running.generated_tokens > running.predicted_tokens:
+            event = sequence.event
             whole = self.lengths.repredict(
-                event.prompt_tokens, ticket.generated_tokens, event.max_tokens
+                event.prompt_tokens, sequence.generated_tokens, event.max_tokens
             )
-            worker.repredict(seat, whole - seat.carried_tokens)
+            worker.repredict(running, whole - running.carried_tokens)
             if self.rebalancer is not None:
-                self.rebalancer.outgrew(worker, seat.predicted_tokens)
+                self.rebalancer.outgrew(worker, running.predicted_tokens)
 
     def look(self, now: Nanoseconds) -> None:
         """Brings all workers up to date, so that the next decision need not."""
         for worker in self._open:
             worker.look(now)
 
-    def ended(self, ticket: SequenceRequest, progress: SessionProgress) -> None:
+    def ended(self, sequence: SequenceRequest, progress: SessionProgress) -> None:
         """A request has its whole answer: did it meet its objectives?"""
-        held = self._seats.get(ticket.request)
+        held = self._running.get(sequence.request)
         if held is not None and self.rebalancer is not None:
-            worker, seat = held
-            here = progress.generated_tokens - seat.carried_tokens
-            if here < seat.predicted_tokens:
-                self.rebalancer.ended_early(worker, seat.predicted_tokens, here)
-        objectives = self.objectives_of(ticket.event)
+            worker, running = held
+            here = progress.generated_tokens - running.carried_tokens
+            if here < running.predicted_tokens:
+                self.rebalancer.ended_early(worker, running.predicted_tokens, here)
+        objectives = self.objectives_of(sequence.event)
         if objectives is not None:
             first, each = objectives.first_token_ns, objectives.per_token_ns
             in_time = not first or progress.first_token_ns <= first
             steps = progress.generated_tokens - 1
             in_pace = not each or progress.decode_ns <= each * steps
-            self.adaptation.ended(attained=in_time and in_pace, forced=ticket.forced)
+            self.adaptation.ended(attained=in_time and in_pace, forced=sequence.forced)
 
 
 def _kinds(workers: Iterable[Worker]) -> list[Worker]:

@@ -24,24 +24,24 @@ class ModelQueue:
         model: Which.
         served: False if no plan has it.
         session_tokens: Most tokens of one session; 0 if unlimited.
-        line: Who waits.
+        waiting: Who waits.
         usable: How many chains are whole: their agents are there and have loaded their parts.
         offered: The least impaired of them.
         must_rest: Each of these has an agent, or a link, on which a session failed a moment ago.
         packing: What its sessions are moved for.
-        board: Who is on which worker, of policies that need to know; else None.
+        placer: Who is on which worker, of policies that need to know; else None.
     """
 
     def __init__(self, model: ModelKey, policy: WaitQueue | SloPlacer, slots: SlotLedger) -> None:
         self.model = model
         self.served = False
         self.session_tokens = 0
-        self.board: SloPlacer | None = None
+        self.placer: SloPlacer | None = None
         if isinstance(policy, SloPlacer):
-            self.board = policy
-            self.line: WaitQueue = PlacementQueue(policy)
+            self.placer = policy
+            self.waiting: WaitQueue = PlacementQueue(policy)
         else:
-            self.line = policy
+            self.waiting = policy
         self.usable = 0
         self.offered: list[ChainState] = []
         self.must_rest = False
@@ -57,8 +57,8 @@ class ModelQueue:
         Capacities of caches are the book's. `refresh` must follow.
         """
         self.served = plan is not None
-        if self.board is not None:
-            self.board.activate(plan)
+        if self.placer is not None:
+            self.placer.activate(plan)
         chains = plan.chains if plan is not None else ()
         self.session_tokens = plan.session_tokens if plan is not None else 0
         self.packing = plan.packing if plan is not None else "off"
@@ -108,7 +108,7 @@ class ModelQueue:
         self.usable = len(found)
         self.offered = routes
         self.must_rest = bool(routes) and all(_is_suspected(r, availability) for r in routes)
-        self.line.rebuild(routes)
+        self.waiting.rebuild(routes)
 
     def route_named(self, chain_id: str) -> ChainState | None:
         """Returns a chain of the plan by its name."""
@@ -128,7 +128,7 @@ class ModelQueue:
 
     def session_ended(self, now: Nanoseconds) -> None:
         """Measures how often a session ends while others wait."""
-        if not self.line:
+        if not self.waiting:
             self._ended = None
             return
         if self._ended is not None:
@@ -137,7 +137,7 @@ class ModelQueue:
 
     def drained_after_ns(self) -> Nanoseconds:
         """Returns when those who wait now should have started; 0 if nothing is known."""
-        return round(len(self.line) * self._gap_ns)
+        return round(len(self.waiting) * self._gap_ns)
 
 
 def _is_suspected(route: ChainState, availability: Availability) -> bool:

@@ -22,11 +22,11 @@ class WaitQueue(Protocol):
 
     def __len__(self) -> int: ...
 
-    def push(self, ticket: SequenceRequest) -> None:
+    def push(self, sequence: SequenceRequest) -> None:
         """Has a request wait; ahead of the others if it had a session before."""
         ...
 
-    def remove(self, ticket: SequenceRequest) -> None:
+    def remove(self, sequence: SequenceRequest) -> None:
         """Has a request wait no more."""
         ...
 
@@ -38,7 +38,7 @@ class WaitQueue(Protocol):
         """When `next` may find somebody although nothing happened; None if only events help."""
         ...
 
-    def tickets(self) -> list[SequenceRequest]:
+    def sequences(self) -> list[SequenceRequest]:
         """Returns who waits, in order."""
         ...
 
@@ -56,7 +56,8 @@ class WaitQueue(Protocol):
 
 
 PolicyFactory = Callable[[SlotLedger], WaitQueue | SloPlacer]
-"""Makes what decides for one model, a line around a policy or a board; the slots are the book's."""
+"""Makes what decides for one model, a queue around a policy or a placer; slots are the
+book's."""
 
 
 class CentralQueue:
@@ -71,18 +72,20 @@ class CentralQueue:
     def __len__(self) -> int:
         return self._length
 
-    def push(self, ticket: SequenceRequest) -> None:
+    def push(self, sequence: SequenceRequest) -> None:
         """Has a request wait."""
         self._turns += 1
-        ticket.turn = self._turns
+        sequence.turn = self._turns
         self._length += 1
-        late = 0 if ticket.again else 1
-        heappush(self._heap, (late, -ticket.priority, ticket.sequence, self._turns, ticket))
+        late = 0 if sequence.again else 1
+        heappush(
+            self._heap, (late, -sequence.priority, sequence.arrival_number, self._turns, sequence)
+        )
 
-    def remove(self, ticket: SequenceRequest) -> None:
+    def remove(self, sequence: SequenceRequest) -> None:
         """Has a request wait no more; its entry goes when it comes to the top."""
-        if ticket.turn:
-            ticket.turn = 0
+        if sequence.turn:
+            sequence.turn = 0
             self._length -= 1
             if len(self._heap) > 2 * self._length + _FEWEST_STALE:
                 self._heap = [entry for entry in self._heap if entry[4].turn == entry[3]]
@@ -95,20 +98,20 @@ class CentralQueue:
             heappop(heap)
         if not heap:
             return None
-        ticket = heap[0][4]
-        route = self._policy.choose(ticket.event, ticket.tokens)
+        sequence = heap[0][4]
+        route = self._policy.choose(sequence.event, sequence.tokens)
         if route is None:
             return None
         heappop(heap)
-        ticket.turn = 0
+        sequence.turn = 0
         self._length -= 1
-        return ticket, route
+        return sequence, route
 
     def wakeup(self) -> Nanoseconds | None:
         """Returns None: routes become free by events only."""
         return None
 
-    def tickets(self) -> list[SequenceRequest]:
+    def sequences(self) -> list[SequenceRequest]:
         """Returns who waits, in order."""
         return [entry[4] for entry in sorted(self._heap) if entry[4].turn == entry[3]]
 

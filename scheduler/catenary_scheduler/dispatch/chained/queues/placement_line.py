@@ -35,10 +35,10 @@ _Entry = tuple[int, int, int]
 
 
 class PlacementQueue:
-    """Implements `Line` for a board."""
+    """Implements `WaitQueue` for a placer."""
 
-    def __init__(self, board: SloPlacer) -> None:
-        self._board = board
+    def __init__(self, placer: SloPlacer) -> None:
+        self._placer = placer
         self._order: list[_Entry] = []
         self._waiting: dict[_Entry, SequenceRequest] = {}
         self._keys: dict[SequenceRequest, _Entry] = {}
@@ -52,20 +52,20 @@ class PlacementQueue:
     def __len__(self) -> int:
         return len(self._order)
 
-    def push(self, ticket: SequenceRequest) -> None:
+    def push(self, sequence: SequenceRequest) -> None:
         """Has a request wait."""
-        self._board.prepare(ticket)
-        key = (0 if ticket.again else 1, -ticket.priority, ticket.sequence)
+        self._placer.prepare(sequence)
+        key = (0 if sequence.again else 1, -sequence.priority, sequence.arrival_number)
         at = bisect_left(self._order, key)
         self._order.insert(at, key)
-        self._waiting[key] = ticket
-        self._keys[ticket] = key
+        self._waiting[key] = sequence
+        self._keys[sequence] = key
         self._at = min(self._at, at)
         self._seen = -1
 
-    def remove(self, ticket: SequenceRequest) -> None:
+    def remove(self, sequence: SequenceRequest) -> None:
         """Has a request wait no more."""
-        key = self._keys.pop(ticket, None)
+        key = self._keys.pop(sequence, None)
         if key is not None:
             at = bisect_left(self._order, key)
             del self._order[at]
@@ -77,25 +77,25 @@ class PlacementQueue:
         """Returns the first request for which there is a place, and that place."""
         if now != self._moment:
             self._moment, self._at = now, 0
-        self._has_room = self._board.has_room
+        self._has_room = self._placer.has_room
         if self._has_room:
             for at in range(self._at, min(len(self._order), _LOOK_AHEAD)):
-                ticket = self._waiting[self._order[at]]
-                route = self._board.choose(ticket, now)
+                sequence = self._waiting[self._order[at]]
+                route = self._placer.choose(sequence, now)
                 if route is not None:
                     self._at = at
-                    self.remove(ticket)
-                    return ticket, route
-                if self._keeps_others_waiting(ticket, now):
+                    self.remove(sequence)
+                    return sequence, route
+                if self._keeps_others_waiting(sequence, now):
                     self._has_room = False  # until somebody leaves; nothing else helps
                     break
             self._at = min(len(self._order), _LOOK_AHEAD)
         self._seen = now
         return None
 
-    def _keeps_others_waiting(self, ticket: SequenceRequest, now: Nanoseconds) -> bool:
-        waited = ticket.again or now - ticket.arrived >= _LONGEST_OVERTAKEN_NS
-        return waited and self._board.is_short_of_tokens(ticket)
+    def _keeps_others_waiting(self, sequence: SequenceRequest, now: Nanoseconds) -> bool:
+        waited = sequence.again or now - sequence.arrived >= _LONGEST_OVERTAKEN_NS
+        return waited and self._placer.is_short_of_tokens(sequence)
 
     def wakeup(self) -> Nanoseconds | None:
         """When somebody must be placed, or others may have saved enough for somebody."""
@@ -108,15 +108,15 @@ class PlacementQueue:
                 look = due
         return look
 
-    def tickets(self) -> list[SequenceRequest]:
+    def sequences(self) -> list[SequenceRequest]:
         """Returns who waits, in order."""
         return [self._waiting[key] for key in self._order]
 
     def rebuild(self, routes: Sequence[ChainState]) -> None:
         """These are the routes from now on."""
-        self._board.rebuild(routes)
-        for ticket in self._keys:
-            self._board.prepare(ticket)
+        self._placer.rebuild(routes)
+        for sequence in self._keys:
+            self._placer.prepare(sequence)
         self._again()
 
     def offer(self, route: ChainState) -> None:

@@ -89,10 +89,11 @@ class SessionTable:
         self.now: Nanoseconds = 0
         self.commands: list[Command] = []
         self.dirty: dict[ModelKey, None] = {}
-        self.desks: dict[ModelKey, ModelQueue] = {}
+        self.model_queues: dict[ModelKey, ModelQueue] = {}
         self.lengths: dict[ModelKey, LengthPredictor] = {}
-        """Outlive the desks: what is known of a model may be known before a plan serves it."""
-        self.tickets: dict[RequestId, SequenceRequest] = {}
+        """Outlive the model queues: what is known of a model may be known before a plan serves
+        it."""
+        self.sequences: dict[RequestId, SequenceRequest] = {}
         self.sessions: dict[SessionId, Session] = {}
         self.timers = RequestTimers()
         self.availability = availability
@@ -104,12 +105,12 @@ class SessionTable:
         """When to look for sessions that get no tokens; None: nobody has a session."""
         self.resting: dict[RequestId, SequenceRequest] = {}
         """Failed where nobody is not suspected; they wait for the end of that, outside of lines."""
-        self.boundaries = MigrationBudget(config.boundaries)
+        self.migration_budget = MigrationBudget(config.migration_budget)
         """How much may move."""
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
         self.config = config
         self.slots = slots
-        self.room = KvBudget()
+        self.kv_budget = KvBudget()
         """How large sessions are; `slots` says how many there are."""
         self.plan: Plan | None = None
         self.agents: set[AgentId] = set()
@@ -128,23 +129,25 @@ class SessionTable:
         """Why the last moves failed, by what the sessions would have become."""
         self.draining: frozenset[AgentId] = frozenset()
         """Agents that are to go: nothing begins there, if it can begin elsewhere."""
-        self.strays: dict[SessionId, None] = {}
+        self.misplaced: dict[SessionId, None] = {}
         """Sessions that are where nothing should be any more."""
-        self.sequence = 0
+        self.arrival_number = 0
         self._policy = policy
         self._orders: dict[AgentId, list[SessionId]] = {}
 
-    def desk(self, model: ModelKey) -> ModelQueue:
-        """Returns the desk of a model, made on first use."""
-        desk = self.desks.get(model)
-        if desk is None:
-            desk = self.desks[model] = ModelQueue(model, self._policy(self.slots), self.slots)
-            if desk.board is not None:
-                desk.board.lengths = self.lengths_of(model)
+    def model_queue(self, model: ModelKey) -> ModelQueue:
+        """Returns the model queue of a model, made on first use."""
+        model_queue = self.model_queues.get(model)
+        if model_queue is None:
+            model_queue = self.model_queues[model] = ModelQueue(
+                model, self._policy(self.slots), self.slots
+            )
+            if model_queue.placer is not None:
+                model_queue.placer.lengths = self.lengths_of(model)
                 if self.config.rebalance:
-                    desk.board.rebalancer = Rebalancer()
-                desk.board.counters = self.counters
-        return desk
+                    model_queue.placer.rebalancer = Rebalancer()
+                model_queue.placer.counters = self.counters
+        return model_queue
 
     def lengths_of(self, model: ModelKey) -> LengthPredictor:
         """Returns what is known of the lengths of a model's answers, made on first use."""
@@ -155,13 +158,13 @@ class SessionTable:
 
     # Sessions
 
-    def start(self, ticket: SequenceRequest, route: ChainState) -> None:
+    def start(self, sequence: SequenceRequest, route: ChainState) -> None:
         """Books slots on every hop and has the gateway open a session."""
-        session = self._booked(ticket, route)
-        session.ticket, ticket.session = ticket, session
-        session.carried_tokens = ticket.generated_tokens
+        session = self._booked(sequence, route)
+        session.sequence, sequence.session = sequence, session
+        session.carried_tokens = sequence.generated_tokens
         self.counters["started_sessions"] += 1
-        self.awaits_tokens(ticket)
+        self.awaits_tokens(sequence)
         if len(self.breakers):
             for hop in route.hops:
                 self.breakers.given(hop.agent, hop.partition, self.now)
@@ -170,16 +173,16 @@ class SessionTable:
         if route.halves is not None:
             hops, decode_hops = route.halves[0].hops, route.halves[1].hops
         first_ns = per_token_ns = 0
-        objectives = ticket.event.objectives
-        board = self.desk(ticket.model).board
-        if board is not None:
-            objectives = board.objectives_of(ticket.event)
-            first_ns, per_token_ns = board.expected(ticket, route, self.now)
-            board.start(ticket, route, self.now)
+        objectives = sequence.event.objectives
+        placer = self.model_queue(sequence.model).placer
+        if placer is not None:
+            objectives = placer.objectives_of(sequence.event)
+            first_ns, per_token_ns = placer.expected(sequence, route, self.now)
+            placer.start(sequence, route, self.now)
         self.commands.append(
             StartSession(
                 session.session_id,
-                ticket.request,
+                sequence.request,
                 route.chain_id,
                 hops,
                 decode_hops,
@@ -189,40 +192,40 @@ class SessionTable:
             )
         )
 
-    def awaits_tokens(self, ticket: SequenceRequest) -> None:
+    def awaits_tokens(self, sequence: SequenceRequest) -> None:
         """The session of a request has just got a token, or is about to get its first."""
-        ticket.heard = self.now
+        sequence.heard = self.now
         if self.next_stall_look is None:
             self.next_stall_look = self.now + self.config.stall_ns
 
-    def _booked(self, ticket: SequenceRequest, route: ChainState) -> Session:
+    def _booked(self, sequence: SequenceRequest, route: ChainState) -> Session:
         """Returns a new session that holds slots on every hop of a route."""
         session_id = SessionId(self.next_session)
         self.next_session += 1
-        expires = ticket.deadline + self.config.deadline_grace_ns
+        expires = sequence.deadline + self.config.deadline_grace_ns
         self.slots.reserve(session_id, route.claims, self.now, expires)
         session = self.sessions[session_id] = Session(session_id, None, route)
         for each in (session.prefill, session.route):
             if each is not None:
                 each.running += 1
         routes = [each for each in (session.prefill, session.route) if each is not None]
-        self.room.begins(session_id, routes, ticket.tokens)
+        self.kv_budget.begins(session_id, routes, sequence.tokens)
         return session
 
-    def unstart(self, ticket: SequenceRequest) -> None:
+    def unstart(self, sequence: SequenceRequest) -> None:
         """Takes back a start the gateway has not been told of: nothing of it is left."""
-        session = ticket.session
+        session = sequence.session
         if session is None:
             return
-        self._leaves(ticket)
+        self._leaves(sequence)
         self.slots.release(session.session_id)
         for route in (session.prefill, session.route):
             if route is not None:
                 route.running -= 1
-        self.room.ends(session.session_id)
+        self.kv_budget.ends(session.session_id)
         del self.sessions[session.session_id]
-        self.strays.pop(session.session_id, None)
-        ticket.session = session.ticket = None
+        self.misplaced.pop(session.session_id, None)
+        sequence.session = session.sequence = None
         self.counters["started_sessions"] -= 1
         self.commands = [
             command
@@ -237,14 +240,14 @@ class SessionTable:
         """
         if session.moving is not None:
             self.fail_move(session.moving, "over")
-        ticket = session.ticket
-        if ticket is not None:
-            self._leaves(ticket)
-            ticket.session = session.ticket = None
+        sequence = session.sequence
+        if sequence is not None:
+            self._leaves(sequence)
+            sequence.session = session.sequence = None
         self.unclaimed.pop(session.session_id, None)
-        self.strays.pop(session.session_id, None)
+        self.misplaced.pop(session.session_id, None)
         session.closing = True
-        self.room.leaves(session.session_id)
+        self.kv_budget.leaves(session.session_id)
         for agent in self.slots.agents(session.session_id):
             if agent not in self.present:  # should it come, it tells what it holds
                 self.were_freed(self.slots.release(session.session_id, agent))
@@ -253,11 +256,11 @@ class SessionTable:
         else:
             self.is_over(session.session_id)
 
-    def _leaves(self, ticket: SequenceRequest) -> None:
+    def _leaves(self, sequence: SequenceRequest) -> None:
         """The session of a request does not load its worker any more."""
-        desk = self.desks.get(ticket.model)
-        if desk is not None and desk.board is not None:
-            desk.board.leave(ticket.request)
+        model_queue = self.model_queues.get(sequence.model)
+        if model_queue is not None and model_queue.placer is not None:
+            model_queue.placer.leave(sequence.request)
 
     def order_close(self, session: Session) -> None:
         """Tells the agents of a session (again) to close it."""
@@ -288,22 +291,22 @@ class SessionTable:
         if prefill is None:
             return
         prefill.running -= 1
-        self.room.left(session.session_id, prefill)
+        self.kv_budget.left(session.session_id, prefill)
         if session.route is not None:
             session.hops = session.route.hops
         model = prefill.hops[0].partition.model
-        desk = self.desks.get(model)
-        if desk is not None:
-            desk.line.offer(prefill)
+        model_queue = self.model_queues.get(model)
+        if model_queue is not None:
+            model_queue.waiting.offer(prefill)
             self.dirty[model] = None
 
     def were_freed(self, caches: list[Cache]) -> None:
         """Somebody may start now where slots were freed."""
         for cache in caches:
             model = cache.partition.model
-            desk = self.desks.get(model)
-            if desk is not None:
-                desk.line.freed(cache)
+            model_queue = self.model_queues.get(model)
+            if model_queue is not None:
+                model_queue.waiting.freed(cache)
                 self.dirty[model] = None
 
     def is_over(self, session_id: SessionId) -> None:
@@ -318,39 +321,39 @@ class SessionTable:
         if session.arriving is not None:
             self.fail_move(session.arriving, "closed")
             return
-        if session.ticket is not None:
-            self._leaves(session.ticket)
+        if session.sequence is not None:
+            self._leaves(session.sequence)
         else:
             del self.sessions[session_id]
             self.unclaimed.pop(session_id, None)
         self._handed_over(session)
-        self.room.ends(session_id)
+        self.kv_budget.ends(session_id)
         route, session.route = session.route, None
         if route is not None:
             route.running -= 1
             model = route.hops[0].partition.model
-            desk = self.desks.get(model)
-            if desk is not None:
-                desk.session_ended(self.now)
-                desk.line.offer(route)
+            model_queue = self.model_queues.get(model)
+            if model_queue is not None:
+                model_queue.session_ended(self.now)
+                model_queue.waiting.offer(route)
                 self.dirty[model] = None
 
     def refresh(self) -> None:
         """Says anew which chains may be used."""
         self.availability_seen = self.availability.version
-        for model, desk in self.desks.items():
-            desk.refresh(self.availability)
+        for model, model_queue in self.model_queues.items():
+            model_queue.refresh(self.availability)
             self.dirty[model] = None
-        for request, ticket in list(self.resting.items()):
-            if not self.desk(ticket.model).must_rest:
+        for request, sequence in list(self.resting.items()):
+            if not self.model_queue(sequence.model).must_rest:
                 del self.resting[request]
-                self.desk(ticket.model).line.push(ticket)
+                self.model_queue(sequence.model).waiting.push(sequence)
         draining = self.availability.impaired_by(Impairment.DRAINING)
         if draining != self.draining:
             self.draining = draining
-            self.find_strays()
+            self.find_misplaced()
 
-    def find_strays(self) -> None:
+    def find_misplaced(self) -> None:
         """Agents or plan are not what they were."""
 
     # Moves
@@ -364,9 +367,9 @@ class SessionTable:
         if len(self.failures) > _FAILURES:
             del self.failures[next(iter(self.failures))]
         self.unlink(move)
-        board = self.desk(move.ticket.model).board
-        if board is not None:
-            board.unreserve(move.ticket.request)
+        placer = self.model_queue(move.sequence.model).placer
+        if placer is not None:
+            placer.unreserve(move.sequence.request)
         if why != "over":
             pause = self.config.move_pause_ns << min(source.failed_moves, 16)
             source.move_after = self.now + min(self.config.longest_move_pause_ns, pause)
@@ -385,7 +388,7 @@ class SessionTable:
             if not self.moves_at[agent]:
                 del self.moves_at[agent]
         move.source.moving = move.target.arriving = None
-        self.dirty[move.ticket.model] = None
+        self.dirty[move.sequence.model] = None
 
     def take_commands(self) -> list[Command]:
         """Returns the commands of this event: what agents must free first."""
