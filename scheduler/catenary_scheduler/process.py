@@ -19,7 +19,7 @@ from catenary_scheduler.admin.service import AdminService
 from catenary_scheduler.leadership.group_election import GroupElection
 from catenary_scheduler.leadership.group_leader import REDIS_FAILURES, GroupLeader
 from catenary_scheduler.leadership.leader import LeaderContext, LeaderRuntime
-from catenary_scheduler.leadership.takeover_trouble import TakeoverFailures
+from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
 from catenary_scheduler.rpc.service import SchedulerService
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.groups import chosen_group, share_of

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from catenary_scheduler.dispatch import ChainedConfig, PooledConfig
 from catenary_scheduler.dispatch.breaker import BreakerConfig
 from catenary_scheduler.observed.stuck_agents import StuckRules
-from catenary_scheduler.packing.transfers.boundaries import MigrationBudgetConfig
+from catenary_scheduler.packing.transfers.migration_budget import MigrationBudgetConfig
 from catenary_scheduler.scaling import DemandPolicy, ReplanPolicy, ScalingPolicy, SessionLoad
 from catenary_services.domain.groups import AUTO, MOST_GROUPS, chosen_group
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND

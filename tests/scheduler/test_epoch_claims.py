@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary_scheduler.agents.epoch_claims import NEARBY, ClaimDecision, EpochClaim, EpochClaims
-from catenary_scheduler.leadership.takeover_trouble import TakeoverFailures
+from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
 from catenary_services.domain.groups import EPOCH_LIMIT, FARTHEST_EPOCH, HIGHEST_GRANTED, first_id
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Epoch
 

@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from catenary_scheduler.packing.active_bins import ActiveBins
 from catenary_scheduler.packing.moves import EpochResult, Item, PackingMove
-from catenary_scheduler.packing.shelves import ActiveBins
 from catenary_scheduler.packing.validating import check_epoch, check_size
 
 

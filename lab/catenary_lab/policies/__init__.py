@@ -26,11 +26,11 @@ from catenary_lab.policies.bound_queues import PerChainQueues
 from catenary_lab.policies.draws import Draws
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.chained import POLICIES as OWN
-from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
+from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.policies.pairing import PairPolicy
 from catenary_scheduler.dispatch.chained.policies.policy import ChainPolicy
-from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory, WaitQueue
 from catenary_scheduler.dispatch.chained.queues.policies import policy_factory
+from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory, WaitQueue
 from catenary_services.errors import InvalidInput
 
 _BOUND: dict[str, Callable[[RandomBelow], ChainPolicy]] = {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from catenary_lab.policies.balancing_sessions import RandomBelow
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import SessionRequested
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.policies.policy import ChainPolicy
-from catenary_scheduler.dispatch.chained.routes import ChainState
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_services.domain.ids import Nanoseconds, ResourceId
 

@@ -17,7 +17,7 @@ from catenary_scheduler.admin.timelines import timelines_of
 from catenary_scheduler.agents.deployments import DeploymentSpec
 from catenary_scheduler.agents.registry import servers_of
 from catenary_scheduler.leadership.leader import LeaderRuntime
-from catenary_scheduler.leadership.takeover_trouble import TakeoverFailures
+from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
 from catenary_scheduler.planning import placement_document
 from catenary_scheduler.rollout.report import RolloutReport
 from catenary_scheduler.rpc.leader_lookup import Context, LeaderLookup, group_of

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from catenary_scheduler.book import Book, Path
 from catenary_scheduler.dispatch.config import PooledConfig
-from catenary_scheduler.dispatch.queue import RowQueue
 from catenary_scheduler.dispatch.routes import Route
+from catenary_scheduler.dispatch.row_queue import RowQueue
 from catenary_services.domain.ids import Nanoseconds
 
 

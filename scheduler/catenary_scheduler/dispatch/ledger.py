@@ -14,8 +14,8 @@ from catenary_scheduler.dispatch.booked_times import BookedTimes
 from catenary_scheduler.dispatch.breaker import CircuitBreakers
 from catenary_scheduler.dispatch.config import PooledConfig
 from catenary_scheduler.dispatch.events import CancelBatch, Command, Reject
-from catenary_scheduler.dispatch.queue import RowQueue
 from catenary_scheduler.dispatch.routes import RouteTable
+from catenary_scheduler.dispatch.row_queue import RowQueue
 from catenary_scheduler.dispatch.tracking import Batch, Request, RequestTracker, RowRange
 from catenary_services.domain.ids import AgentId, BatchId, ModelKey, Nanoseconds
 from catenary_services.domain.plan import Agent, Plan

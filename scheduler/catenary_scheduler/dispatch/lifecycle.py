@@ -17,7 +17,7 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
 )
 from catenary_scheduler.dispatch.ledger import PooledLedger
-from catenary_scheduler.dispatch.queue import RowQueue
+from catenary_scheduler.dispatch.row_queue import RowQueue
 from catenary_scheduler.dispatch.tracking import Batch, Request, RowRange
 from catenary_services.domain.ids import AgentId, Nanoseconds
 from catenary_services.errors import (

@@ -31,7 +31,7 @@ from catenary_scheduler.dispatch.events import (
     Tick,
 )
 from catenary_scheduler.dispatch.lifecycle import PooledLifecycle
-from catenary_scheduler.dispatch.queue import RowQueue
+from catenary_scheduler.dispatch.row_queue import RowQueue
 from catenary_scheduler.dispatch.tracking import Batch
 from catenary_services.domain.ids import BatchId, ModelKey, Nanoseconds, RequestId
 

@@ -13,8 +13,8 @@ from redis.exceptions import RedisError
 
 from catenary_scheduler.leadership.group_election import GroupElection
 from catenary_scheduler.leadership.leader import LeaderContext, LeaderRuntime
-from catenary_scheduler.leadership.takeover_delay import StaleLeaseDetector, TakeoverBackoff
-from catenary_scheduler.leadership.takeover_trouble import TakeoverFailures
+from catenary_scheduler.leadership.takeover_backoff import StaleLeaseDetector, TakeoverBackoff
+from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
 from catenary_scheduler.runtime.periodic import show_nothing
 from catenary_scheduler.storage.keys import RedisKeys
 from catenary_scheduler.storage.lease import Lease

@@ -31,8 +31,8 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
+from catenary_scheduler.feedback.impairment_detector import ImpairmentDetector, ImpairmentRules
 from catenary_scheduler.feedback.session_reports import SessionReports
-from catenary_scheduler.feedback.slow_and_silent import ImpairmentDetector, ImpairmentRules
 from catenary_scheduler.feedback.transfer_rates import TransferRates
 from catenary_scheduler.inflight.answer_lengths import LengthRecords
 from catenary_scheduler.inflight.batches import InFlightBatches
@@ -41,7 +41,7 @@ from catenary_scheduler.inflight.session_moves import SessionMoves
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.leadership.recovery import queued_reservations, read_state, take_over
 from catenary_scheduler.leadership.snapshot import PlanFileMark, SnapshotSources, SnapshotWriter
-from catenary_scheduler.leadership.takeover_trouble import TakeoverFailures
+from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.observed.slowdowns import Slowdowns
 from catenary_scheduler.observed.stuck_agents import StuckAgents
@@ -55,7 +55,7 @@ from catenary_scheduler.rpc.command_sender import CommandSender, DispatchStamp
 from catenary_scheduler.rpc.gateway_registry import GatewayStream
 from catenary_scheduler.rpc.gateway_streams import GatewayStreams
 from catenary_scheduler.rpc.model_table import model_table
-from catenary_scheduler.rpc.offenders import PeerQuarantine
+from catenary_scheduler.rpc.peer_quarantine import PeerQuarantine
 from catenary_scheduler.rpc.plausibility import PlausibilityChecks
 from catenary_scheduler.runtime.autoscaler import Autoscaler
 from catenary_scheduler.runtime.book_audit import BookAudits

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from catenary_scheduler.packing.active_bins import ActiveBins
 from catenary_scheduler.packing.config import PackingConfig
 from catenary_scheduler.packing.lower_bound import lower_bound
 from catenary_scheduler.packing.mell.pool import MellPool
 from catenary_scheduler.packing.moves import PackingMove
-from catenary_scheduler.packing.shelves import ActiveBins
 
 ADDITIVE = 3
 """Bins beyond 4/3 of the optimum that Mell may use: one unfilled of each class M, S and T."""

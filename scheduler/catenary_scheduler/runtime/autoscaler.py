@@ -19,7 +19,7 @@ from catenary_scheduler.agents.registry import is_draining, staying
 from catenary_scheduler.cluster.draining import begin_draining, is_idle, take_back, tell_drained
 from catenary_scheduler.dispatch.events import Event, LatencyRefitted, Scale
 from catenary_scheduler.runtime.session_outcomes import SessionOutcomes
-from catenary_scheduler.runtime.worker_facts import (
+from catenary_scheduler.runtime.statistics_collector import (
     StatisticsCollector,
     model_workers_of,
     workers_of,

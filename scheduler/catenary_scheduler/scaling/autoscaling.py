@@ -22,9 +22,9 @@ from catenary_scheduler.dispatch.events import Scale
 from catenary_scheduler.scaling.attainment import AnswerLength, OutcomeSums, attained
 from catenary_scheduler.scaling.change_points import ArrivalWatch, LengthWatch
 from catenary_scheduler.scaling.safety import ScalingSafety
-from catenary_scheduler.scaling.sufficiency import SufficientWorkers
+from catenary_scheduler.scaling.sufficient_workers import SufficientWorkers
 from catenary_scheduler.scaling.trend import ArrivalTrend
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerStatistics
+from catenary_scheduler.scaling.worker_statistics import ScalingPolicy, WorkerStatistics
 from catenary_scheduler.scaling.workers_line import SessionLengths, WorkersLine, least_rate
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives

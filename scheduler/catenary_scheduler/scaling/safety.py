@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from catenary_scheduler.scaling.attainment import OutcomeSums, RecentOutcomes
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerStatistics
+from catenary_scheduler.scaling.worker_statistics import ScalingPolicy, WorkerStatistics
 from catenary_services.domain.ids import Nanoseconds
 
 

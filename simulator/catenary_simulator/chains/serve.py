@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
+from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory
 from catenary_scheduler.dispatch.events import AgentJoined, PlanActivated
 from catenary_scheduler.planning.chains.problem import Composition
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, ServerId

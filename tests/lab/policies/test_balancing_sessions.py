@@ -11,7 +11,7 @@ from catenary_lab.policies.balancing_sessions import (
 )
 from catenary_scheduler.book.caches import SlotClaims
 from catenary_scheduler.dispatch.chained import ChainedDispatcher
-from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     PlanActivated,

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.packing.transfers.allowances import EpochBudgets
+from catenary_scheduler.packing.transfers.epoch_budgets import EpochBudgets
 
 EPOCH = 1000
 

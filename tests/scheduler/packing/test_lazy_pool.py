@@ -8,8 +8,8 @@ import pytest
 
 from catenary_scheduler.packing.bound import bound_on_bins
 from catenary_scheduler.packing.config import PackingConfig
+from catenary_scheduler.packing.lazy.bin_forecast import BinForecast, LazyRules
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
-from catenary_scheduler.packing.lazy.outlook import BinForecast, LazyRules
 from catenary_scheduler.packing.moves import PackingMove
 from catenary_services.errors import InvalidInput
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from catenary_scheduler.dispatch.auditing.facts import (
+from catenary_scheduler.dispatch.auditing.holdings import (
     AgentHoldings,
     GatewayRequests,
     SchedulerHoldings,
 )
-from catenary_scheduler.dispatch.auditing.suspicions import AuditAnswers, Leak, suspicions
+from catenary_scheduler.dispatch.auditing.leaks import AuditAnswers, Leak, suspicions
 from catenary_services.domain.ids import AgentId, GatewayId, Nanoseconds
 
 _Key = tuple[object, ...]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from catenary_scheduler.dispatch.breaker import BreakerConfig
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
-from catenary_scheduler.packing.transfers.boundaries import MigrationBudgetConfig
+from catenary_scheduler.packing.transfers.migration_budget import MigrationBudgetConfig
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     NANOSECONDS_PER_SECOND,

@@ -8,12 +8,12 @@ from catenary_scheduler.book import Book, Reservation, ReservationChange
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.chained.admission.lifecycle import ChainLifecycle
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
-from catenary_scheduler.dispatch.chained.migration.resettling import rebalance
-from catenary_scheduler.dispatch.chained.packing.line import SessionPacking
-from catenary_scheduler.dispatch.chained.placement.board_statistics import placement_statistics
-from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
-from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
+from catenary_scheduler.dispatch.chained.migration.rebalancing import rebalance
+from catenary_scheduler.dispatch.chained.packing.session_packing import SessionPacking
+from catenary_scheduler.dispatch.chained.placement.placer_statistics import placement_statistics
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.queues.policies import policy_factory
+from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory
 from catenary_scheduler.dispatch.chained.sessions.views import (
     BookedSession,
     SessionView,

@@ -10,7 +10,7 @@ from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, Request
 from catenary_services.domain.plan import ChainHop
 
 if TYPE_CHECKING:
-    from catenary_scheduler.dispatch.chained.routes import ChainState
+    from catenary_scheduler.dispatch.chained.chain_state import ChainState
     from catenary_scheduler.dispatch.placing.best_fit import PlacementRequest
 
 _FEWEST_STALE = 64

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from catenary_scheduler.packing.lazy.outlook import BinForecast, LazyRules
+from catenary_scheduler.packing.active_bins import ActiveBins
+from catenary_scheduler.packing.lazy.bin_forecast import BinForecast, LazyRules
 from catenary_scheduler.packing.moves import Item, PackingMove
-from catenary_scheduler.packing.shelves import ActiveBins
 
 Distance = Callable[[int, int], float]
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from catenary_scheduler.packing.active_bins import ActiveBins
 from catenary_scheduler.packing.bound import bound_on_bins, least_bins, restoring_moves
 from catenary_scheduler.packing.config import PackingConfig
+from catenary_scheduler.packing.lazy.bin_forecast import BinForecast, LazyRules
 from catenary_scheduler.packing.lazy.lazy_moving import LazyMover
-from catenary_scheduler.packing.lazy.outlook import BinForecast, LazyRules
 from catenary_scheduler.packing.moves import EpochResult, Item, PackingMove
-from catenary_scheduler.packing.shelves import ActiveBins
 from catenary_scheduler.packing.validating import check_epoch, check_size
 from catenary_services.errors import InvalidInput
 

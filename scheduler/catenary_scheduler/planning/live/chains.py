@@ -22,10 +22,7 @@ from catenary_scheduler.planning.chain_placement import (
 )
 from catenary_scheduler.planning.chains import ChainTask, ComposedChain, Composition, Server
 from catenary_scheduler.planning.even_split import DeployedModel
-from catenary_scheduler.planning.live.generation import ChainCosts, GenerationTimes, SessionShape
-from catenary_scheduler.planning.live.rings import composition_of, rings
-from catenary_scheduler.planning.live.roles import divided, of_role
-from catenary_scheduler.planning.live.rooms import (
+from catenary_scheduler.planning.live.agent_memory import (
     AgentMemory,
     forms_in_words,
     left_out,
@@ -34,6 +31,9 @@ from catenary_scheduler.planning.live.rooms import (
     whole_bytes,
     within_memory,
 )
+from catenary_scheduler.planning.live.generation import ChainCosts, GenerationTimes, SessionShape
+from catenary_scheduler.planning.live.rings import composition_of, rings
+from catenary_scheduler.planning.live.roles import divided, of_role
 from catenary_scheduler.planning.placement import ModelPlacement, Placement
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import AgentId, ModelKey

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary_scheduler.book import Cache, SlotClaims
-from catenary_scheduler.dispatch.chained.queues.lines import CentralQueue
-from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.queues.wait_queue import CentralQueue
 from catenary_scheduler.dispatch.events import (
     AgentLost,
     PlanActivated,

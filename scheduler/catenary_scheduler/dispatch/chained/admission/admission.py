@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
 from catenary_scheduler.dispatch.events import Reject, SessionRequested
 from catenary_services.domain.ids import Nanoseconds

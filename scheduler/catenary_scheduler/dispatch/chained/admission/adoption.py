@@ -8,7 +8,7 @@ hold is started again.
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.migration.straying import ChainEvacuation
+from catenary_scheduler.dispatch.chained.migration.evacuation import ChainEvacuation
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import AdoptedSession, SessionRequested
 from catenary_services.domain.ids import AgentId, Nanoseconds, SessionId

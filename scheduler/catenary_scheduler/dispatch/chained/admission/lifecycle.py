@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from catenary_scheduler.dispatch.breaker import AGENTS_OF_A_VERDICT, is_of_device
 from catenary_scheduler.dispatch.chained.admission.admission import refusal
-from catenary_scheduler.dispatch.chained.admission.overflow import ChainPreemption
-from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
-from catenary_scheduler.dispatch.chained.routes import ChainState, set_capacities
+from catenary_scheduler.dispatch.chained.admission.preemption import ChainPreemption
+from catenary_scheduler.dispatch.chained.chain_state import ChainState, set_capacities
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import (
     AgentJoined,

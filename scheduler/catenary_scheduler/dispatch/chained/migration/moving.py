@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
 from catenary_scheduler.dispatch.chained.tracking import Move, SequenceRequest, Session
 from catenary_scheduler.dispatch.events import MoveMode, SessionFailed, SessionMoved, StartSession

@@ -7,8 +7,8 @@ import math
 from catenary_scheduler.dispatch.chained.migration.moving import ChainMigration
 from catenary_scheduler.dispatch.chained.packing.view import PackedChain, SessionSnapshot
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
-from catenary_scheduler.dispatch.chained.placement.seating import UNKNOWN
-from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
+from catenary_scheduler.dispatch.chained.placement.worker_loads import UNKNOWN
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_scheduler.packing.transfers.transfer_costs import ChainActivity, MoveTimes
 from catenary_scheduler.packing.transfers.transfers import TransferKind, TransferMove

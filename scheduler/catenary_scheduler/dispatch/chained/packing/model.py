@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.packing.kinds import pools_of
 from catenary_scheduler.dispatch.chained.packing.pool import ChainPool, ProposedMove
 from catenary_scheduler.dispatch.chained.packing.view import (
@@ -13,9 +14,8 @@ from catenary_scheduler.dispatch.chained.packing.view import (
     size_of,
 )
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
-from catenary_scheduler.dispatch.chained.placement.seating import GAMMA, UNKNOWN
-from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
-from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.placement.worker_loads import GAMMA, UNKNOWN
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_services.domain.ids import AgentId, Nanoseconds, RequestId
 from catenary_services.domain.latency import LatencyLines

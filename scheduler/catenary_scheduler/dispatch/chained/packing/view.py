@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.placing.occupancy import RunningSequence
 from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
+from catenary_scheduler.dispatch.chained.chain_state import ChainState, paired
 from catenary_scheduler.dispatch.chained.policies.policy import ChainPolicy
-from catenary_scheduler.dispatch.chained.routes import ChainState, paired
 from catenary_scheduler.dispatch.events import SessionRequested
 
 

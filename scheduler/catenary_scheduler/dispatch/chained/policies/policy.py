@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import SessionRequested
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
+from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.policies.jffc import JoinFastestFreeChain
 from catenary_scheduler.dispatch.chained.policies.pairing import PairPolicy
-from catenary_scheduler.dispatch.chained.queues.lines import CentralQueue, PolicyFactory
+from catenary_scheduler.dispatch.chained.queues.wait_queue import CentralQueue, PolicyFactory
 from catenary_services.errors import InvalidInput
 
 

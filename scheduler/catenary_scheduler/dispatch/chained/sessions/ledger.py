@@ -5,7 +5,7 @@ Every rule here serves one promise: a request that was admitted is answered exac
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.sessions.holding import SessionTable
+from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import Reject
 from catenary_services.domain.ids import Nanoseconds

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from catenary_scheduler.dispatch.chained.sessions.holding import SessionTable
+from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from catenary_scheduler.dispatch.chained.placement.board_figures import (
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.placement.placer_figures import (
     PLACED,
     PLACEMENT_COUNTERS,
     RERUN,
     PrefillShare,
 )
-from catenary_scheduler.dispatch.chained.routes import ChainState
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import SessionProgress, SessionRequested
 from catenary_scheduler.dispatch.placing.adaptation import Adaptation

@@ -14,7 +14,7 @@ from catenary_scheduler.dispatch.chained.packing.checks import MoveChecks
 from catenary_scheduler.dispatch.chained.packing.model import ModelPacking
 from catenary_scheduler.dispatch.chained.packing.pool import ProposedMove
 from catenary_scheduler.dispatch.chained.packing_rules import PackingRules
-from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.packing.moves import PackingMove
 from catenary_scheduler.packing.transfers.ordering import in_waves

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from catenary_scheduler.dispatch.auditing.facts import (
+from catenary_scheduler.dispatch.auditing.holdings import (
     AgentHoldings,
     ExpectedSession,
     GatewayRequests,

@@ -6,8 +6,8 @@ placed over what it leaves before it has left, nor over what it takes.
 
 from __future__ import annotations
 
-from catenary_scheduler.dispatch.chained.placement.seating import WorkerLoads
-from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.placement.worker_loads import WorkerLoads
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import Nanoseconds, RequestId

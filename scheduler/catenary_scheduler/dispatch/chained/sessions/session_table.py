@@ -12,13 +12,13 @@ from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.breaker import CircuitBreakers
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
-from catenary_scheduler.dispatch.chained.placement.board_figures import PLACEMENT_COUNTERS
-from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
+from catenary_scheduler.dispatch.chained.placement.placer_figures import PLACEMENT_COUNTERS
 from catenary_scheduler.dispatch.chained.queues.failure_backoff import FailureBackoff
-from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
-from catenary_scheduler.dispatch.chained.routes import ChainState
-from catenary_scheduler.dispatch.chained.sessions.token_room import KvBudget
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
+from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory
+from catenary_scheduler.dispatch.chained.sessions.kv_budget import KvBudget
 from catenary_scheduler.dispatch.chained.tracking import (
     Move,
     RequestTimers,
@@ -28,7 +28,7 @@ from catenary_scheduler.dispatch.chained.tracking import (
 from catenary_scheduler.dispatch.events import CloseSessions, Command, StartSession
 from catenary_scheduler.dispatch.placing.lengths import LengthPredictor
 from catenary_scheduler.dispatch.placing.rebalancer import Rebalancer
-from catenary_scheduler.packing.transfers.boundaries import MigrationBudget
+from catenary_scheduler.packing.transfers.migration_budget import MigrationBudget
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop, Plan
 

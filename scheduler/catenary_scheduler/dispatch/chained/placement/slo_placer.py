@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable
 
 from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.chained.placement.board_figures import FORCED, INADMISSIBLE
+from catenary_scheduler.dispatch.chained.chain_state import ChainState, paired
 from catenary_scheduler.dispatch.chained.placement.inadmissible import ObjectiveViolation, fault_of
-from catenary_scheduler.dispatch.chained.placement.reseating import MigrationLoads
-from catenary_scheduler.dispatch.chained.placement.seating import UNKNOWN
-from catenary_scheduler.dispatch.chained.routes import ChainState, paired
+from catenary_scheduler.dispatch.chained.placement.migration_loads import MigrationLoads
+from catenary_scheduler.dispatch.chained.placement.placer_figures import FORCED, INADMISSIBLE
+from catenary_scheduler.dispatch.chained.placement.worker_loads import UNKNOWN
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import SessionRequested
 from catenary_scheduler.dispatch.placing.best_fit import (

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.availability import Availability
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.config import ChainedConfig
 from catenary_scheduler.dispatch.chained.migration.destinations import best_route, load_of
 from catenary_scheduler.dispatch.chained.migration.moving import ChainMigration
-from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
-from catenary_scheduler.dispatch.chained.queues.lines import PolicyFactory
-from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
+from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import MoveMode, MoveRequested
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey, SessionId

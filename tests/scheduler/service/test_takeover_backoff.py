@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catenary_scheduler.leadership.takeover_delay import StaleLeaseDetector, TakeoverBackoff
+from catenary_scheduler.leadership.takeover_backoff import StaleLeaseDetector, TakeoverBackoff
 
 
 def test_without_an_outage_a_free_lease_is_for_whoever_comes_first() -> None:

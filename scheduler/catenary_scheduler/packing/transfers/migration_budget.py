@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from catenary_scheduler.packing.transfers.allowances import EpochBudgets
+from catenary_scheduler.packing.transfers.epoch_budgets import EpochBudgets
 from catenary_scheduler.packing.transfers.transfer_costs import (
     ChainActivity,
     MoveCost,

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
-from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.policies.policy import ChainPolicy
-from catenary_scheduler.dispatch.chained.routes import ChainState
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_services.domain.ids import Nanoseconds
 

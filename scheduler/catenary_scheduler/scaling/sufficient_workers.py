@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, log
 
 from catenary_scheduler.scaling.attainment import OutcomeSums
-from catenary_scheduler.scaling.worker_facts import ScalingPolicy, WorkerStatistics
+from catenary_scheduler.scaling.worker_statistics import ScalingPolicy, WorkerStatistics
 from catenary_scheduler.scaling.workers_line import (
     SessionLengths,
     WorkerCapability,

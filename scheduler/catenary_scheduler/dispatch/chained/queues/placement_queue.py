@@ -14,8 +14,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
-from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,

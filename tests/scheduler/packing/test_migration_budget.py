@@ -3,7 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.packing.transfers.boundaries import MigrationBudget, MigrationBudgetConfig
+from catenary_scheduler.packing.transfers.migration_budget import (
+    MigrationBudget,
+    MigrationBudgetConfig,
+)
 from catenary_scheduler.packing.transfers.transfer_costs import ChainActivity
 from catenary_scheduler.packing.transfers.transfers import TransferMove
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId

@@ -10,7 +10,7 @@ has claimed yet) is kept per partition as `Cache.unseen`.
 from __future__ import annotations
 
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds, SessionId
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
-from catenary_scheduler.dispatch.chained.placement.board_figures import PLACED
-from catenary_scheduler.dispatch.chained.placement.seating import UNKNOWN
-from catenary_scheduler.dispatch.chained.queues.desk import ModelQueue
-from catenary_scheduler.dispatch.chained.routes import ChainState
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.placement.placer_figures import PLACED
+from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
+from catenary_scheduler.dispatch.chained.placement.worker_loads import UNKNOWN
+from catenary_scheduler.dispatch.chained.queues.model_queue import ModelQueue
 from catenary_scheduler.dispatch.chained.sessions.ledger import ChainLedger
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.placing.constraints import PaperReadings, examine

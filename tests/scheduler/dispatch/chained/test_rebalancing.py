@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from catenary_scheduler.dispatch.chained import ChainedConfig
-from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
+from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.events import (
     Command,
     PlanActivated,

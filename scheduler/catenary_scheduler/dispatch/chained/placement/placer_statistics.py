@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from catenary_scheduler.dispatch.chained.placement.board import SloPlacer
+from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 
 _MILLIONTHS = 1_000_000
 

@@ -13,8 +13,8 @@ fails its youngest session as CACHE_FULL, and here that is the same.
 from __future__ import annotations
 
 from catenary_scheduler.dispatch.chained.admission.adoption import ChainAdoption
-from catenary_scheduler.dispatch.chained.routes import ChainState
-from catenary_scheduler.dispatch.chained.sessions.token_room import expected_tokens, measure_growth
+from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.sessions.kv_budget import expected_tokens, measure_growth
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import CachesReported
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, AgentId, ModelKey, Nanoseconds
