@@ -110,7 +110,7 @@ class SchedulerSettings(ProcessSettings):
         default=0,
         ge=0,
         description="Agents per chain of models that generate text, unless one is "
-        "deployed with another wish; 0: as many as is best.",
+        "deployed otherwise; 0: as many as is best.",
     )
     split_prefill_agents: int = Field(
         default=0,
@@ -224,7 +224,7 @@ class SchedulerSettings(ProcessSettings):
     scale_cold_start_s: float = Field(
         default=20.0,
         gt=0.0,
-        description="From the wish for a worker until it serves, before any was measured.",
+        description="From the order of a worker until it serves, before any was measured.",
     )
     settle_s: float = Field(
         default=1.0, ge=0.0, description="Quiet time after an agent came before planning anew."

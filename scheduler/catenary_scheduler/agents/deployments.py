@@ -44,7 +44,7 @@ class DeploymentSpec:
 
     @classmethod
     def of(cls, stored: StoredDeploymentSpec) -> DeploymentSpec:
-        """Returns the wish that was stored."""
+        """Returns the spec that was stored."""
         return cls(stored.slo_ns, stored.max_batch, stored.partitions, stored.packing)
 
 
@@ -62,7 +62,7 @@ class Deployment:
     file_bytes: int = 0
     """Size of its file; 0 if that is not here."""
     usual_packing: PackingGoal = "off"
-    """What sessions are moved for where neither wish nor manifest say so."""
+    """What sessions are moved for where neither spec nor manifest say so."""
     content: str = ""
     """Digest of its content; empty if the repository here does not have all of it."""
 

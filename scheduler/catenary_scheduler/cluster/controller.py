@@ -4,9 +4,9 @@ Everything that happens (an agent came, a partition was loaded, a plan was appli
 ends in `reconcile`, which compares what should be with what is and does what is missing. It may be
 called at any time and any number of times.
 
-    wishes     what should be served by: a plan from outside, or the planner's
+    desired    what should be served by: a plan from outside, or the planner's
     steering   from the plan in force to the one that should be, without a pause where it can
-    in_force   the plan in force
+    activator  the plan in force
     agents      the agents, and orders to load and unload
 """
 

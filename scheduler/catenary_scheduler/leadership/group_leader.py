@@ -91,7 +91,7 @@ class GroupLeader:
         return self._leading
 
     def start(self) -> None:
-        """Begins to campaign."""
+        """Begins to stand for election."""
         self._around.metrics.leader.set(0)
         self._leading = asyncio.create_task(self._lead_for_ever(), name=f"lead-{self.group}")
 
@@ -260,7 +260,7 @@ class GroupLeader:
             await leader.run()
             return False
         running = asyncio.create_task(leader.run(), name=f"term-{self.group}")
-        watching = asyncio.create_task(self._watch_for_requests(), name=f"wishes-{self.group}")
+        watching = asyncio.create_task(self._watch_for_requests(), name=f"requests-{self.group}")
         try:
             await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
             if running.done():
@@ -282,7 +282,7 @@ class GroupLeader:
                 pass_cancellation()
                 continue  # the write-behind task sees to that
             if self._election.gives(self.group, sight):
-                # Before anything is awaited: of two wishes at a time only one may be granted.
+                # Before anything is awaited: of two requests at a time only one may be granted.
                 self._election.led.discard(self.group)
                 return
 

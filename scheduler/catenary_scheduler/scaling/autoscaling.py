@@ -5,7 +5,7 @@
     attainment, queue   ->  one more worker at once, whatever the line says
     what sufficed       ->  the line learns
 
-Out at once, in with patience: a worker less must have been enough for a while, with a margin, at
+Out at once, in late: a worker less must have been enough for a while, with a margin, at
 the highest rate seen in that while, and some time after the last change. What has failed at a rate
 is not tried again at that rate soon. Departures from Aladdin (section 4.3), which has neither cold
 start nor a cost of switching: the rate is foreseen by one cold start, hysteresis and cool-down, and
@@ -50,7 +50,7 @@ class ModelScaling:
     Attributes:
         wanted: Workers there should be; 0 before the first decision.
         reason: Why, in words.
-        cold_start_ns: From the wish for a worker until it serves: measured, smoothed.
+        cold_start_ns: From the order of a worker until it serves: measured, smoothed.
     """
 
     def __init__(self, model: ModelKey, policy: ScalingPolicy | None = None) -> None:

@@ -31,7 +31,7 @@ class ScalingPolicy:
     cooldown_ns: Nanoseconds = 20 * _S
     """After any change, nothing goes for so long."""
     cold_start_ns: Nanoseconds = 20 * _S
-    """From the wish for a worker until it serves, before any was measured."""
+    """From the order of a worker until it serves, before any was measured."""
     remember_ns: Nanoseconds = 300 * _S
     """A number of workers that failed is not tried again at its rate for so long."""
     queue_ns: Nanoseconds = 2 * _S

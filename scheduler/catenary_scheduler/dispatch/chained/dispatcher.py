@@ -284,8 +284,7 @@ class ChainedDispatcher:
     # Serving the queues
 
     def _serve(self) -> None:
-        """Moves misplaced sessions, then starts whoever waits and finds a free chain, one after the
-        other."""
+        """Moves misplaced sessions, then starts who waits and finds a free chain, one by one."""
         state = self._state
         while state.dirty:
             seen = state.availability_seen

@@ -66,7 +66,7 @@ class ChainCluster:
         taken_bytes: Memory the pooled models take of an agent.
         measured: Generation costs by agent and partition.
         present: The placement before this one; its blocks are loaded already.
-        partitions: Agents per chain of a model that was not deployed with another wish; 0: free.
+        partitions: Agents per chain of a model that was not deployed otherwise; 0: free.
         prefill_agents: Agents of a model that run prompts for the others; 0: all do both.
         oversubscription: Slots per session of full length that fits into memory, where agents take
             memory as it is used and the model does not say otherwise.

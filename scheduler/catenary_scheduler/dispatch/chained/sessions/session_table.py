@@ -91,8 +91,7 @@ class SessionTable:
         self.dirty: dict[ModelKey, None] = {}
         self.model_queues: dict[ModelKey, ModelQueue] = {}
         self.lengths: dict[ModelKey, LengthPredictor] = {}
-        """Outlive the model queues: what is known of a model may be known before a plan serves
-        it."""
+        """Outlive the model queues: a model may be known before a plan serves it."""
         self.sequences: dict[RequestId, SequenceRequest] = {}
         self.sessions: dict[SessionId, Session] = {}
         self.timers = RequestTimers()
