@@ -137,7 +137,7 @@ def test_a_model_without_room_gives_its_share_to_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("agents", "wish", "lengths"),
+    ("agents", "spec", "lengths"),
     [(3, 3, [3]), (7, 3, [3, 3]), (2, 3, [2]), (4, 1, [1, 1, 1, 1])],
 )
 def test_a_wish_for_so_many_agents_per_chain_is_kept_as_far_as_they_go(

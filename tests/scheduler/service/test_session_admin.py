@@ -105,7 +105,7 @@ async def test_a_move_that_fails_says_why(generating: Configured, crowd: Crowd) 
 
 
 @pytest.mark.parametrize(
-    ("wish", "code", "said"),
+    ("spec", "code", "said"),
     [
         ({"request_id": "x"}, CODE.UNIMPLEMENTED, "gateways"),
         ({"session_id": 77}, CODE.INVALID_ARGUMENT, "77"),

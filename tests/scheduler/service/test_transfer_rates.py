@@ -74,7 +74,7 @@ def test_rates_outlive_the_scheduler() -> None:
 
 
 def transfer_rates(leader: LeaderRuntime) -> Any:
-    return leader.dispatcher.chained._life.transfer_rates
+    return leader.dispatcher.chained._state.transfer_rates
 
 
 async def test_the_dispatcher_knows_links_and_caches_also_after_a_restart(
